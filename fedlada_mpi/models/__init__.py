@@ -1,0 +1,77 @@
+"""Models by name: ``resnet18``, ``lenet``, ``cnn``, or a user's own ``package.module:function``.
+
+A user's function takes ``(classes, image_shape)`` and returns an ``nn.Module`` with an ordinary NCHW
+forward; it trains on the generic path (functional torch), slower than the stacked one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..config import nearest
+from ..errors import UserError
+from .layout import Layout
+from .networks import cnn, lenet, resnet18
+from .ops import Stack
+
+MODELS = {"resnet18": resnet18, "lenet": lenet, "cnn": cnn}
+
+
+@dataclass
+class Network:
+    """A plain module, its flat layout and, where there is one, the stacked forward."""
+
+    module: nn.Module
+    layout: Layout
+    forward: Callable[[Stack, Tensor], Tensor] | None
+
+    def initial(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The module's own parameters as a flat vector."""
+        return self.layout.pack(dict(self.module.named_parameters()), dtype)
+
+
+def build(name: str, classes: int, image_shape: tuple[int, int, int], activation: str = "relu", seed: int = 0) -> Network:
+    """The network ``name`` for images [H, W, C], initialised from ``seed`` alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if ":" in name:
+            module, forward, maps = _own(name)(classes, image_shape), None, {}
+        elif name in MODELS:
+            try:
+                module, forward, maps = MODELS[name](classes, tuple(image_shape), activation)
+            except ValueError as error:
+                raise UserError(f"--model {name}: {error}") from None
+        else:
+            known = f"{', '.join(MODELS)}, or package.module:function"
+            raise UserError(f"--model: found {name!r}, expected one of {known}{nearest(name, MODELS)}")
+    changing = [n for n, _ in module.named_buffers()]
+    if changing:
+        raise UserError(
+            f"--model {name} has buffers ({', '.join(changing[:3])}): layers that change them in training, such as "
+            "BatchNorm, have no federated mean; use GroupNorm or LayerNorm"
+        )
+    parameters = [(n, p.shape) for n, p in module.named_parameters()]
+    kernels = {}
+    if forward is not None:
+        kernels = {n: tuple(s) if len(s) == 4 else (*s, 1, 1) for n, s in parameters if len(s) > 1}
+        kernels.update(maps)
+    return Network(module, Layout(parameters, kernels), forward)
+
+
+def _own(name: str) -> Callable:
+    """A user's function, also from a file beside the working directory."""
+    module, _, function = name.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        return getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"--model {name}: {error}; expected package.module:function") from None
+    finally:
+        sys.path.pop(0)

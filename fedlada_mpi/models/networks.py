@@ -1,0 +1,116 @@
+"""The built-in models, each twice over the same parameters: the plain ``nn.Module`` that users load
+``model.pt`` into, and a stacked forward (``ops.py``) that trains C of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import ops
+from .ops import Stack
+
+GROUPS = 2
+SMU_MU = 2.5  # the paper leaves mu open; the larger, the closer to ReLU
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "smu": lambda x: 0.5 * (x + x * torch.erf(SMU_MU * x)),
+}
+
+
+class Activation(nn.Module):
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ACTIVATIONS[self.name](x)
+
+
+def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str):
+    """torchvision's ResNet-18 with its ImageNet stem; GroupNorm(2) for every BatchNorm."""
+    import torchvision
+
+    module = torchvision.models.resnet18(num_classes=classes, norm_layer=lambda channels: nn.GroupNorm(GROUPS, channels))
+
+    def block(p: Stack, name: str, x: Tensor, stride: int) -> Tensor:
+        shortcut = x
+        if f"{name}.downsample.0.weight" in p.value:
+            shortcut = ops.conv(p, f"{name}.downsample.0", x, 1, stride)
+            shortcut = ops.norm(p, f"{name}.downsample.1", shortcut, GROUPS, relu=False)
+        x = ops.conv(p, f"{name}.conv1", x, 3, stride, padding=1)
+        x = ops.norm(p, f"{name}.bn1", x, GROUPS)
+        x = ops.conv(p, f"{name}.conv2", x, 3, padding=1)
+        return ops.norm(p, f"{name}.bn2", x, GROUPS, residual=shortcut)
+
+    def forward(p: Stack, x: Tensor) -> Tensor:
+        x = ops.conv(p, "conv1", x, 7, stride=2, padding=3)
+        x = ops.max_pool(ops.norm(p, "bn1", x, GROUPS), 3, stride=2, padding=1)
+        for layer in range(1, 5):
+            x = block(p, f"layer{layer}.0", x, 1 if layer == 1 else 2)
+            x = block(p, f"layer{layer}.1", x, 1)
+        return ops.linear(p, "fc", x.mean((2, 3)))
+
+    return module, forward, {}
+
+
+def lenet(classes: int, image_shape: tuple[int, int, int], activation: str):
+    """conv 64, pool, conv 64, pool, 384, 192, classes."""
+    rows, columns, channels = image_shape
+    rows, columns = ((s - 4) // 2 - 4 for s in (rows, columns))
+    rows, columns = rows // 2, columns // 2
+    if rows < 1 or columns < 1:
+        raise ValueError(f"lenet needs images of at least 16x16, found {image_shape[0]}x{image_shape[1]}")
+    module = nn.Sequential()
+    for name, layer in (
+        ("conv1", nn.Conv2d(channels, 64, 5)),
+        ("act1", Activation(activation)),
+        ("pool1", nn.MaxPool2d(2)),
+        ("conv2", nn.Conv2d(64, 64, 5)),
+        ("act2", Activation(activation)),
+        ("pool2", nn.MaxPool2d(2)),
+        ("flatten", nn.Flatten()),
+        ("fc1", nn.Linear(64 * rows * columns, 384)),
+        ("act3", Activation(activation)),
+        ("fc2", nn.Linear(384, 192)),
+        ("act4", Activation(activation)),
+        ("fc3", nn.Linear(192, classes)),
+    ):
+        module.add_module(name, layer)
+    act = ACTIVATIONS[activation]
+
+    def forward(p: Stack, x: Tensor) -> Tensor:
+        x = ops.max_pool(act(ops.conv(p, "conv1", x, 5)), 2)
+        x = ops.max_pool(act(ops.conv(p, "conv2", x, 5)), 2)
+        x = act(ops.linear(p, "fc1", x))
+        return ops.linear(p, "fc3", act(ops.linear(p, "fc2", x)))
+
+    return module, forward, {"fc1.weight": (384, 64, rows, columns)}
+
+
+def cnn(classes: int, image_shape: tuple[int, int, int], activation: str):
+    """Two small convolutions and a linear layer; for 8x8 digits and for tests."""
+    rows, columns, channels = image_shape
+    rows, columns = rows // 2, columns // 2
+    module = nn.Sequential()
+    for name, layer in (
+        ("conv1", nn.Conv2d(channels, 16, 3, padding=1)),
+        ("act1", Activation(activation)),
+        ("pool1", nn.MaxPool2d(2)),
+        ("conv2", nn.Conv2d(16, 32, 3, padding=1)),
+        ("act2", Activation(activation)),
+        ("flatten", nn.Flatten()),
+        ("fc", nn.Linear(32 * rows * columns, classes)),
+    ):
+        module.add_module(name, layer)
+    act = ACTIVATIONS[activation]
+
+    def forward(p: Stack, x: Tensor) -> Tensor:
+        x = ops.max_pool(act(ops.conv(p, "conv1", x, 3, padding=1)), 2)
+        return ops.linear(p, "fc", act(ops.conv(p, "conv2", x, 3, padding=1)))
+
+    return module, forward, {"fc.weight": (classes, 32, rows, columns)}

@@ -1,0 +1,234 @@
+"""Layers of C models at once, channels-last: activations are [C, N, rows, columns, channels].
+
+A convolution is columns times weights in one batched product, so C different models cost one launch. A
+layer writes its weight gradient straight into the flat gradient ``[C, d]`` (nothing is concatenated
+afterwards) and hands only the activation gradient to autograd. The plain code here runs anywhere and is
+the specification of the GPU kernels in ``kernels.py``, which replace single steps of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .layout import Layout
+
+
+class Stack:
+    """C models' parameters and where their gradients go: ``value[name]``, ``grad[name]``, each [C, ...]."""
+
+    def __init__(self, layout: Layout, values: Tensor, grads: Tensor | None = None, kernels=None):
+        self.value = layout.views(values)
+        self.grad = layout.views(grads) if grads is not None else dict.fromkeys(self.value)
+        self.kernels = kernels
+        # Ties the first layer, whose input needs no gradient, into the backward pass.
+        self.anchor = torch.zeros((), dtype=values.dtype, device=values.device, requires_grad=grads is not None)
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a kernel moves over a map of a given size, cut down to the taps that ever meet data.
+
+    On a 1x1 map only the centre of a padded 3x3 kernel does: the other eight would multiply zeros.
+    """
+
+    rows: int
+    columns: int
+    kernel: int
+    stride: int
+    padding: int
+
+    @staticmethod
+    def _live(size: int, kernel: int, stride: int, padding: int) -> tuple[int, int]:
+        out = (size + 2 * padding - kernel) // stride + 1
+        taps = [k for k in range(kernel) if any(0 <= o * stride + k - padding < size for o in range(out))]
+        return taps[0], taps[-1] + 1
+
+    @property
+    def out(self) -> tuple[int, int]:
+        return tuple((s + 2 * self.padding - self.kernel) // self.stride + 1 for s in (self.rows, self.columns))
+
+    @property
+    def taps(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        return tuple(self._live(s, self.kernel, self.stride, self.padding) for s in (self.rows, self.columns))
+
+    @property
+    def whole(self) -> bool:
+        return self.taps == ((0, self.kernel), (0, self.kernel))
+
+
+def live(weight: Tensor, window: Window, channels: int) -> Tensor:
+    """The rows of stored weights [C, rows, out] that ``window`` uses; a view where they lie together."""
+    if window.whole:
+        return weight
+    k, ((r0, r1), (c0, c1)) = window.kernel, window.taps
+    block = weight[:, : k * k * channels].unflatten(1, (k, k, channels))[:, r0:r1, c0:c1]
+    return block.flatten(1, 3)
+
+
+def im2col(x: Tensor, window: Window, width: int) -> Tensor:
+    """[C, N, H, W, ch] -> [C, N*H'*W', width]: the live taps' inputs of every output pixel, zero-padded."""
+    (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
+    count, n, rows, columns, channels = x.shape
+    s, p = window.stride, window.padding
+    if (r1 - r0, c1 - c0, s) == (1, 1, 1) and channels == width:
+        return x.reshape(count, n * rows * columns, channels)
+    # From the first live tap of the first output to the last live tap of the last one.
+    low, high = [r0 - p, c0 - p], [(h - 1) * s + r1 - p, (w - 1) * s + c1 - p]
+    x = F.pad(x, (0, 0, -low[1], high[1] - columns, -low[0], high[0] - rows))
+    patches = x.unfold(2, r1 - r0, s).unfold(3, c1 - c0, s).permute(0, 1, 2, 3, 5, 6, 4)
+    used = (r1 - r0) * (c1 - c0) * channels
+    if used == width:
+        return patches.reshape(count, n * h * w, width)
+    cols = x.new_zeros(count, n * h * w, width)
+    cols[..., :used].view(count, n, h, w, r1 - r0, c1 - c0, channels).copy_(patches)
+    return cols
+
+
+def col2im(cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
+    """The transpose of ``im2col``: every input pixel sums what its columns received."""
+    (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
+    count, n, rows, columns, channels = shape
+    s, p = window.stride, window.padding
+    if (r1 - r0, c1 - c0, s) == (1, 1, 1) and channels == cols.shape[-1]:
+        return cols.reshape(shape)
+    used = (r1 - r0) * (c1 - c0) * channels
+    cols = cols[..., :used].unflatten(-1, (r1 - r0, c1 - c0, channels)).unflatten(1, (n, h, w))
+    top, left = p - r0, p - c0
+    height, length = (h - 1) * s + r1 - r0, (w - 1) * s + c1 - c0
+    x = cols.new_zeros(count, n, max(height, top + rows), max(length, left + columns), channels)
+    for i in range(r1 - r0):
+        for j in range(c1 - c0):
+            x[:, :, i : i + s * h : s, j : j + s * w : s].add_(cols[:, :, :, :, i, j])
+    return x[:, :, top : top + rows, left : left + columns].contiguous()
+
+
+def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
+    """target = a @ b, without a copy where the layout of ``target`` allows it."""
+    if target.dtype == a.dtype and target.stride(-1) == 1:
+        torch.bmm(a, b, out=target)
+    else:
+        target.copy_(torch.bmm(a, b))
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, kernels):
+        channels = x.shape[-1]
+        used = live(weight, window, channels)
+        cols = (kernels or _PLAIN).im2col(x, window, used.shape[1])
+        out = torch.bmm(cols, used) if bias is None else torch.baddbmm(bias.unsqueeze(1), cols, used)
+        ctx.save_for_backward(cols, used)
+        ctx.window, ctx.shape, ctx.kernels, ctx.grads = window, x.shape, kernels, (grad, bias_grad)
+        return out.view(*x.shape[:2], *window.out, out.shape[-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        cols, used = ctx.saved_tensors
+        grad, bias_grad = ctx.grads
+        dout = dout.reshape(dout.shape[0], -1, dout.shape[-1])
+        if ctx.window.whole:
+            product_into(grad, cols.mT, dout)
+        else:
+            k, ((r0, r1), (c0, c1)) = ctx.window.kernel, ctx.window.taps
+            channels = ctx.shape[-1]
+            block = grad[:, : k * k * channels].unflatten(1, (k, k, channels))[:, r0:r1, c0:c1]
+            if r1 - r0 == c1 - c0 == 1:
+                product_into(block[:, 0, 0], cols.mT, dout)
+            else:
+                block.copy_(torch.bmm(cols.mT, dout).view(block.shape))
+        if bias_grad is not None:
+            torch.sum(dout, 1, out=bias_grad)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = (ctx.kernels or _PLAIN).col2im(torch.bmm(dout, used.mT), ctx.window, ctx.shape)
+        return dx, None, None, None, None, None, None, None
+
+
+class _GroupNorm(torch.autograd.Function):
+    """GroupNorm, then the residual if there is one, then ReLU if asked."""
+
+    @staticmethod
+    def forward(ctx, x, gamma, gamma_grad, beta, beta_grad, groups, residual, relu, kernels):
+        out, mean, rstd = (kernels or _PLAIN).group_norm(x, gamma, beta, groups, residual, relu)
+        ctx.save_for_backward(x, gamma, mean, rstd, out if relu else None)
+        ctx.groups, ctx.kernels, ctx.has_residual, ctx.grads = groups, kernels, residual is not None, (gamma_grad, beta_grad)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        x, gamma, mean, rstd, out = ctx.saved_tensors
+        dx, dresidual = (ctx.kernels or _PLAIN).group_norm_backward(
+            dout.contiguous(), x, gamma, mean, rstd, out, ctx.groups, ctx.has_residual, *ctx.grads
+        )
+        return dx, None, None, None, None, None, dresidual, None, None
+
+
+def group_norm(x, gamma, beta, groups, residual, relu, eps=1e-5):
+    count, n, *_, channels = x.shape
+    grouped = x.reshape(count, n, -1, groups, channels // groups)
+    wide = grouped if x.dtype == torch.float64 else grouped.float()
+    variance, mean = torch.var_mean(wide, dim=(2, 4), keepdim=True, correction=0)
+    rstd = (variance + eps).rsqrt()
+    per_channel = (count, 1, 1, groups, channels // groups)
+    out = ((wide - mean) * rstd * gamma.reshape(per_channel) + beta.reshape(per_channel)).reshape(x.shape)
+    if residual is not None:
+        out = out + residual
+    if relu:
+        out = out.relu_()
+    return out.to(x.dtype), mean, rstd
+
+
+def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, gamma_grad, beta_grad):
+    count, n, *_, channels = x.shape
+    if out is not None:
+        dout = dout * (out > 0)
+    grouped = (count, n, -1, groups, channels // groups)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dy = dout.reshape(grouped).to(wide)
+    normal = (x.reshape(grouped).to(wide) - mean) * rstd
+    beta_grad.copy_(dy.sum((1, 2)).reshape(count, channels))
+    gamma_grad.copy_((dy * normal).sum((1, 2)).reshape(count, channels))
+    dnormal = dy * gamma.reshape(count, 1, 1, groups, -1)
+    dx = rstd * (dnormal - dnormal.mean((2, 4), keepdim=True) - normal * (dnormal * normal).mean((2, 4), keepdim=True))
+    return dx.reshape(x.shape).to(x.dtype), dout if has_residual else None
+
+
+class _PLAIN:
+    im2col = staticmethod(im2col)
+    col2im = staticmethod(col2im)
+    group_norm = staticmethod(group_norm)
+    group_norm_backward = staticmethod(group_norm_backward)
+
+
+def conv(p: Stack, name: str, x: Tensor, kernel: int, stride: int = 1, padding: int = 0) -> Tensor:
+    window = Window(x.shape[2], x.shape[3], kernel, stride, padding)
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    return _Convolution.apply(
+        x, p.anchor, p.value[weight], p.grad[weight], p.value.get(bias), p.grad.get(bias), window, p.kernels
+    )
+
+
+def linear(p: Stack, name: str, x: Tensor) -> Tensor:
+    """[C, N, in] -> [C, N, out]; a map is flattened first. A product of 1x1 columns."""
+    flat = x.reshape(*x.shape[:2], 1, 1, -1)
+    return conv(p, name, flat, 1).flatten(2)
+
+
+def norm(p: Stack, name: str, x: Tensor, groups: int, residual: Tensor | None = None, relu: bool = True) -> Tensor:
+    weight, bias = f"{name}.weight", f"{name}.bias"
+    return _GroupNorm.apply(
+        x, p.value[weight], p.grad[weight], p.value[bias], p.grad[bias], groups, residual, relu, p.kernels
+    )
+
+
+def max_pool(x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:
+    images = x.flatten(0, 1).permute(0, 3, 1, 2)
+    pooled = F.max_pool2d(images, kernel, stride, padding).permute(0, 2, 3, 1)
+    return pooled.unflatten(0, x.shape[:2])
