@@ -1,0 +1,171 @@
+"""The paper's experiments as data, one TOML file each, and their expansion into runs.
+
+    title = "..."                    # for people
+    paper = "..."                    # the tables and figures it serves
+    [base]                           # settings of every run; a list is an axis, and axes are crossed
+    [[runs]]                         # optional, any number: settings added to the base for a part of the runs
+
+Settings are those of ``python -m fedlada_mpi.run``, checked when the file is read. What is not given comes from the
+presets of the data set and the method.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import config as settings
+from .. import lock
+from ..errors import UserError
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a grid: the settings written in its file, and the directory that follows from them."""
+
+    given: dict[str, Any]
+    rounds: int
+    directory: Path
+
+    def command(self, launcher: Sequence[str] = ()) -> list[str]:
+        arguments: list[str] = []
+        for name in settings.FIELDS:
+            if name in self.given:
+                value = self.given[name]
+                if isinstance(value, bool):
+                    arguments.append(f"--{'' if value else 'no-'}{settings.flag(name)}")
+                elif isinstance(value, list):
+                    arguments += [f"--{settings.flag(name)}", *map(str, value)]
+                else:
+                    arguments += [f"--{settings.flag(name)}", str(value)]
+        run = [sys.executable, "-m", "fedlada_mpi.run", *arguments, "--out", str(self.directory), "--resume"]
+        return [*launcher, *run]
+
+    def rounds_done(self) -> int:
+        """The last round in metrics.jsonl, read from its end."""
+        try:
+            with open(self.directory / "metrics.jsonl", "rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+                lines = file.read().split(b"\n")[:-1]
+        except OSError:
+            return 0
+        for line in reversed(lines):
+            try:
+                return int(json.loads(line)["round"])
+            except (ValueError, KeyError, TypeError):
+                continue
+        return 0
+
+    def finished(self) -> bool:
+        try:
+            summary = json.loads((self.directory / "summary.json").read_text())
+            return summary["status"] == "finished" and int(summary["rounds"]) >= self.rounds
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def state(self) -> str:
+        if self.finished():
+            return "finished"
+        if holder := lock.owner(self.directory):
+            return f"running ({holder})"
+        return "stopped" if self.rounds_done() else "not started"
+
+
+@dataclass(frozen=True)
+class Grid:
+    name: str
+    title: str
+    paper: str
+    runs: list[Run]
+
+
+def experiments() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def find(name: str) -> Path:
+    """The file of a named experiment, or the file itself."""
+    path = Path(name)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise UserError(f"there is no file {path}: give a TOML file or one of {', '.join(experiments())}")
+        return path
+    if name not in experiments():
+        hint = settings.nearest(name, experiments())
+        raise UserError(f"unknown experiment {name!r}{hint}: expected one of {', '.join(experiments())}, or FILE.toml")
+    return FOLDER / f"{name}.toml"
+
+
+def load(name: str, runs: str = "", changes: Mapping[str, Any] | None = None) -> Grid:
+    """The grid of an experiment; ``changes`` are settings that override its file."""
+    path = find(name)
+    try:
+        return _expand(path, Path(runs or Path("runs") / path.stem), changes or {})
+    except UserError as error:
+        raise UserError(f"{path}: {str(error).removeprefix(f'--config: {path} ')}") from None
+
+
+def _expand(path: Path, root: Path, changes: Mapping[str, Any]) -> Grid:
+    data = settings.load(path)
+    for key in data:
+        if key not in (keys := ("title", "paper", "base", "runs")):
+            raise UserError(f"unknown key {key!r}{settings.nearest(key, keys)}, expected {', '.join(keys)}")
+    base, blocks = data.get("base", {}), data.get("runs", [{}])
+    if not isinstance(base, dict) or not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
+        raise UserError("expected a table [base] and tables [[runs]]")
+    found: dict[Path, Run] = {}
+    for block in blocks:
+        for given in _crossed({**base, **block, **changes}):
+            run = _run(given, root)
+            if found.setdefault(run.directory, run).rounds != run.rounds:
+                raise UserError(f"{run.directory.name} is there with {run.rounds} and other rounds: keep one")
+    return Grid(path.stem, str(data.get("title", "")), str(data.get("paper", "")), list(found.values()))
+
+
+def _crossed(block: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every list of a block is an axis; axes are crossed, the last varies fastest."""
+    axes = []
+    for name, value in block.items():
+        of_lists = name in settings.FIELDS and settings.FIELDS[name].type.startswith("list")
+        axis = isinstance(value, list) and (not of_lists or any(isinstance(v, list) for v in value))
+        if axis and not value:
+            raise UserError(f"{name} is an empty list: expected at least one value")
+        axes.append([(name, v) for v in value] if axis else [(name, value)])
+    return [dict(choice) for choice in itertools.product(*axes)]
+
+
+def _run(given: Mapping[str, Any], root: Path) -> Run:
+    if "out" in given:
+        raise UserError("out is not for the grid's file: give the directory of all its runs with --runs")
+    resolved = settings.resolve({}, given)
+    values = asdict(resolved.config)
+    return Run({k: values[k] for k in given}, values["rounds"], root / directory_name(values))
+
+
+def directory_name(values: Mapping[str, Any]) -> str:
+    """The data set, the method, what departs from their presets, and the seed: equal for equal runs of any grid."""
+    dataset, method = values["dataset"], values["algorithm"]
+    preset = asdict(settings.resolve({"dataset": dataset, "algorithm": method}).config)
+    parts = [_safe(dataset), method]
+    for name, field in settings.FIELDS.items():
+        if not field.metadata["runtime"] and name != "seed" and values[name] != preset[name]:
+            parts.append(f"{name}={_safe(values[name])}")
+    return "_".join([*parts, f"seed={values['seed']}"])
+
+
+def _safe(value: Any) -> str:
+    text = str(value)
+    clean = re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")
+    if clean == text and len(text) <= 40:
+        return text
+    return f"{clean[-30:]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -1,0 +1,203 @@
+"""Experiments as data: list, count and run the runs of a grid.
+
+    python -m fedlada_mpi.grid                                   # the experiments there are
+    python -m fedlada_mpi.grid main                              # list the runs of one
+    python -m fedlada_mpi.grid main --count
+    python -m fedlada_mpi.grid main --command 7                  # the command of run 7
+    python -m fedlada_mpi.grid main --index 7 --launcher "srun --mpi=pmix"
+    python -m fedlada_mpi.grid digits --all --launcher "mpirun -n 4"
+
+A finished run is skipped, an interrupted one resumed, and one that somebody else is running is left alone, so
+the same grid can be spread over any number of submissions. The exit status is that of the run (75: stopped by a
+signal with a checkpoint).
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from . import config as settings
+from . import lock
+from .errors import UserError
+from .experiments import Grid, Run, experiments, load
+
+STOPPED = 75
+
+
+def execute(run: Run, launcher: Sequence[str]) -> int:
+    """Start the run unless it is finished or somebody else's; returns its exit status."""
+    if run.finished():
+        print(f"{run.directory}: finished already", flush=True)
+        return 0
+    with lock.hold(run.directory):
+        if run.finished():  # by whoever held the lock before us
+            print(f"{run.directory}: finished already", flush=True)
+            return 0
+        command = run.command(launcher)
+        print(shlex.join(command), flush=True)
+        return _wait(command, bool(launcher))
+
+
+def _wait(command: Sequence[str], launched: bool) -> int:
+    """Run a command, passing on the signals that ask it to stop.
+
+    mpirun ends its ranks at once on SIGTERM but hands SIGUSR1 on to them, so under a launcher both become SIGUSR1.
+    """
+    process: subprocess.Popen | None = None
+    pending: list[int] = []
+
+    def forward(number: int, _frame: object) -> None:
+        pending.append(signal.SIGUSR1 if launched else number)
+        if process is not None:
+            process.send_signal(pending.pop())
+
+    # A Ctrl-C reaches the run by itself, as it is in the same process group; we only have to wait for it.
+    handlers = {signal.SIGTERM: forward, signal.SIGUSR1: forward, signal.SIGINT: lambda *_: None}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        try:
+            process = subprocess.Popen(command)
+        except OSError as error:
+            raise UserError(f"cannot start {command[0]}: {error.strerror} (see --launcher)") from None
+        while pending:
+            process.send_signal(pending.pop())
+        status = process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return status if status >= 0 else 128 - status
+
+
+def execute_all(grid: Grid, launcher: Sequence[str]) -> int:
+    failed = []
+    for index, run in enumerate(grid.runs):
+        print(f"[{index + 1}/{len(grid.runs)}] {run.directory.name}", flush=True)
+        try:
+            status = execute(run, launcher)
+        except lock.Busy as busy:
+            print(busy, flush=True)
+            continue
+        if status in (STOPPED, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+            return status
+        if status:
+            print(f"{run.directory}: failed with status {status}", file=sys.stderr, flush=True)
+            failed.append(index)
+    if failed:
+        print(f"error: {len(failed)} of {len(grid.runs)} runs failed: {compact(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def compact(indices: Sequence[int]) -> str:
+    """Indices as sbatch --array takes them: 0-3,7."""
+    pieces = []
+    for _, group in itertools.groupby(enumerate(indices), lambda pair: pair[1] - pair[0]):
+        members = [index for _, index in group]
+        pieces.append(str(members[0]) if len(members) == 1 else f"{members[0]}-{members[-1]}")
+    return ",".join(pieces)
+
+
+def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
+    """--set key=value; a comma makes an axis."""
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.replace("-", "_")
+        if not equals or name not in settings.FIELDS:
+            hint = settings.nearest(name, settings.FIELDS)
+            raise UserError(f"--set: found {text!r}, expected key=value with the name of a setting{hint}")
+        of_lists = settings.FIELDS[name].type.startswith("list")
+        changes[name] = value.split(",") if "," in value and not of_lists else value
+    return changes
+
+
+def _pick(grid: Grid, index: int) -> Run:
+    if not 0 <= index < len(grid.runs):
+        raise UserError(f"run {index} of {grid.name}: there are {len(grid.runs)} runs, 0 to {len(grid.runs) - 1}")
+    return grid.runs[index]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fedlada_mpi.grid", description=__doc__.partition("\n")[0])
+    parser.add_argument("experiment", nargs="?", help="name of an experiment, or a TOML file")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="list the runs (the default)")
+    what.add_argument("--count", action="store_true", help="how many runs there are")
+    what.add_argument("--command", type=int, metavar="I", help="print the command of run I")
+    what.add_argument("--index", type=int, metavar="I", help="run number I, from 0")
+    what.add_argument("--all", action="store_true", help="run all, one after another")
+    what.add_argument("--status", action="store_true", help="how far each run is")
+    what.add_argument("--todo", action="store_true", help="the unfinished runs, as sbatch --array takes them")
+    parser.add_argument("--runs", default="", metavar="DIR", help="where the run directories lie [runs/EXPERIMENT]")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of every run; a,b is an axis"
+    )
+    parser.add_argument(
+        "--launcher",
+        default=os.environ.get("FEDLADA_LAUNCHER", ""),
+        metavar="COMMAND",
+        help='what starts the ranks, such as "mpirun -n 4" [$FEDLADA_LAUNCHER, else one rank]',
+    )
+    return parser
+
+
+def _overview() -> None:
+    for name in experiments():
+        grid = load(name)
+        print(f"{name:<16} {len(grid.runs):>4} runs  {grid.title}")
+
+
+def act(arguments: argparse.Namespace) -> int:
+    if not arguments.experiment:
+        _overview()
+        return 0
+    grid = load(arguments.experiment, arguments.runs, parse_changes(arguments.set))
+    launcher = shlex.split(arguments.launcher)
+    if arguments.count:
+        print(len(grid.runs))
+    elif arguments.command is not None:
+        print(shlex.join(_pick(grid, arguments.command).command(launcher)))
+    elif arguments.index is not None:
+        return execute(_pick(grid, arguments.index), launcher)
+    elif arguments.all:
+        return execute_all(grid, launcher)
+    elif arguments.todo:
+        print(compact([i for i, run in enumerate(grid.runs) if not run.finished()]))
+    else:
+        _print(grid, arguments.status)
+    return 0
+
+
+def _print(grid: Grid, status: bool) -> None:
+    print(f"{grid.name}: {grid.title}" + (f" ({grid.paper})" if grid.paper else ""))
+    done = 0
+    for index, run in enumerate(grid.runs):
+        line = f"{index:>4}  {run.directory}"
+        if status:
+            state = run.state()
+            done += state == "finished"
+            line += f"  {run.rounds_done()}/{run.rounds} rounds  {state}"
+        print(line)
+    print(f"{done} of {len(grid.runs)} runs finished" if status else f"{len(grid.runs)} runs")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        return act(_parser().parse_args(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # piped into head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
