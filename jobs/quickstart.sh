@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# From a clone to a trained model in one command, on a machine with Python 3.10 or newer and nothing else:
+#
+#   bash jobs/quickstart.sh                          FedLADA on the embedded digits over 4 ranks
+#   bash jobs/quickstart.sh --algorithm scaffold     any option of python -m fedlada_mpi.run
+#
+# FEDLADA_RANKS sets the number of ranks; common.sh lists the other variables.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+ensure_installed mpi
+use_own_mpi
+cd "$root"
+
+out=runs/quickstart
+ranks=${FEDLADA_RANKS:-4}
+rm -rf "$out"
+say "training on the embedded digits over $ranks ranks"
+status=0
+limited 900 "$mpirun" -n "$ranks" "$python" -m fedlada_mpi.run --dataset digits --out "$out" "$@" || status=$?
+[ "$status" = 0 ] || die "the training ended with status $status; python -m fedlada_mpi.doctor examines this machine"
+
+"$python" - "$root/$out" <<'PYTHON'
+import json
+import sys
+from pathlib import Path
+
+out = Path(sys.argv[1])
+if not (out / "summary.json").exists():
+    sys.exit(0)  # --out or --print-config was given: the run itself has said all
+summary = json.loads((out / "summary.json").read_text())
+accuracy, best = summary["final"]["test_acc"], summary["best"]
+print(f"== test accuracy {accuracy:.1%} after {summary['rounds']} rounds in {summary['seconds']:.1f} s", end="")
+print(f" (best {best['test_acc']:.1%} in round {best['round']})")
+print(f"== files in {out}: model.pt (the model), metrics.jsonl (every round), config.json (the settings)")
+PYTHON
+say "next: $python -m fedlada_mpi.report $out --out report"
