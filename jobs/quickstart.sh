@@ -10,24 +10,29 @@ set -euo pipefail
 
 ensure_installed mpi
 use_own_mpi
-cd "$root"
+export FEDLADA_DATA=${FEDLADA_DATA:-$root/data}
 
-out=runs/quickstart
+out=$root/runs/quickstart previous=
+for argument in "$@"; do
+    [ "$previous" != --out ] || out=$argument
+    previous=$argument
+done
+[ "$out" != "$root/runs/quickstart" ] || rm -rf "$out"
+
 ranks=${FEDLADA_RANKS:-4}
-rm -rf "$out"
-say "training on the embedded digits over $ranks ranks"
+say "training over $ranks ranks"
 status=0
-limited 900 "$mpirun" -n "$ranks" "$python" -m fedlada_mpi.run --dataset digits --out "$out" "$@" || status=$?
+limited 900 "$mpirun" -n "$ranks" "$python" -m fedlada_mpi.run --out "$out" "$@" || status=$?
 [ "$status" = 0 ] || die "the training ended with status $status; python -m fedlada_mpi.doctor examines this machine"
 
-"$python" - "$root/$out" <<'PYTHON'
+"$python" - "$out" <<'PYTHON'
 import json
 import sys
 from pathlib import Path
 
-out = Path(sys.argv[1])
+out = Path(sys.argv[1]).resolve()
 if not (out / "summary.json").exists():
-    sys.exit(0)  # --out or --print-config was given: the run itself has said all
+    sys.exit(0)  # --help or --print-config: nothing was trained
 summary = json.loads((out / "summary.json").read_text())
 accuracy, best = summary["final"]["test_acc"], summary["best"]
 print(f"== test accuracy {accuracy:.1%} after {summary['rounds']} rounds in {summary['seconds']:.1f} s", end="")

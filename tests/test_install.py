@@ -114,7 +114,7 @@ def test_environment_for_mpirun_keeps_what_the_user_set(tmp_path):
 
 @pytest.mark.skipif(not Path(sys.prefix, ".fedlada-mpi").exists(), reason="needs an environment made by jobs/test.sh")
 def test_quickstart_trains_and_says_where(tmp_path):
-    done = script("quickstart.sh", "--rounds", "2", FEDLADA_VENV=sys.prefix, FEDLADA_RANKS="2")
+    done = script("quickstart.sh", "--rounds", "2", "--out", str(tmp_path), FEDLADA_VENV=sys.prefix, FEDLADA_RANKS="2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "== test accuracy " in done.stdout
-    assert f"== files in {ROOT}/runs/quickstart" in done.stdout
+    assert f"== files in {tmp_path}:" in done.stdout
