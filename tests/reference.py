@@ -85,7 +85,7 @@ def federate(
     s: Settings,
     start: dict[str, np.ndarray] | None = None,
 ) -> list[Round]:
-    """Run ``len(rounds)`` rounds; ``rounds[t]`` are the participants, ``steps[i]`` is K_i, ``start`` other first vectors."""
+    """One round per list of participants; ``steps[i]`` is K_i; ``start`` holds server vectors to begin from."""
     zero = np.zeros_like(x)
     state = dict(g_a=zero, c=zero, m=zero, v=np.full_like(x, s.eps_v**2))
     if method in ("fedadam", "fedadam_amended"):
