@@ -136,6 +136,19 @@ def shared_tmp(tmp_path_factory) -> Path:
     return Path(os.fsdecode(bytes(path).rstrip(b"\0")))
 
 
+@pytest.fixture(scope="session")
+def digits_dir(shared_tmp) -> Path:
+    """The embedded digits for the preset's 50 clients in 4 silo files, as a run prepares them."""
+    from data_prep import PrepareSettings, prepare
+
+    out = shared_tmp / "digits"
+    if SIZE == 1 or communicator().rank == 0:
+        prepare(PrepareSettings("digits", out=out, silos=4))
+    if SIZE > 1:
+        communicator().Barrier()
+    return out
+
+
 def find_mpirun() -> str | None:
     # Beside the interpreter comes first: there it belongs to the MPI that mpi4py loads.
     beside = Path(sys.executable).parent
