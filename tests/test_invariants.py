@@ -189,3 +189,31 @@ def test_hand_worked_round_of_the_reference():
     np.testing.assert_allclose(result.x, HAND_X, rtol=1e-12)
     np.testing.assert_allclose(result.vectors["v"], HAND_V, rtol=1e-12)
     np.testing.assert_allclose(result.vectors["g_a"], HAND_G_A, rtol=1e-12)
+
+
+def test_hand_worked_round_of_the_package():
+    from fedlada_mpi.algorithms import Round, Vectors, create
+    from fedlada_mpi.config import Config
+
+    method = create(Config(algorithm="fedlada", v_init="zero", **HAND))
+    server = Vectors(**{name: torch.zeros(2, dtype=torch.float64) for name in ("x", "v", "g_a", *method.private)})
+    for name, values in dict(x=[1.0, 2.0], v=[4.0, 1.0], g_a=[0.5, 1.0]).items():
+        getattr(server, name).copy_(torch.tensor(values))
+    clients = Vectors(**{name: torch.zeros(2, 2, dtype=torch.float64) for name in ("x", *method.slots)})
+    clients.steps = torch.full((2, 1), 2.0, dtype=torch.float64)
+    this = Round(t=0, lr=HAND["lr"], steps=2.0, participants=2, clients=2)
+
+    method.begin(clients, server)
+    for _ in range(2):
+        gradient = method.amend(clients, server, hand_gradients(clients.x))
+        clients.x -= this.lr * method.direction(clients, server, gradient)
+    sent = {name: value.clone() for name, value in method.finish(clients, server, this).items()}
+    before = server.x.clone()
+    method.server(server, {name: value.mean(0) for name, value in sent.items()}, this)
+    method.derive(server, before, this)
+
+    np.testing.assert_allclose(sent["offset"], HAND_OFFSET, rtol=1e-12)
+    np.testing.assert_allclose(sent["v_hat"], HAND_V_HAT, rtol=1e-12)
+    np.testing.assert_allclose(server.x, HAND_X, rtol=1e-12)
+    np.testing.assert_allclose(server.v, HAND_V, rtol=1e-12)
+    np.testing.assert_allclose(server.g_a, HAND_G_A, rtol=1e-12)
