@@ -1,0 +1,11 @@
+"""Raw images in, one HDF5 file per silo out.
+
+from data_prep import PrepareSettings, prepare, raw_available
+manifest = prepare(PrepareSettings("digits", out="data/digits", clients=50, silos=4))
+"""
+
+from .pipeline import prepare
+from .settings import PrepareSettings
+from .sources import raw_available
+
+__all__ = ["PrepareSettings", "prepare", "raw_available"]

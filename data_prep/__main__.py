@@ -1,0 +1,77 @@
+"""Prepare the shards of a data set.
+
+python -m data_prep --dataset digits --out data/digits --silos 3
+python -m data_prep --dataset cifar10 --raw cifar-10-python.tar.gz --out data/cifar10 --clients 100 --silos 10
+python -m data_prep --dataset npz --raw mine.npz --out data/mine --partition natural --silos 4
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from fedlada_mpi.errors import UserError
+
+from .partition import KINDS
+from .picture import PICTURE
+from .pipeline import prepare
+from .settings import PrepareSettings
+from .sources import LOADERS
+
+# Flags that only some partitions read; given with another, they are a mistake.
+USED_BY = {
+    "dirichlet": ("dirichlet",),
+    "exhausted": ("dirichlet", "pathological"),
+    "classes_per_client": ("pathological",),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS, allow_abbrev=False,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--dataset", required=True, metavar="NAME", help=f"one of {', '.join(LOADERS)}")
+    add("--out", required=True, type=Path, metavar="DIR", help="directory of the shards")
+    add("--raw", type=Path, metavar="PATH", help="archive, folder or .npz [what lies in DIR/../raw, or a download]")
+    add(
+        "--clients",
+        type=int,
+        metavar="M",
+        help="number of clients [the paper's 100; digits: 50; natural: the data's own]",
+    )
+    add("--silos", type=int, metavar="N", help=f"number of silo files [{PrepareSettings.silos}]")
+    add("--partition", metavar="KIND", help=f"{', '.join(KINDS)} [{PrepareSettings.partition}]")
+    add("--dirichlet", type=float, metavar="ALPHA", help="concentration of the label priors [0.6; digits: 0.3]")
+    add("--exhausted", metavar="MODE", help=f"when a class runs out: refill or exact [{PrepareSettings.exhausted}]")
+    add("--classes-per-client", type=int, metavar="C", help=f"for pathological [{PrepareSettings.classes_per_client}]")
+    add("--size-sigma", type=float, metavar="SIGMA", help="unequal client sizes, lognormal [0 = equal]")
+    add("--seed", type=int, metavar="SEED", help=f"seed of the partition [{PrepareSettings.seed}]")
+    add("--workers", type=int, metavar="W", help="processes that decode images [0 = all cores this process may use]")
+    add("--force", action="store_true", help="replace shards that are already there")
+    add("--no-download", dest="download", action="store_false", help="fail rather than download raw data")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    flags = vars(parser().parse_args(arguments))
+    try:
+        kind = flags.get("partition", PrepareSettings.partition)
+        for name, kinds in USED_BY.items():
+            if name in flags and kind in KINDS and kind not in kinds:
+                raise UserError(f"--{name.replace('_', '-')} has no effect on --partition {kind}: leave it out")
+        manifest = prepare(PrepareSettings(**flags), say=print)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: nothing was left behind, run it again", file=sys.stderr)
+        return 130
+    print(f"{manifest.root}: {manifest.clients} clients in {manifest.silos} silos; look at {manifest.root / PICTURE}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""From settings to finished shards: find the raw data, read it, divide it, write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from fedlada_mpi.errors import UserError
+from fedlada_mpi.shards import FORMAT, MANIFEST, Manifest, read_manifest
+
+from . import sources
+from .partition import partition
+from .picture import PICTURE, draw
+from .settings import PrepareSettings, check_silos
+from .write import attributes_of, publish, staging, write_all, write_manifest
+
+
+def prepare(settings: PrepareSettings, say: Callable[[str], None] = lambda text: None) -> Manifest:
+    """Make the shards that ``settings`` describe, or find them made; ``say`` hears what is done."""
+    settings.check()
+    raw = sources.find_raw(settings.dataset, settings.raw, settings.out.parent, settings.download)
+    source = _fingerprint(settings, raw)
+    if not settings.force and (settings.out / MANIFEST).exists():
+        present = read_manifest(settings.out)
+        refuse_other_settings(settings, source, present)
+        if complete(present):
+            say(f"{settings.out}: already prepared with these settings, nothing to do (--force prepares again)")
+            return present
+        say(f"{settings.out}: files are missing or were cut short, preparing again")
+    say(f"reading {settings.dataset} from {raw}")
+    images = sources.load(settings.dataset, raw, settings.workers)
+    owned = divide(settings, images)
+    silos = np.array_split(np.arange(len(owned)), settings.silos)
+    manifest = describe(settings, source, images, owned)
+    with staging(settings.out, needed_bytes=_bytes(images, owned)) as folder:
+        say(f"writing {sum(map(len, owned))} training images of {len(owned)} clients to {settings.silos} silo files")
+        manifest["files"] = write_all(folder, images, owned, silos, attributes_of(manifest))
+        write_manifest(folder, manifest)
+        draw(read_manifest(folder), folder / PICTURE)
+        publish(folder, settings.out, [*manifest["files"], PICTURE, MANIFEST])
+    return read_manifest(settings.out)
+
+
+def divide(settings: PrepareSettings, images: sources.ImageSet) -> list[np.ndarray]:
+    owned = partition(
+        settings.rule, images.train_labels, images.classes, settings.wanted_clients or 0, settings.seed, images.owners
+    )
+    if settings.clients is not None and len(owned) != settings.clients:
+        raise UserError(
+            f"--clients: found {settings.clients}, but the data has {len(owned)} owners: leave --clients out"
+        )
+    check_silos(settings.silos, len(owned))
+    return owned
+
+
+def describe(
+    settings: PrepareSettings, source: str, images: sources.ImageSet, owned: list[np.ndarray]
+) -> dict[str, Any]:
+    """The manifest, but for its files. Nothing in it depends on the machine, the time or a path."""
+    mean, std = sources.statistics(settings.dataset, images.train_images)
+    natural = settings.partition == "natural"
+    return {
+        "format": FORMAT,
+        "dataset": settings.dataset,
+        "classes": images.classes,
+        "image_shape": list(images.train_images.shape[1:]),
+        "mean": list(mean),
+        "std": list(std),
+        "clients": len(owned),
+        "silos": settings.silos,
+        "partition": asdict(settings.rule),
+        "seed": settings.seed,
+        "source": source,
+        "class_names": images.class_names,
+        "client_names": [str(name) for name in np.unique(images.owners)] if natural else [],
+        "counts": [np.bincount(images.train_labels[part], minlength=images.classes).tolist() for part in owned],
+    }
+
+
+def refuse_other_settings(settings: PrepareSettings, source: str, present: Manifest) -> None:
+    wanted = {"dataset": settings.dataset, "silos": settings.silos, "seed": settings.seed, "raw data": source}
+    found = {"dataset": present.dataset, "silos": present.silos, "seed": present.seed, "raw data": present.source}
+    if settings.wanted_clients is not None:
+        wanted["clients"], found["clients"] = settings.wanted_clients, present.clients
+    rule = asdict(settings.rule)
+    differences = [f"{name} {found[name]} not {wanted[name]}" for name in wanted if found[name] != wanted[name]]
+    differences += [
+        f"{name} {present.partition.get(name)} not {rule[name]}"
+        for name in rule
+        if present.partition.get(name) != rule[name]
+    ]
+    if differences:
+        raise UserError(
+            f"{settings.out} holds shards made with other settings ({', '.join(differences)}): "
+            "add --force to replace them, or choose another --out"
+        )
+
+
+def complete(manifest: Manifest) -> bool:
+    """All files there and of the right length; ``data_prep.inspect`` checks their content."""
+    paths = {manifest.root / name: entry["bytes"] for name, entry in manifest.files.items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+
+def _fingerprint(settings: PrepareSettings, raw) -> str:
+    try:
+        return sources.fingerprint(settings.dataset, raw)
+    except OSError as error:
+        raise UserError(f"{raw}: cannot be read ({error.strerror or error})") from None
+
+
+def _bytes(images: sources.ImageSet, owned: list[np.ndarray]) -> int:
+    count = sum(map(len, owned)) + len(images.test_labels)
+    headers = 16 * 1024 * (len(owned) + 2) + (1 << 20)
+    return count * (images.train_images[0].nbytes + 8) + headers

@@ -1,0 +1,210 @@
+"""Reading the shards that ``python -m data_prep`` wrote: one HDF5 file per silo, a test file and a manifest.
+
+    manifest = read_manifest("data/cifar10")
+    shard = read_silos(manifest, [0, 1])
+    images_of_first_client = shard.images[shard.offsets[0] : shard.offsets[1]]
+
+Every rank opens its own files by itself; parallel HDF5 is not needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from .errors import UserError
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+TEST_FILE = "test.h5"
+
+
+@dataclass(frozen=True, eq=False)
+class Manifest:
+    """What a directory of shards holds. Silos are numbered from 0 here, their files from 1."""
+
+    root: Path
+    dataset: str
+    classes: int
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image_shape: tuple[int, int, int]
+    clients: int
+    silos: int
+    sizes: np.ndarray
+    counts: np.ndarray
+    client_ids: tuple[np.ndarray, ...]
+    client_names: tuple[str, ...]
+    partition: dict[str, Any]
+    seed: int
+    source: str
+    files: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """Images of some clients, one client after another: client k is ``offsets[k]:offsets[k + 1]``."""
+
+    images: np.ndarray
+    labels: np.ndarray
+    client_ids: np.ndarray
+    offsets: np.ndarray
+
+
+def silo_file(silo: int) -> str:
+    return f"silo_{silo + 1:04d}.h5"
+
+
+def read_manifest(directory: str | os.PathLike) -> Manifest:
+    path = Path(directory) / MANIFEST
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise UserError(
+            f"{directory}: found no {MANIFEST}, expected shards: run python -m data_prep --out {directory}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    try:
+        data = json.loads(text)
+        check_format(data["format"], path)
+        counts = np.array(data["counts"], dtype=np.int64).reshape(data["clients"], data["classes"])
+        return Manifest(
+            root=path.parent,
+            dataset=data["dataset"],
+            classes=data["classes"],
+            class_names=tuple(data["class_names"]),
+            mean=tuple(data["mean"]),
+            std=tuple(data["std"]),
+            image_shape=tuple(data["image_shape"]),
+            clients=data["clients"],
+            silos=data["silos"],
+            sizes=counts.sum(axis=1),
+            counts=counts,
+            client_ids=tuple(
+                np.array(data["files"][silo_file(s)]["client_ids"], np.int64) for s in range(data["silos"])
+            ),
+            client_names=tuple(data["client_names"]),
+            partition=data["partition"],
+            seed=data["seed"],
+            source=data["source"],
+            files=data["files"],
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: not a manifest of shards ({error!r}): run python -m data_prep again with --force"
+        ) from None
+
+
+def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = False) -> Shard:
+    """The shards of ``silos``, in that order, read straight into one array; ``verify`` checks sha256 first."""
+    for silo in silos:
+        if not 0 <= silo < manifest.silos:
+            raise UserError(f"{manifest.root}: found no silo {silo}, expected 0 to {manifest.silos - 1}")
+    client_ids = np.concatenate([np.empty(0, np.int64), *(manifest.client_ids[silo] for silo in silos)])
+    offsets = np.concatenate([[0], np.cumsum(manifest.sizes[client_ids])]).astype(np.int64)
+    images = np.empty((offsets[-1], *manifest.image_shape), dtype=np.uint8)
+    labels = np.empty(offsets[-1], dtype=np.int64)
+    start = 0
+    for silo in silos:
+        stop = start + int(manifest.sizes[manifest.client_ids[silo]].sum())
+        with open_shard(manifest, silo_file(silo), verify) as file:
+            _read(file, "images", images[start:stop])
+            _read(file, "labels", labels[start:stop])
+            ids, ends = file["client_ids"][:], file["offsets"][1:]
+        expected = manifest.client_ids[silo]
+        if not np.array_equal(ids, expected) or not np.array_equal(ends, np.cumsum(manifest.sizes[expected])):
+            raise UserError(f"{manifest.root / silo_file(silo)}: its clients are not those of {MANIFEST}{_again()}")
+        start = stop
+    return Shard(images, labels, client_ids, offsets)
+
+
+def read_test(manifest: Manifest, verify: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    images = np.empty((manifest.files[TEST_FILE]["images"], *manifest.image_shape), dtype=np.uint8)
+    labels = np.empty(len(images), dtype=np.int64)
+    with open_shard(manifest, TEST_FILE, verify) as file:
+        _read(file, "images", images)
+        _read(file, "labels", labels)
+    return images, labels
+
+
+def open_shard(manifest: Manifest, name: str, verify: bool = False) -> h5py.File:
+    """Open one file of the manifest after checking what is cheap: its size and format version."""
+    path = manifest.root / name
+    entry = manifest.files[name]
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}), expected a shard of {entry['bytes']} bytes{_again()}"
+        ) from None
+    if size != entry["bytes"]:
+        # A shard of a newer version usually differs in size too: say what it is rather than how long.
+        _check_version_of(path)
+        raise UserError(f"{path}: found {size} bytes, expected {entry['bytes']}{_again()}")
+    if verify and sha256(path) != entry["sha256"]:
+        raise UserError(f"{path}: its sha256 is not that of {MANIFEST}: the file was changed{_again()}")
+    file = _open(path)
+    try:
+        check_format(file.attrs.get("format"), path)
+    except UserError:
+        file.close()
+        raise
+    return file
+
+
+def _open(path: Path) -> h5py.File:
+    try:
+        # Finished shards never change, and many parallel file systems offer no locks.
+        return h5py.File(path, "r", locking=False)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be opened as HDF5 ({str(error).splitlines()[0]}){_again()}") from None
+
+
+def _check_version_of(path: Path) -> None:
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            version = file.attrs.get("format")
+    except OSError:
+        return
+    check_format(version, path)
+
+
+def _read(file: h5py.File, name: str, out: np.ndarray) -> None:
+    dataset = file.get(name)
+    if not isinstance(dataset, h5py.Dataset) or dataset.shape != out.shape or dataset.dtype != out.dtype:
+        found = f"{dataset.dtype} {list(dataset.shape)}" if isinstance(dataset, h5py.Dataset) else "nothing"
+        raise UserError(f"{file.filename}: {name!r} is {found}, expected {out.dtype} {list(out.shape)}{_again()}")
+    if out.size:
+        try:
+            dataset.read_direct(out)
+        except OSError as error:
+            raise UserError(
+                f"{file.filename}: {name!r} cannot be read ({str(error).splitlines()[0]}){_again()}"
+            ) from None
+
+
+def check_format(found: Any, path: Path) -> None:
+    if found != FORMAT:
+        raise UserError(f"{path}: shards of format {found}, expected format {FORMAT}{_again()}")
+
+
+def _again() -> str:
+    return ": run python -m data_prep again with --force"
+
+
+def sha256(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
