@@ -1,0 +1,62 @@
+# shellcheck shell=bash
+# Settings of every job, read when a job is submitted and again when it runs.
+# Edit the defaults here, or export the variables before submitting; docs/slurm.md explains them.
+
+: "${FEDLADA_ACCOUNT:=}"        # account to charge; empty: your default
+: "${FEDLADA_PARTITION:=}"      # partition of the training jobs; empty: the cluster's default
+: "${FEDLADA_GPUS_PER_NODE:=}"  # GPUs of one node, such as 4 or a100:4; 0: train on CPUs
+: "${FEDLADA_RANKS:=11}"        # ranks of a run: the server and N silos
+: "${FEDLADA_RANKS_PER_NODE:=}" # empty: as many as GPUs; more: ranks share GPUs
+: "${FEDLADA_CPUS_PER_RANK:=1}" # cores, and threads, of a rank
+: "${FEDLADA_MODULES:=}"        # for `module load`, separated by spaces
+: "${FEDLADA_VENV:=}"           # virtual or conda environment; empty: .venv of the clone if there, else python as found
+: "${FEDLADA_MPI:=auto}"        # srun --mpi=KIND; auto: pmix for Open MPI, pmi2 for the MPICH family
+: "${FEDLADA_SBATCH:=}"         # more sbatch options for every job, separated by spaces
+: "${FEDLADA_MAX_FAILURES:=5}"  # failures in a row after which a job is not requeued any more
+: "${FEDLADA_LOGS:=logs}"       # folder of the jobs' output
+
+: "${FEDLADA_HOME:=${SLURM_SUBMIT_DIR:-$PWD}}"
+case $FEDLADA_LOGS in /*) ;; *) FEDLADA_LOGS=$PWD/$FEDLADA_LOGS ;; esac
+mkdir -p "$FEDLADA_LOGS"
+export FEDLADA_HOME FEDLADA_LOGS
+
+if [ -n "$FEDLADA_MODULES" ]; then
+    # The system's profile and module files do not expect -e and -u.
+    shell_options=$(set +o)
+    set +eu
+    if ! type module >/dev/null 2>&1; then . /etc/profile; fi
+    # shellcheck disable=SC2086
+    module load $FEDLADA_MODULES || { echo "error: module load $FEDLADA_MODULES failed: see FEDLADA_MODULES" >&2; exit 2; }
+    eval "$shell_options"
+fi
+if [ -z "$FEDLADA_VENV" ] && [ -x "$FEDLADA_HOME/.venv/bin/python" ]; then FEDLADA_VENV=$FEDLADA_HOME/.venv; fi
+if [ -n "$FEDLADA_VENV" ]; then
+    if [ ! -x "$FEDLADA_VENV/bin/python" ]; then
+        echo "error: no python in FEDLADA_VENV=$FEDLADA_VENV: expected the folder of a virtual environment" >&2
+        exit 2
+    fi
+    PATH=$FEDLADA_VENV/bin:$PATH
+fi
+# Jobs run this clone, whatever folder they were submitted from.
+export PYTHONPATH=$FEDLADA_HOME${PYTHONPATH:+:$PYTHONPATH}
+
+# The command that starts the ranks of a run, into the array LAUNCH; for use inside a job.
+set_launcher() {
+    local kind=$FEDLADA_MPI
+    if [ "$kind" = auto ]; then
+        case $(python -c 'import mpi4py; mpi4py.rc.initialize = False
+from mpi4py import MPI; print(MPI.get_vendor()[0])') in
+            "Open MPI") kind=pmix ;;
+            "") echo "error: cannot import mpi4py with $(command -v python): see FEDLADA_VENV and FEDLADA_MODULES" >&2; exit 2 ;;
+            *) kind=pmi2 ;;
+        esac
+    fi
+    # Where a rank dies, the others must end instead of waiting for it.
+    # shellcheck disable=SC2034
+    LAUNCH=(srun --kill-on-bad-exit=1 --mpi="$kind" bash "$FEDLADA_HOME/jobs/rank.sh")
+    # srun does not take the cores per task over from sbatch by itself (since Slurm 22.05).
+    export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SRUN_CPUS_PER_TASK}
+    # Under srun Open MPI cannot know that it shares cores, and would spin while it waits.
+    export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
+}
