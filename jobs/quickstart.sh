@@ -5,6 +5,7 @@
 #   bash jobs/quickstart.sh --algorithm scaffold     any option of python -m fedlada_mpi.run
 #
 # FEDLADA_RANKS sets the number of ranks; common.sh lists the other variables.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

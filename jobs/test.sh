@@ -6,6 +6,7 @@
 #
 # The tests against a real SLURM and a real browser need Debian packages, installed here when run as root.
 # FEDLADA_TEST_STRICT=1 makes it an error to be without them. common.sh lists the other variables.
+[ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
