@@ -114,12 +114,13 @@ def draw_in_stock(random: np.random.RandomState, prior: np.ndarray, stock: np.nd
 
 
 def pathological_quotas(random: np.random.RandomState, sizes: np.ndarray, classes: int, per_client: int) -> np.ndarray:
-    """Images of each class [client, class]: ``per_client`` distinct classes each, used equally often over all clients."""
+    """Images [client, class]: ``per_client`` distinct classes each, all classes used equally often."""
     if per_client > classes:
         raise UserError(f"--classes-per-client: found {per_client} of {classes} classes, expected at most {classes}")
     if per_client > sizes.min():
         raise UserError(
-            f"--classes-per-client: found {per_client} classes for a client of {sizes.min()} images, expected at most {sizes.min()}"
+            f"--classes-per-client: found {per_client} classes for a client of {sizes.min()} images, "
+            f"expected at most {sizes.min()}"
         )
     turns = np.zeros(classes)
     quotas = np.zeros((len(sizes), classes), dtype=np.int64)
@@ -138,8 +139,8 @@ def deal(quotas: np.ndarray, pools: list[np.ndarray], exact: bool) -> list[np.nd
     for label, pool in enumerate(pools):
         if exact and wanted[label] > len(pool):
             raise UserError(
-                f"class {label} has {len(pool)} images and its clients want {wanted[label]}, so the class prior cannot be "
-                "met exactly: use --exhausted refill, or other --clients or --classes-per-client"
+                f"class {label} has {len(pool)} images and its clients want {wanted[label]}, so the class prior cannot "
+                "be met exactly: use --exhausted refill, or other --clients or --classes-per-client"
             )
     ends = np.cumsum(quotas, axis=0)
     owned = []

@@ -12,28 +12,12 @@ PICTURE = "label_distribution.png"
 MOST_BARS = 20
 INK, FAINT = "#222222", "#8a8a8a"
 # Tableau's ten colours and their light companions: told apart in any neighbourhood.
-COLOURS = [
-    "#4e79a7",
-    "#f28e2b",
-    "#59a14f",
-    "#e15759",
-    "#b07aa1",
-    "#edc948",
-    "#76b7b2",
-    "#ff9da7",
-    "#9c755f",
-    "#bab0ac",
-    "#a0cbe8",
-    "#ffbe7d",
-    "#8cd17d",
-    "#ff9d9a",
-    "#d4a6c8",
-    "#f1ce63",
-    "#86bcb6",
-    "#fabfd2",
-    "#d7b5a6",
-    "#79706e",
-]
+# fmt: off
+COLOURS = (
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f", "#bab0ac",
+    "#a0cbe8", "#ffbe7d", "#8cd17d", "#ff9d9a", "#d4a6c8", "#f1ce63", "#86bcb6", "#fabfd2", "#d7b5a6", "#79706e",
+)
+# fmt: on
 
 
 def draw(manifest: Manifest, path: Path) -> None:
@@ -126,9 +110,13 @@ def _mark_silos(axes, manifest: Manifest) -> None:
     axes.set_xlim(-0.5, manifest.clients - 0.5)
     axes.set_xlabel("client", color=INK)
     if manifest.silos <= 100:
+        for start, end in zip(starts, ends):
+            across = axes.get_xaxis_transform()
+            axes.plot(
+                [start - 0.4, end + 0.4], [1.012, 1.012], transform=across, clip_on=False, color=FAINT, linewidth=1
+            )
         for start in starts[1:]:
-            axes.axvline(start - 0.5, color="white", linewidth=2.4)
-            axes.axvline(start - 0.5, color=FAINT, linewidth=0.6)
+            axes.axvline(start - 0.5, color="white", linewidth=2.0)
     step = max(1, -(-manifest.silos // 25))
     for silo in range(0, manifest.silos, step):
         middle = (starts[silo] + ends[silo]) / 2
@@ -136,7 +124,7 @@ def _mark_silos(axes, manifest: Manifest) -> None:
         axes.annotate(
             text,
             (middle, 1),
-            (0, 3),
+            (0, 8),
             xycoords=("data", "axes fraction"),
             textcoords="offset points",
             ha="center",
@@ -147,7 +135,7 @@ def _mark_silos(axes, manifest: Manifest) -> None:
         axes.annotate(
             "silo",
             (0, 1),
-            (-4, 3),
+            (-4, 8),
             xycoords="axes fraction",
             textcoords="offset points",
             ha="right",

@@ -43,9 +43,8 @@ def staging(out: Path, needed_bytes: int) -> Iterator[Path]:
             remove_stale(out)
             free = shutil.disk_usage(out).free
             if free < needed_bytes:
-                raise UserError(
-                    f"{out}: {free / 1e6:.0f} MB free, expected {needed_bytes / 1e6:.0f} MB: make room or choose another --out"
-                )
+                room = f"{free / 1e6:.0f} MB free, expected {needed_bytes / 1e6:.0f} MB"
+                raise UserError(f"{out}: {room}: make room or choose another --out")
             folder.mkdir()
             yield folder
         except OSError as error:

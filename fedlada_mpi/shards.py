@@ -120,9 +120,11 @@ def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = False) -
         with open_shard(manifest, silo_file(silo), verify) as file:
             _read(file, "images", images[start:stop])
             _read(file, "labels", labels[start:stop])
-            ids, ends = file["client_ids"][:], file["offsets"][1:]
-        expected = manifest.client_ids[silo]
-        if not np.array_equal(ids, expected) or not np.array_equal(ends, np.cumsum(manifest.sizes[expected])):
+            expected = manifest.client_ids[silo]
+            ids, ends = np.empty_like(expected), np.empty(len(expected) + 1, dtype=np.int64)
+            _read(file, "client_ids", ids)
+            _read(file, "offsets", ends)
+        if (ids != expected).any() or (np.diff(ends) != manifest.sizes[expected]).any():
             raise UserError(f"{manifest.root / silo_file(silo)}: its clients are not those of {MANIFEST}{_again()}")
         start = stop
     return Shard(images, labels, client_ids, offsets)
@@ -186,7 +188,8 @@ def _read(file: h5py.File, name: str, out: np.ndarray) -> None:
         raise UserError(f"{file.filename}: {name!r} is {found}, expected {out.dtype} {list(out.shape)}{_again()}")
     if out.size:
         try:
-            dataset.read_direct(out)
+            # Whole to whole: HDF5 then reads from the file straight into this memory, without selections.
+            dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
         except OSError as error:
             raise UserError(
                 f"{file.filename}: {name!r} cannot be read ({str(error).splitlines()[0]}){_again()}"

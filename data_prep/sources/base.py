@@ -51,7 +51,8 @@ def check(images: ImageSet, dataset: str, raw: Path) -> None:
     train, test = images.train_images.shape[1:], images.test_images.shape[1:]
     if train != test:
         raise UserError(
-            f"{raw}: found training images of {shape_text(train)} and test images of {shape_text(test)}, expected one size"
+            f"{raw}: found training images of {shape_text(train)} and test images of {shape_text(test)}, "
+            "expected one size"
         )
     if dataset in KNOWN and train != KNOWN[dataset].shape:
         raise UserError(

@@ -34,11 +34,9 @@ def decode(read: Callable[[str], bytes], path: str, out: np.ndarray) -> None:
     """Pixels of one image into ``out`` [H, W, C]; grey becomes RGB where C is 3."""
     try:
         with Image.open(io.BytesIO(read(path))) as image:
-            size = (image.height, image.width)
-            if size != out.shape[:2]:
-                raise UserError(
-                    f"{path}: image of {size[0]}x{size[1]} among images of {out.shape[0]}x{out.shape[1]}, expected one size"
-                )
+            found, expected = f"{image.height}x{image.width}", f"{out.shape[0]}x{out.shape[1]}"
+            if found != expected:
+                raise UserError(f"{path}: image of {found} among images of {expected}, expected one size")
             out[...] = np.asarray(image.convert(MODES[out.shape[2]])).reshape(out.shape)
     except (
         OSError,

@@ -72,7 +72,8 @@ def fetch(dataset: str, folder: Path) -> Path:
         download_url(source.url, str(folder), source.filename, source.tgz_md5)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"cannot download {source.url} ({error}): fetch it where there is a network and give it with --raw {source.filename}"
+            f"cannot download {source.url} ({error}): fetch it where there is a network "
+            f"and give it with --raw {source.filename}"
         ) from None
     finally:
         socket.setdefaulttimeout(previous)

@@ -1,0 +1,83 @@
+"""How fast shards are read, beside plain reads of the same files.
+
+python -m data_prep.bench data/cifar10
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from fedlada_mpi.errors import UserError
+from fedlada_mpi.shards import Manifest, read_manifest, read_silos, silo_file
+
+
+def plain_read(path: Path) -> None:
+    """The least that any reader must do: a fresh buffer, filled from the file."""
+    buffer = np.empty(path.stat().st_size, dtype=np.uint8)
+    with path.open("rb", buffering=0) as file:
+        view, done = memoryview(buffer), 0
+        while count := file.readinto(view[done:]):
+            done += count
+
+
+def forget(path: Path) -> None:
+    """Ask the kernel to drop its copy of a file, so that the next read comes from the disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def seconds(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def compare(manifest: Manifest, repeats: int, cold: bool) -> tuple[float, float]:
+    """Bytes per second of the reader and of plain reads: medians, taken in turns over all silos."""
+    shard, plain = [], []
+    size = np.mean([manifest.files[silo_file(silo)]["bytes"] for silo in range(manifest.silos)])
+    for repeat in range(repeats):
+        silo = repeat % manifest.silos
+        path = manifest.root / silo_file(silo)
+        pair = [(shard, lambda silo=silo: read_silos(manifest, [silo])), (plain, lambda path=path: plain_read(path))]
+        # Neither is always the second to touch a file.
+        for times, action in pair if repeat % 2 else reversed(pair):
+            forget(path) if cold else plain_read(path)
+            times.append(seconds(action))
+    return size / statistics.median(shard), size / statistics.median(plain)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path, help="directory of shards")
+    parser.add_argument("--repeats", type=int, default=40, help="reads of one silo file by each reader [40]")
+    options = parser.parse_args(arguments)
+    try:
+        manifest = read_manifest(options.directory)
+        size = manifest.files[silo_file(0)]["bytes"]
+        print(f"{manifest.root}: {manifest.silos} silo files, {size / 1e6:.1f} MB the first")
+        for name, cold in (("from the page cache", False), ("from the disk", True)):
+            if cold and not hasattr(os, "posix_fadvise"):
+                continue
+            shard, plain = compare(manifest, options.repeats, cold)
+            speeds = f"shards {shard / 1e6:6.0f} MB/s   plain reads {plain / 1e6:6.0f} MB/s"
+            print(f"{name:<20} {speeds}   ratio {shard / plain:.2f}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""Verify a directory of shards, print what it holds and draw its label distribution.
+
+python -m data_prep.inspect data/cifar10
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from fedlada_mpi.errors import UserError
+from fedlada_mpi.shards import TEST_FILE, Manifest, read_manifest, read_silos, read_test, silo_file
+
+from .picture import PICTURE, draw
+
+
+def verify(manifest: Manifest) -> None:
+    """Read every file once: checksum, format, shapes, and labels that agree with the manifest."""
+    for silo in range(manifest.silos):
+        shard = read_silos(manifest, [silo], verify=True)
+        owners = np.repeat(shard.client_ids, np.diff(shard.offsets))
+        counts = np.zeros_like(manifest.counts)
+        known = (shard.labels >= 0) & (shard.labels < manifest.classes)
+        np.add.at(counts, (owners[known], shard.labels[known]), 1)
+        if not np.array_equal(counts[shard.client_ids], manifest.counts[shard.client_ids]):
+            raise UserError(f"{manifest.root / silo_file(silo)}: its labels are not those that the manifest counts")
+    read_test(manifest, verify=True)
+
+
+def table(manifest: Manifest) -> str:
+    """One row per file, then the whole."""
+    rows = [("file", "clients", "images", "images/client", "classes/client", "MB")]
+    for silo, clients in enumerate(manifest.client_ids):
+        entry = manifest.files[silo_file(silo)]
+        rows.append((silo_file(silo), f"{clients[0]}-{clients[-1]}", *_figures(manifest, clients), _megabytes(entry)))
+    rows.append(
+        (TEST_FILE, "", f"{manifest.files[TEST_FILE]['images']:,}", "", "", _megabytes(manifest.files[TEST_FILE]))
+    )
+    everyone = np.arange(manifest.clients)
+    total = {"bytes": sum(entry["bytes"] for entry in manifest.files.values())}
+    rows.append(("all silos", f"{manifest.clients}", *_figures(manifest, everyone), _megabytes(total)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths)))
+        for row in rows
+    ]
+    return "\n".join((lines[0], "-" * len(lines[0]), *lines[1:]))
+
+
+def heading(manifest: Manifest) -> str:
+    height, width, channels = manifest.image_shape
+    rule = ", ".join(f"{name} {value}" for name, value in manifest.partition.items() if value is not None)
+    return (
+        f"{manifest.root}: {manifest.dataset}, {manifest.classes} classes, {height}x{width}x{channels}\n"
+        f"partition: {rule}, seed {manifest.seed}\n"
+        f"mean {_decimals(manifest.mean)}, std {_decimals(manifest.std)}"
+    )
+
+
+def _figures(manifest: Manifest, clients: np.ndarray) -> tuple[str, str, str]:
+    sizes = manifest.sizes[clients]
+    present = (manifest.counts[clients] > 0).sum(axis=1)
+    span = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()}-{sizes.max()}"
+    return f"{sizes.sum():,}", span, f"{present.mean():.1f}"
+
+
+def _megabytes(entry: dict) -> str:
+    return f"{entry['bytes'] / 1e6:.1f}"
+
+
+def _decimals(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.4f}" for value in values)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m data_prep.inspect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("directory", type=Path, help="directory of shards")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw here [DIR/label_distribution.png if it is missing]"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        manifest = read_manifest(options.directory)
+        print(heading(manifest), table(manifest), sep="\n\n")
+        verify(manifest)
+        picture = options.picture or manifest.root / PICTURE
+        if options.picture or not picture.exists():
+            draw(manifest, picture)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"error: {error.filename or options.directory}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    print(f"\nall {len(manifest.files)} checksums are right; label distribution: {picture}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
