@@ -96,7 +96,7 @@ class Config:
     eval_every: int = setting(1, "evaluate every this many rounds; 0 = only at the end", low=0, runtime=True)
     targets: list[float] = setting([], "test accuracies whose first round is reported", runtime=True)
     checkpoint_every: int = setting(50, "checkpoint every this many rounds; 0 = only at the end", low=0, runtime=True)
-    out: str = setting("runs/latest", "output directory", runtime=True)
+    out: str = setting("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True)
 
 
 FIELDS = {f.name: f for f in fields(Config)}
@@ -165,8 +165,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {match[0]!r}?)" if match else ""
 
 
-def resolve(flags: Mapping[str, Any], file: Mapping[str, Any] | None = None, dataset_kind: str | None = None) -> Resolved:
-    """Merge all sources and check the result. ``dataset_kind`` names the preset when dataset is a directory."""
+def resolve(
+    flags: Mapping[str, Any],
+    file: Mapping[str, Any] | None = None,
+    dataset_kind: str | None = None,
+    shards: Mapping[str, Any] | None = None,
+) -> Resolved:
+    """Merge all sources and check the result.
+
+    When the data set is a directory, ``dataset_kind`` names its preset and ``shards`` holds what it was prepared with.
+    """
     file = dict(file or {})
     for name in (*file, *flags):
         if name not in FIELDS:
@@ -184,8 +192,11 @@ def resolve(flags: Mapping[str, Any], file: Mapping[str, Any] | None = None, dat
     take(PRESETS.get(kind, {}), f"preset {kind}")
     take(METHODS.get(method, {}), f"preset {method}")
     take(BOTH.get((kind, method), {}), f"preset {kind}, {method}")
+    take(shards or {}, "shards")
     take(file, "file")
     take(flags, "flag")
+    if not values["out"]:
+        values["out"] = f"runs/{Path(values['dataset']).name}-{values['algorithm']}-seed{values['seed']}"
     check(values, sources)
     return Resolved(Config(**values), sources)
 

@@ -37,7 +37,14 @@ class Network:
         return self.layout.pack(dict(self.module.named_parameters()), dtype)
 
 
-def build(name: str, classes: int, image_shape: tuple[int, int, int], activation: str = "relu", seed: int = 0) -> Network:
+def build(
+    name: str,
+    classes: int,
+    image_shape: tuple[int, int, int],
+    activation: str = "relu",
+    seed: int = 0,
+    stacked: bool = True,
+) -> Network:
     """The network ``name`` for images [H, W, C], initialised from ``seed`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -59,6 +66,8 @@ def build(name: str, classes: int, image_shape: tuple[int, int, int], activation
         )
     parameters = [(n, p.shape) for n, p in module.named_parameters()]
     kernels = {}
+    if not stacked:
+        forward = None
     if forward is not None:
         kernels = {n: tuple(s) if len(s) == 4 else (*s, 1, 1) for n, s in parameters if len(s) > 1}
         kernels.update(maps)

@@ -1,0 +1,97 @@
+"""A round's mini-batches: which images each client sees at each step, and how they are augmented.
+
+The whole round is planned on the host as small integer arrays and copied to the device once; a step then
+gathers its batch from the resident uint8 images without asking the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import rng
+from .config import Config
+
+
+@dataclass
+class Plan:
+    """Arrays [K, C, B]; a client's rows end where its own steps do (its weights are zero from there on)."""
+
+    index: Tensor  # int64, into the rank's images
+    weight: Tensor  # 1/n of the batch's n images, 0 where the batch is padded
+    flip: Tensor  # bool
+    down: Tensor  # int32, rows and
+    right: Tensor  # columns that the crop moves over the image
+
+    def at(self, step: int | Tensor, count: int) -> Plan:
+        """Step ``step`` of the first ``count`` clients, [C, B]; a tensor step needs no host."""
+        pick = (lambda a: a[step]) if isinstance(step, int) else (lambda a: a.index_select(0, step)[0])
+        return Plan(*(pick(getattr(self, f.name)[:, :count]) for f in fields(self)))
+
+
+def local_steps(config: Config, sizes: np.ndarray) -> np.ndarray:
+    """K_i of clients with ``sizes`` images."""
+    if config.local_steps:
+        return np.full(len(sizes), config.local_steps, dtype=np.int64)
+    batch = np.where(config.batch_size, config.batch_size, sizes)
+    return config.local_epochs * -(-sizes // np.maximum(batch, 1))
+
+
+def plan(config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes: np.ndarray, width: int, dtype) -> Plan:
+    """The plan of ``clients`` (their images are starts[i] .. starts[i] + sizes[i]) with batches of ``width``."""
+    steps = local_steps(config, sizes)
+    shape = (int(steps.max()), len(clients), width)
+    index, weight = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
+    flip, down, right = np.zeros(shape, bool), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    for c, (client, start, n, count) in enumerate(zip(clients.tolist(), starts.tolist(), sizes.tolist(), steps.tolist())):
+        batch = min(config.batch_size or n, n)
+        per_epoch = -(-n // batch)
+        order = rng.permutations(n, -(-count // per_epoch), config.seed, t, client).reshape(-1, n)
+        for k in range(count):
+            epoch, b = divmod(k, per_epoch)
+            chosen = order[epoch, b * batch : (b + 1) * batch]
+            index[k, c, : len(chosen)] = start + chosen
+            weight[k, c, : len(chosen)] = 1.0 / len(chosen)
+        if config.augment == "paper":
+            drawn = rng.bits(count * width, config.seed, rng.AUGMENT, t, client).reshape(count, width)
+            flip[:count, c] = drawn & 1
+            moves, side = drawn & 2, np.uint64(2 * config.crop_padding + 1)
+            down[:count, c] = np.where(moves, (drawn >> np.uint64(2)) % (1 << 20) % side, config.crop_padding)
+            right[:count, c] = np.where(moves, (drawn >> np.uint64(22)) % (1 << 20) % side, config.crop_padding)
+            down[:count, c] -= config.crop_padding
+            right[:count, c] -= config.crop_padding
+    return Plan(
+        torch.from_numpy(index),
+        torch.from_numpy(weight).to(dtype),
+        torch.from_numpy(flip),
+        torch.from_numpy(down),
+        torch.from_numpy(right),
+    )
+
+
+@dataclass
+class Normaliser:
+    mean: Tensor
+    std: Tensor
+
+    def __call__(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        wide = dtype if dtype == torch.float64 else torch.float32
+        return ((images.to(wide) / 255 - self.mean.to(wide)) / self.std.to(wide)).to(dtype)
+
+
+def gather(images: Tensor, batch: Plan, normalise: Normaliser, dtype: torch.dtype, augment: bool) -> Tensor:
+    """The batch [C, B, H, W, ch]: flipped, then cropped out of the zero-padded image, in normalised space."""
+    if not augment:
+        return normalise(images[batch.index], dtype)
+    n, rows, columns, channels = images.shape
+    row = torch.arange(rows, device=images.device) + batch.down.unsqueeze(-1)
+    column = torch.arange(columns, device=images.device) + batch.right.unsqueeze(-1)
+    inside = ((row >= 0) & (row < rows)).unsqueeze(-1) & ((column >= 0) & (column < columns)).unsqueeze(-2)
+    column = torch.where(batch.flip.unsqueeze(-1), columns - 1 - column, column)
+    row, column = row.clamp(0, rows - 1), column.clamp(0, columns - 1)
+    pixel = (batch.index.unsqueeze(-1) * rows + row).unsqueeze(-1) * columns + column.unsqueeze(-2)
+    picked = images.view(n * rows * columns, channels)[pixel]
+    return normalise(picked, dtype) * inside.unsqueeze(-1)

@@ -1,0 +1,80 @@
+"""From ``--dataset`` to the settings and the directory of shards, preparing them where the raw data is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .config import DATASETS, Config, Resolved, data_root, nearest, resolve
+from .errors import UserError
+from .shards import MANIFEST, Manifest, read_manifest
+
+# Settings of a run that a directory of shards has fixed, and what they are called there.
+_FIXED = {"clients": "clients", "partition": "kind", "dirichlet": "dirichlet", "exhausted": "exhausted"}
+_FIXED["partition_seed"] = "seed"
+
+
+def settle(flags: Mapping[str, Any], file: Mapping[str, Any]) -> tuple[Resolved, Path]:
+    """The run's settings, and where its shards are or will be."""
+    name = str({**file, **flags}.get("dataset", "digits"))
+    if name in DATASETS:
+        resolved = resolve(flags, file)
+        return resolved, data_root(resolved.config) / name
+    if not (Path(name) / MANIFEST).is_file():
+        known = f"one of {', '.join(DATASETS)}, or a directory that python -m data_prep --out has finished"
+        raise UserError(f"--dataset: found {name!r}, expected {known}{nearest(name, DATASETS)}")
+    manifest = read_manifest(name)
+    shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
+    return resolve(flags, file, dataset_kind=manifest.dataset, shards=shards), Path(name)
+
+
+def _prepared_with(manifest: Manifest) -> dict[str, Any]:
+    known = {**manifest.partition, "clients": manifest.clients, "seed": manifest.seed}
+    return {name: known.get(key) for name, key in _FIXED.items()}
+
+
+def ensure(config: Config, directory: Path, silos: int) -> Manifest:
+    """The shards for this run: found and fitting, or prepared now."""
+    if not (directory / MANIFEST).is_file():
+        from data_prep import PrepareSettings, prepare, raw_available
+
+        raw = raw_available(config.dataset, directory.parent)
+        if raw is None and config.dataset != "digits":
+            raise UserError(
+                f"no shards of {config.dataset} in {directory} and no raw data beside them; prepare them with: "
+                + command(config, directory, silos)
+            )
+        settings = PrepareSettings(
+            config.dataset,
+            out=directory,
+            raw=None if config.dataset == "digits" else raw,
+            clients=config.clients,
+            silos=min(silos, config.clients),
+            partition=config.partition,
+            dirichlet=config.dirichlet,
+            exhausted=config.exhausted,
+            seed=config.partition_seed,
+            download=False,
+        )
+        return prepare(settings)
+    manifest = read_manifest(directory)
+    for name, value in _prepared_with(manifest).items():
+        wanted = getattr(config, name)
+        if value is not None and value != wanted:
+            raise UserError(
+                f"the shards in {directory} were prepared with {name} {value}, but the run asks for {wanted}: "
+                f"prepare others with {command(config, directory, silos, suffix=f'-{name}-{wanted}')} and pass that as --dataset"
+            )
+    return manifest
+
+
+def command(config: Config, directory: Path, silos: int, suffix: str = "") -> str:
+    """The data_prep command for this run."""
+    kind = config.dataset if config.dataset in DATASETS else read_manifest(directory).dataset
+    raw = "" if kind == "digits" else " --raw PATH"
+    return (
+        f"python -m data_prep --dataset {kind}{raw} --out {directory}{suffix} --clients {config.clients} "
+        f"--silos {min(silos, config.clients)} --partition {config.partition} --dirichlet {config.dirichlet:g} "
+        f"--exhausted {config.exhausted} --seed {config.partition_seed}"
+    )

@@ -1,0 +1,65 @@
+"""Gradients of C models at once, each on its own batch, written into the flat [C, d] gradient.
+
+``Stacked`` runs the channels-last layers of ``models/ops.py``; ``Generic`` runs any ``nn.Module`` through
+``torch.func``. They agree to rounding; the second needs nothing of a model but costs more.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from .models import Network
+from .models.ops import Stack
+
+
+def weighted_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Cross-entropy of every client, [C]; ``weight`` is 1/n, and 0 for padding."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    each = F.cross_entropy(wide.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
+    return (each * weight).sum(-1)
+
+
+class Stacked:
+    def __init__(self, network: Network, kernels=None):
+        self.network, self.kernels = network, kernels
+        self._stacks: dict[tuple, Stack] = {}
+
+    def __call__(self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        key = (values.data_ptr(), len(values))
+        if key not in self._stacks:
+            self._stacks[key] = Stack(self.network.layout, values, grads, self.kernels)
+        with torch.enable_grad():
+            losses = weighted_loss(self.network.forward(self._stacks[key], images), labels, weight)
+            losses.sum().backward()
+        return losses.detach()
+
+    @torch.no_grad()
+    def logits(self, x: Tensor, images: Tensor) -> Tensor:
+        stack = Stack(self.network.layout, x.to(images.dtype).unsqueeze(0), kernels=self.kernels)
+        return self.network.forward(stack, images.unsqueeze(0))[0]
+
+
+class Generic:
+    def __init__(self, network: Network):
+        self.network = network
+
+        def loss(parameters, images, labels, weight):
+            return weighted_loss(self._forward(parameters, images), labels, weight)
+
+        self._gradient = vmap(grad_and_value(loss), randomness="different")
+
+    def _forward(self, parameters: dict[str, Tensor], images: Tensor) -> Tensor:
+        return functional_call(self.network.module, parameters, (images.permute(0, 3, 1, 2),))
+
+    def __call__(self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        found, losses = self._gradient(self.network.layout.views(values), images, labels, weight)
+        for name, target in self.network.layout.views(grads).items():
+            target.copy_(found[name])
+        return losses
+
+    @torch.no_grad()
+    def logits(self, x: Tensor, images: Tensor) -> Tensor:
+        return self._forward(self.network.layout.views(x.to(images.dtype)), images)

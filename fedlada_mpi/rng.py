@@ -1,0 +1,31 @@
+"""Randomness as a function of (seed, purpose, round, client), never of rank, order or history.
+
+Philox is counter-based: its key is (seed, purpose) and its counter starts at (round, client), so any rank
+draws any client's numbers without drawing anybody else's. Only raw bits are used, which every numpy
+version and machine gives alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+SAMPLE, SHUFFLE, AUGMENT = range(3)
+
+
+def bits(count: int, seed: int, purpose: int, t: int, client: int = 0) -> np.ndarray:
+    """``count`` independent uint64."""
+    return np.random.Philox(key=[seed, purpose], counter=[0, t, client, 0]).random_raw(count)
+
+
+def permutations(n: int, count: int, seed: int, t: int, client: int) -> np.ndarray:
+    """``count`` permutations of n, one after another, [count * n]."""
+    keys = bits(count * n, seed, SHUFFLE, t, client).reshape(count, n)
+    return np.argsort(keys, axis=1, kind="stable").ravel()
+
+
+def participants(clients: int, share: float, sampling: str, seed: int, t: int) -> np.ndarray:
+    """S^t, ascending."""
+    keys = bits(clients, seed, SAMPLE, t)
+    if sampling == "bernoulli":
+        return np.flatnonzero(keys.astype(np.float64) < share * 2.0**64)
+    return np.sort(np.argsort(keys, kind="stable")[: round(share * clients)])

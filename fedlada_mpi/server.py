@@ -1,0 +1,102 @@
+"""The run from the server's side: sample, train, sum, step, send, evaluate, record, checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import rng
+from .algorithms import Round
+from .batches import local_steps
+from .metrics import PHASES, Recorder
+from .show import Show
+from .silo import NUMBERS, Silo
+
+
+class Server:
+    def __init__(self, silo: Silo, sizes: np.ndarray, numel: int, recorder: Recorder, show: Show):
+        self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
+        self.sizes, self.numel, self.recorder, self.show = sizes, numel, recorder, show
+
+    def run(self, start: int) -> str:
+        """Rounds start+1 .. T; how it ended: finished or stopped."""
+        config, status = self.config, "finished"
+        saved = start
+        for t in range(start, config.rounds):
+            stop = self.round(t)
+            last = stop or t + 1 == config.rounds
+            if last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
+                self.recorder.sync()
+                self.world.tell({"do": "checkpoint", "round": t + 1})
+                self.silo.save(t + 1)
+                saved = t + 1
+            if stop and t + 1 < config.rounds:
+                status = "stopped"
+                break
+        assert saved >= min(start, config.rounds)
+        self.world.tell({"do": "end", "status": status})
+        return status
+
+    def round(self, t: int) -> bool:
+        """One round; whether a rank was told to stop."""
+        config, silo, s = self.config, self.silo, self.silo.s
+        moved = self.world.bytes_moved
+
+        participants = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
+        sizes = self.sizes[participants]
+        steps = float(local_steps(config, sizes).mean()) if len(participants) else 0.0
+        r = Round(t, config.lr * config.lr_decay**t, steps, len(participants), config.clients)
+        evaluated = t + 1 == config.rounds or bool(config.eval_every and (t + 1) % config.eval_every == 0)
+        self.world.tell({"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": evaluated})
+
+        totals = silo.train(r, participants)
+        with silo.clock("server"):
+            silo.before.copy_(s.x)
+            offset2 = 0.0
+            if r.participants:
+                weight = float(sizes.sum()) if config.weighting == "size" else float(r.participants)
+                mean = {name: total.div_(weight) for name, total in silo.sums.items()}
+                offset = mean["offset"].clone()
+                self.algorithm.server(s, mean, r)
+                # mean ||x_i - x^{t+1}||^2 = mean ||offset_i||^2 - 2 <mean offset, D> + ||D||^2, with D = x^t - x^{t+1}
+                moved_by = silo.before - s.x
+                inner = torch.dot(offset.double(), moved_by.double())
+                offset2 = float(torch.linalg.vector_norm(moved_by, dtype=torch.float64) ** 2 - 2 * inner)
+            silo.synchronise()
+        silo.receive(r)
+        ranks = silo.report(totals, evaluated)
+
+        sums = dict(zip(NUMBERS, ranks[:, : len(NUMBERS)].sum(0).tolist()))
+        weights = float(sizes.sum()) if config.weighting == "size" else float(max(1, r.participants))
+        record = self._record(r, participants, sums, ranks)
+        record["consistency"] = sums["offset_norm2"] / weights + offset2 if r.participants else None
+        record["bytes_mpi"] = self.world.bytes_moved - moved
+        self.recorder.add(record)
+        self.show.round(record, evaluated)
+        return sums["stop"] > 0
+
+    def _record(self, r: Round, participants: np.ndarray, sums: dict[str, float], ranks: np.ndarray) -> dict[str, Any]:
+        vector = self.numel * self.silo.s.x.element_size()
+        a = self.algorithm
+        record: dict[str, Any] = {
+            "round": r.t + 1,
+            "lr": r.lr,
+            "participants": participants.tolist(),
+            "local_loss": sums["loss"] / r.participants if r.participants else None,
+        }
+        for part in ("train", "test"):
+            count = sums[f"{part}_count"]
+            record[f"{part}_loss"] = sums[f"{part}_loss"] / count if count else None
+            record[f"{part}_acc"] = sums[f"{part}_correct"] / count if count else None
+        # A client that keeps nothing between rounds would need the derived vectors too.
+        record["bytes_down"] = r.participants * (len(a.down) + len(a.derived)) * vector
+        record["bytes_up"] = r.participants * len(a.up) * vector
+        record["paper_units"] = r.participants * a.paper_units
+        by_phase = dict(zip(PHASES, ranks[:, len(NUMBERS) :].T))
+        record["seconds"] = {phase: float(values.max()) for phase, values in by_phase.items()}
+        wait = ranks[:, NUMBERS.index("wait")]
+        record["seconds_by_rank"] = {"train": by_phase["train"].tolist(), "wait": wait.tolist()}
+        return record

@@ -1,0 +1,199 @@
+"""Put a run together on this rank: device, data, model, method, transport; then server or silo."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import __version__, algorithms, checkpoint, models, mpi
+from .algorithms import Vectors
+from .batches import Normaliser
+from .config import Config
+from .data import ensure
+from .errors import UserError
+from .gradients import Generic, Stacked
+from .metrics import Recorder, summarise, write_atomically
+from .models import kernels
+from .server import Server
+from .shards import Manifest, read_manifest, read_silos, read_test
+from .show import Show, amount, banner, summary
+from .silo import Silo
+from .trainer import Resident, Trainer
+
+
+def choose_device(world: mpi.World, config: Config) -> torch.device:
+    """A GPU by local rank (several ranks may share one), or the CPU with its share of the cores."""
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise UserError("--device cuda: torch sees no GPU here; use --device cpu, or check CUDA_VISIBLE_DEVICES and the driver")
+    if available and config.device != "cpu":
+        device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = len(os.sched_getaffinity(0))
+        # Ranks that a launcher bound see their own cores; unbound ones share the node's.
+        sharing = world.node.size if cores >= (os.cpu_count() or 1) else 1
+        torch.set_num_threads(max(1, cores // sharing))
+    return device
+
+
+def set_precision(precision: str) -> torch.dtype:
+    """The type of parameters and states; what products are computed in is a global of torch."""
+    tf32 = precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    return torch.float64 if precision == "fp64" else torch.float32
+
+
+class Session:
+    def __init__(self, world: mpi.World, config: Config, directory: Path):
+        self.world, self.config = world, config
+        self.trains = world.size == 1 or config.server_trains or world.rank > 0
+        ranks = world.size if world.size == 1 or config.server_trains else world.size - 1
+        world.alone(lambda: ensure(config, directory, ranks))
+        self.manifest: Manifest = world.together(lambda: read_manifest(directory))
+        self.device = world.together(lambda: choose_device(world, config))
+        self.dtype = set_precision(config.precision)
+        self.owner = np.array_split(np.arange(self.manifest.silos), ranks)
+        place = world.rank - (world.size - ranks)
+        data = world.together(lambda: self._resident(self.owner[place] if self.trains else []))
+        test = world.together(lambda: self._test()) if world.rank == 0 else world.together(lambda: None)
+
+        self.network = world.together(lambda: self._network())
+        self.algorithm = algorithms.create(config)
+        layout = self.network.layout
+        if self.network.forward is None:
+            gradient = Generic(self.network)
+            self.network.module.to(self.device)
+        else:
+            use = self.device.type == "cuda" and config.compile != "off" and config.precision != "fp64"
+            gradient = Stacked(self.network, kernels.load() if use else None)
+        self.trainer = Trainer(config, self.algorithm, gradient, data, layout.size, self.device, self.dtype)
+        self.transport = mpi.Transport(world, layout.size, self.dtype, self.device, config.transport)
+        a = self.algorithm
+        names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
+        s = Vectors(**{name: torch.zeros(layout.size, dtype=self.dtype, device=self.device) for name in names})
+        self.silo = Silo(world, config, a, self.trainer, self.transport, s, test)
+
+    def _network(self) -> models.Network:
+        c, m = self.config, self.manifest
+        stacked = c.engine != "generic"
+        network = models.build(c.model, m.classes, m.image_shape, c.activation, c.seed, stacked=stacked)
+        if c.engine == "stacked" and network.forward is None:
+            raise UserError(f"--engine stacked: {c.model} has no stacked layers; use --engine generic or auto")
+        return network
+
+    def _resident(self, silos) -> Resident:
+        m, dtype = self.manifest, self.dtype
+        shard = read_silos(m, [int(i) for i in silos])
+        normalise = Normaliser(*(torch.tensor(v, dtype=dtype, device=self.device) for v in (m.mean, m.std)))
+        images, labels = (torch.from_numpy(a).to(self.device) for a in (shard.images, shard.labels))
+        return Resident(images, labels, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise)
+
+    def _test(self):
+        return tuple(torch.from_numpy(a).to(self.device) for a in read_test(self.manifest))
+
+    def _start(self) -> None:
+        """Server vectors at t = 0."""
+        s, config = self.silo.s, self.config
+        x = self.network.initial(self.dtype)
+        if config.init:
+            x = self._load_model(Path(config.init))
+        s.x.copy_(x)
+        self.algorithm.start(s)
+
+    def _load_model(self, path: Path) -> torch.Tensor:
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise UserError(f"--init: cannot read {path} as a state_dict: {str(error).splitlines()[0]}") from None
+        wanted = {e.name: e.shape for e in self.network.layout.entries}
+        found = {name: tuple(value.shape) for name, value in state.items()}
+        if found != wanted:
+            odd = sorted({*found.items()} ^ {*wanted.items()})[:3]
+            raise UserError(f"--init: {path} does not fit {self.config.model} (differs in {', '.join(n for n, _ in odd)})")
+        return self.network.layout.pack(state, self.dtype)
+
+    def run(self, start: int) -> str:
+        """From round ``start`` (0: anew) to the end; finished or stopped."""
+        world, config, silo, out = self.world, self.config, self.silo, Path(self.config.out)
+        if start:
+            ids = set(silo.trainer.data.client_ids.tolist())
+            world.together(lambda: checkpoint.load(out, start, silo.s, silo.trainer.kept, ids, world.rank == 0))
+        else:
+            world.alone(self._start)
+        silo.share((*self.algorithm.down, *self.algorithm.derived))
+        world.bytes_moved = 0
+        if world.rank != 0:
+            return silo.serve()
+        write_atomically(out / "config.json", json.dumps(asdict(config), indent=2) + "\n")
+        print(self.banner(start), flush=True)
+        recorder, show = Recorder(out, start), Show(config.rounds, start)
+        try:
+            status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, show).run(start)
+        finally:
+            show.close()
+            recorder.close()
+        found = {"status": status, **summarise(recorder.records, config.targets), "environment": self.environment()}
+        self._save_model(out / "model.pt")
+        write_atomically(out / "summary.json", json.dumps(found, indent=2) + "\n")
+        print(summary(found, recorder.records, str(out)), flush=True)
+        return status
+
+    def _save_model(self, path: Path) -> None:
+        temporary = path.with_name(path.name + ".tmp")
+        torch.save(self.network.layout.unpack(self.silo.s.x.cpu()), temporary)
+        os.replace(temporary, path)
+
+    def environment(self) -> dict[str, Any]:
+        cuda = self.device.type == "cuda"
+        return {
+            "fedlada_mpi": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "mpi": mpi.library(),
+            "ranks": self.world.size,
+            "device": torch.cuda.get_device_name(self.device) if cuda else f"{platform.machine()} CPU",
+            "threads": torch.get_num_threads(),
+            "transport": self.transport.kind,
+            "host": platform.node(),
+            "command": sys.argv,
+        }
+
+    def banner(self, start: int) -> str:
+        c, w, m, d = self.config, self.world, self.manifest, self.network.layout.numel
+        a, vector = self.algorithm, self.network.layout.numel * self.dtype.itemsize
+        per_silo = [int(sum(len(m.client_ids[i]) for i in silos)) for silos in self.owner]
+        idle = sum(count == 0 for count in per_silo)
+        participants = c.participation * c.clients
+        share = max(per_silo) / c.clients * participants
+        sends = f"{'+'.join(a.down)} down, {'+'.join(a.up)} up"
+        where = self.environment()["device"] + (f", {torch.get_num_threads()} threads a rank" if self.device.type == "cpu" else "")
+        memory = share * self.trainer.bytes_per_client() + 2 * vector * (len(a.up) + len(a.down))
+        path = "generic (functional torch; the stacked path is several times faster)"
+        if self.network.forward is not None:
+            path = "stacked" + (", compiled kernels" if self.trainer.kernels is not None else "")
+        rows = [
+            ("method", f"{c.algorithm}, {c.rounds} rounds" + (f", resumed after round {start}" if start else "")),
+            ("data", f"{m.dataset}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients"),
+            ("model", f"{c.model}, {d:,} parameters, {c.precision}, {path}"),
+            ("ranks", f"{w.size} ({w.node.size} on this node), {min(per_silo)} to {max(per_silo)} clients a silo"),
+            ("device", where),
+            ("MPI", f"{mpi.library()}, {'' if mpi.cuda_aware() else 'not '}CUDA-aware; transport: {self.transport.kind}"),
+            ("a round", f"{participants:g} participants; {sends}: {amount(participants * (len(a.down) + len(a.up)) * vector)}"),
+            ("memory", f"about {amount(memory)} a rank for {share:.1f} clients at once, and their activations"),
+            ("files", c.out),
+        ]
+        if idle:
+            rows.append(("note", f"{idle} ranks have no clients: the shards were made for {m.silos} silos"))
+        return f"fedlada_mpi {__version__}\n{banner(rows)}"
