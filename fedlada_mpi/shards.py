@@ -169,7 +169,7 @@ def _open(path: Path) -> h5py.File:
         # Finished shards never change, and many parallel file systems offer no locks.
         return h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise UserError(f"{path}: cannot be opened as HDF5 ({str(error).splitlines()[0]}){_again()}") from None
+        raise UserError(f"{path}: cannot be opened as HDF5 ({_first_line(error)}){_again()}") from None
 
 
 def _check_version_of(path: Path) -> None:
@@ -182,23 +182,31 @@ def _check_version_of(path: Path) -> None:
 
 
 def _read(file: h5py.File, name: str, out: np.ndarray) -> None:
-    dataset = file.get(name)
-    if not isinstance(dataset, h5py.Dataset) or dataset.shape != out.shape or dataset.dtype != out.dtype:
-        found = f"{dataset.dtype} {list(dataset.shape)}" if isinstance(dataset, h5py.Dataset) else "nothing"
-        raise UserError(f"{file.filename}: {name!r} is {found}, expected {out.dtype} {list(out.shape)}{_again()}")
-    if out.size:
-        try:
-            # Whole to whole: HDF5 then reads from the file straight into this memory, without selections.
-            dataset.id.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
-        except OSError as error:
-            raise UserError(
-                f"{file.filename}: {name!r} cannot be read ({str(error).splitlines()[0]}){_again()}"
-            ) from None
+    """Fill ``out`` from the whole of one dataset, which must be of its shape and type.
+
+    By h5py's low-level calls: without selections HDF5 reads from the file straight into this memory,
+    and a file is read at the speed of a plain read even when it is small.
+    """
+    try:
+        dataset = h5py.h5d.open(file.id, name.encode())
+    except KeyError:
+        raise UserError(f"{file.filename}: {name!r} is missing{_again()}") from None
+    if dataset.shape != out.shape or dataset.dtype != out.dtype:
+        found, expected = f"{dataset.dtype} {list(dataset.shape)}", f"{out.dtype} {list(out.shape)}"
+        raise UserError(f"{file.filename}: {name!r} is {found}, expected {expected}{_again()}")
+    try:
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
+    except OSError as error:
+        raise UserError(f"{file.filename}: {name!r} cannot be read ({_first_line(error)}){_again()}") from None
 
 
 def check_format(found: Any, path: Path) -> None:
     if found != FORMAT:
         raise UserError(f"{path}: shards of format {found}, expected format {FORMAT}{_again()}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _again() -> str:
