@@ -31,6 +31,7 @@ if [ -n "$FEDLADA_MODULES" ]; then
 fi
 if [ -z "$FEDLADA_VENV" ] && [ -x "$FEDLADA_HOME/.venv/bin/python" ]; then FEDLADA_VENV=$FEDLADA_HOME/.venv; fi
 if [ -n "$FEDLADA_VENV" ]; then
+    case $FEDLADA_VENV in /*) ;; *) FEDLADA_VENV=$PWD/$FEDLADA_VENV ;; esac
     if [ ! -x "$FEDLADA_VENV/bin/python" ]; then
         echo "error: no python in FEDLADA_VENV=$FEDLADA_VENV: expected the folder of a virtual environment" >&2
         exit 2

@@ -2,24 +2,29 @@
 # Starts one rank of a job: srun --kill-on-bad-exit=1 ... bash jobs/rank.sh COMMAND...
 # srun reports only the largest status of all ranks, and kills the others at the first that is not 0. So a stop with a checkpoint
 # (75), which all ranks agree on, is an orderly end for srun, and what the job must know is noted in FEDLADA_STATE.
+state=${FEDLADA_STATE:-}
+if [ -z "$state" ]; then exec "$@"; fi
 
-# A USR1 before Python has its handler would kill the rank: ignored until then, and sent again by the job.
-trap '' USR1
+trap '' USR1 # inherited by the rank, which a USR1 before Python's own handler would kill
 "$@" &
 rank=$!
 # srun ends the survivors of a dead rank by TERM, which they would take as a wish to finish the round.
-trap '[ ! -e "${FEDLADA_STATE:-/nonexistent}/died" ] || kill -KILL $rank' TERM
+trap '[ ! -e "$state/died" ] || kill -KILL $rank' TERM
+
+handles_usr1() { ((0x$(sed -n 's/^SigCgt:\s*//p' /proc/$rank/status) >> ($(kill -l USR1) - 1) & 1)) 2>/dev/null; }
+if [ "${SLURM_PROCID:-0}" = 0 ]; then
+    while kill -0 $rank 2>/dev/null && ! handles_usr1; do sleep 0.2; done
+    : >"$state/ready"
+fi
 while kill -0 $rank 2>/dev/null; do
     wait $rank # a signal to this shell ends the wait early
 done
 wait $rank
 code=$?
-if [ -n "${FEDLADA_STATE:-}" ]; then
-    case $code in
-        0) ;;
-        2) : >"$FEDLADA_STATE/refused" ;;
-        75) : >"$FEDLADA_STATE/stopped" && code=0 ;;
-        *) : >"$FEDLADA_STATE/died" ;;
-    esac
-fi
+case $code in
+    0) ;;
+    2) : >"$state/refused" ;;
+    75) : >"$state/stopped" && code=0 ;;
+    *) : >"$state/died" ;;
+esac
 exit $code

@@ -17,20 +17,21 @@ supervise() {
     export FEDLADA_STATE=$FEDLADA_LOGS/.state-$job
     if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then rm -rf "$FEDLADA_STATE"; fi
     mkdir -p "$FEDLADA_STATE"
-    rm -f "$FEDLADA_STATE"/{refused,stopped,died}
+    rm -f "$FEDLADA_STATE"/{ready,refused,stopped,died}
     say "start ${SLURM_RESTART_COUNT:-0} on ${SLURM_JOB_NODELIST:-this node}"
 
-    local stop=no terminated=no ask=0 code=0
-    trap 'stop=yes' USR1
+    local stop=no terminated=no code=0
+    trap '[ $stop = asked ] || stop=yes' USR1
     trap 'terminated=yes' TERM
     "$@" &
     local child=$!
     # bash runs traps between commands and in `wait` only, so nothing here may block for long.
     while kill -0 "$child" 2>/dev/null; do
-        if [ $stop = yes ] && ((SECONDS >= ask)); then
+        # Once, and not before they listen.
+        if [ $stop = yes ] && [ -e "$FEDLADA_STATE/ready" ]; then
             say "asking the ranks to stop with a checkpoint"
             scancel --signal=USR1 "$job" || true
-            ask=$((SECONDS + 15)) # again, for ranks that had no handler yet
+            stop=asked
         fi
         sleep 1 &
         wait $! || true

@@ -223,17 +223,15 @@ class Cluster:
         return fields
 
     def processes(self, job: str, rank: int) -> list[int]:
-        """The Python processes of one rank of a job."""
+        """The Python processes of one rank of a job's step."""
+        wanted = {f"SLURM_CONF={self.root}/slurm.conf", f"SLURM_JOB_ID={job}", f"SLURM_PROCID={rank}"}
         found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
+        for entry in Path("/proc").glob("[0-9]*"):
             try:
-                environment = (entry / "environ").read_bytes().split(b"\0")
-                program = (entry / "cmdline").read_bytes().split(b"\0")[0]
+                environment = (entry / "environ").read_text(errors="replace").split("\0")
+                program = (entry / "cmdline").read_text(errors="replace").split("\0")[0]
             except OSError:
                 continue
-            wanted = {f"SLURM_JOB_ID={job}".encode(), f"SLURM_PROCID={rank}".encode(), f"SLURM_CONF={self.root}/slurm.conf".encode()}
-            if b"python" in program and wanted <= set(environment) and b"SLURM_STEP_NUM_TASKS=1" not in environment:
+            if "python" in program and wanted <= set(environment):
                 found.append(int(entry.name))
         return found

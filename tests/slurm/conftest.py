@@ -1,0 +1,76 @@
+"""One throw-away cluster for the session, and a user's folder on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cluster import Cluster, missing, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    reason = missing()
+    if reason:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    with Cluster() as cluster:
+        yield cluster
+
+
+class User:
+    """Somebody who works in ``folder`` with the job scripts of this clone."""
+
+    def __init__(self, cluster: Cluster, folder: Path, data: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.environment = {
+            "FEDLADA_VENV": sys.prefix,
+            "FEDLADA_GPUS_PER_NODE": "0",
+            "FEDLADA_RANKS": "2",
+            "FEDLADA_DATA": str(data),
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "OMPI_MCA_mpi_yield_when_idle": "1",
+        }
+
+    def run(self, *command: object, check: bool = True, timeout: float = 100):
+        return self.cluster.run(*command, check=check, timeout=timeout, cwd=self.folder, env=self.environment)
+
+    def submit(self, *arguments: object) -> str:
+        """The number of the job that ``jobs/submit.sh`` submits."""
+        return self.run(ROOT / "jobs/submit.sh", *arguments).stdout.split()[-1]
+
+    def submit_grid(self, *arguments: object) -> tuple[str, str, str]:
+        """The array job, its indices and the report's job of ``jobs/submit-grid.sh``."""
+        text = self.run(ROOT / "jobs/submit-grid.sh", *arguments).stdout
+        match = re.search(r"job (\d+), runs (\S+)[\s\S]*report: job (\d+)", text)
+        assert match, text
+        return match[1], match[2], match[3]
+
+    def output(self, job: str) -> str:
+        """What a job, or an element of an array, has written so far."""
+        return "".join(path.read_text() for path in self.folder.glob(f"logs/*-{job}.out"))
+
+    def last_round(self, out: str) -> int:
+        """The last round that a run has recorded, 0 before the first."""
+        path = self.folder / out / "metrics.jsonl"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return json.loads(lines[-1])["round"] if lines else 0
+
+    def wait_for_round(self, out: str, number: int, job: str) -> None:
+        try:
+            wait_for(lambda: self.last_round(out) >= number, f"round {number} in {out}", 100)
+        except TimeoutError as error:
+            raise AssertionError(f"{error}\n{self.cluster.job(job)}\n{self.output(job)}") from error
+
+
+@pytest.fixture
+def user(cluster: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> User:
+    data = tmp_path_factory.getbasetemp() / "slurm-data"
+    return User(cluster, tmp_path, data)

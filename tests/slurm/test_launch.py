@@ -1,0 +1,35 @@
+"""The run under srun: with the right --mpi, and without."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+import pytest
+
+pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(200)]
+RUN = (sys.executable, "-m", "fedlada_mpi.run")
+
+
+def test_eleven_ranks_end_with_one_summary(user):
+    done = user.run("srun", "--mpi=pmix", "-n", 11, *RUN, "--rounds", 2, "--out", "run", timeout=150)
+    summary = json.loads((user.folder / "run/summary.json").read_text())
+    assert summary["status"] == "finished"
+    assert summary["rounds"] == 2
+    assert user.last_round("run") == 2
+    assert (user.folder / "run/model.pt").stat().st_size > 0
+    # Eleven ranks, one voice.
+    lines = done.stdout.strip().splitlines()
+    assert f"{100 * summary['final']['test_acc']:.2f}" in done.stdout or "finished" in done.stdout.lower()
+    assert len(lines) == len(set(lines)), done.stdout
+
+
+def test_without_mpi_the_hint_comes_in_seconds_and_nothing_is_written(user):
+    before = time.monotonic()
+    done = user.run("srun", "--mpi=none", "-n", 3, *RUN, "--rounds", 2, "--out", "run", check=False)
+    assert done.returncode == 2, done.stderr
+    assert "srun --mpi=pmix" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (user.folder / "run").exists()
+    assert time.monotonic() - before < 30

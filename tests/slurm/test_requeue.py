@@ -1,0 +1,133 @@
+"""Jobs that are interrupted: signalled, killed, preempted, cancelled, or always failing."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from cluster import wait_for
+
+pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(240)]
+TRAIN = ("--clients", 6, "--participation", 0.5, "--local-epochs", 2, "--rounds", 40)
+
+
+def parameters(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "model.pt", weights_only=True)
+
+
+def test_signalled_job_requeues_and_ends_as_if_left_alone(user):
+    signalled = user.submit("train", "--", *TRAIN, "--out", "signalled")
+    alone = user.submit("train", "--", *TRAIN, "--out", "alone")
+    user.wait_for_round("signalled", 2, signalled)
+    user.cluster.run("scancel", "--batch", "--signal=USR1", signalled)
+
+    fields = user.cluster.wait(signalled)
+    output = user.output(signalled)
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("COMPLETED", "0:0", "1"), output
+    assert output.count("stopped with a checkpoint: requeued") == 1
+    assert output.index("start 0") < output.index("requeued") < output.index("start 1"), "the output must be appended"
+    fields = user.cluster.wait(alone)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "0"), user.output(alone)
+
+    found, expected = parameters(user.folder / "signalled"), parameters(user.folder / "alone")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    rounds = [json.loads(line)["round"] for line in (user.folder / "signalled/metrics.jsonl").read_text().splitlines()]
+    assert rounds == list(range(1, 41))
+
+
+def test_killed_rank_ends_the_step_at_once_and_the_job_completes(user):
+    job = user.submit("train", "--", *TRAIN, "--checkpoint-every", 5, "--out", "run")
+    user.wait_for_round("run", 6, job)
+    (rank,) = user.cluster.processes(job, rank=1)
+    os.kill(rank, signal.SIGKILL)
+    before = time.monotonic()
+    wait_for(lambda: "failure 1: requeued" in user.output(job), "the end of the step", 20)
+    assert time.monotonic() - before < 4, "SLURM had to kill the survivors"
+
+    fields = user.cluster.wait(job)
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("COMPLETED", "0:0", "1"), user.output(job)
+    assert json.loads((user.folder / "run/summary.json").read_text())["status"] == "finished"
+
+
+def test_bad_input_is_not_tried_again(user):
+    job = user.submit("train", "--", "--algorithm", "fedsomething", "--out", "run")
+    fields = user.cluster.wait(job)
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "2:0", "0"), user.output(job)
+    assert "bad input, see above: not requeued" in user.output(job)
+
+
+# A command that needs no MPI: it counts its starts, and stops at TERM and USR1 with status 75.
+STAND_IN = """\
+import signal, sys, time
+def stop(*_):
+    print("stopping", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGUSR1, stop)
+with open("starts", "a+") as file:
+    file.write("x")
+    file.seek(0)
+    start = len(file.read())
+print("started", start, flush=True)
+if sys.argv[1] == "fail":
+    sys.exit(1)
+if start == 1:
+    time.sleep(60)
+"""
+JOB = """\
+#!/usr/bin/env bash
+#SBATCH --requeue
+#SBATCH --open-mode=append
+set -euo pipefail
+. "$FEDLADA_HOME/jobs/env.sh"
+. "$FEDLADA_HOME/jobs/supervise.sh"
+FEDLADA_MPI=none
+set_launcher
+supervise "${LAUNCH[@]}" python stand_in.py "$@"
+"""
+
+
+def submit_stand_in(user, *arguments: str) -> str:
+    (user.folder / "stand_in.py").write_text(STAND_IN)
+    (user.folder / "job.sh").write_text(JOB)
+    user.environment["FEDLADA_HOME"] = str(Path(__file__).resolve().parents[2])
+    return user.run("sbatch", "-o", "logs-%j.out", "-n", 2, "job.sh", *arguments).stdout.split()[-1]
+
+
+def stand_in_output(user, job: str) -> str:
+    path = user.folder / f"logs-{job}.out"
+    return path.read_text() if path.exists() else ""
+
+
+def test_preempted_job_uses_its_grace_time_and_comes_back(user):
+    job = submit_stand_in(user, "run")
+    wait_for(lambda: "started" in stand_in_output(user, job), "the start", 20)
+    user.run("srun", "--partition=urgent", "--exclusive", "true")
+    fields = user.cluster.wait(job)
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), stand_in_output(user, job)
+    assert "stopped with a checkpoint: requeued" in stand_in_output(user, job)
+
+
+def test_cancelled_job_stays_cancelled(user):
+    job = submit_stand_in(user, "run")
+    wait_for(lambda: "started" in stand_in_output(user, job), "the start", 20)
+    user.run("scancel", job)
+    fields = user.cluster.wait(job)
+    assert (fields["JobState"], fields["Restarts"]) == ("CANCELLED", "0"), stand_in_output(user, job)
+
+
+def test_failing_job_gives_up(user):
+    user.environment["FEDLADA_MAX_FAILURES"] = "1"
+    job = submit_stand_in(user, "fail")
+    fields = user.cluster.wait(job)
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("FAILED", "1:0", "1"), stand_in_output(
+        user, job
+    )
+    assert "failed 2 times in a row: not requeued" in stand_in_output(user, job)
+    assert not list((user.folder / "logs").glob(".state-*"))
