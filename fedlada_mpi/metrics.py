@@ -15,10 +15,11 @@ EVALUATED = ("train_loss", "train_acc", "test_loss", "test_acc")
 
 
 class Clock:
-    """Seconds by phase, for one round at a time."""
+    """Seconds by phase, for one round at a time; ``total`` is all that passed since the last one."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
+        self.since = time.perf_counter()
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -28,6 +29,8 @@ class Clock:
 
     def take(self) -> list[float]:
         """The phases' seconds so far, and start again."""
+        now = time.perf_counter()
+        self.seconds["total"], self.since = now - self.since, now
         taken = [self.seconds[phase] for phase in PHASES]
         self.seconds = dict.fromkeys(PHASES, 0.0)
         return taken

@@ -323,3 +323,28 @@ class Transport:
         event = torch.cuda.Event()
         event.record(self._copies)
         return event
+
+
+def plain_bcast(world: World, vector: Tensor) -> None:
+    """The library's own Bcast, to measure against."""
+    world.comm.Bcast(vector.numpy())
+
+
+def plain_reduce(world: World, vector: Tensor) -> None:
+    """The library's own Reduce, to measure against."""
+    if world.rank == 0:
+        world.comm.Reduce(MPI.IN_PLACE, vector.numpy())
+    else:
+        world.comm.Reduce(vector.numpy(), None)
+
+
+def slowest(world: World, action: Callable[[], None], repeats: int) -> float:
+    """Median over repetitions of the slowest rank's seconds for a collective."""
+    seconds = np.empty(repeats)
+    for i in range(repeats + 2):
+        world.comm.Barrier()
+        start = time.perf_counter()
+        action()
+        seconds[i - 2] = time.perf_counter() - start
+    world.comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
+    return float(np.median(seconds))

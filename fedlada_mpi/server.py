@@ -96,6 +96,7 @@ class Server:
         record["bytes_up"] = r.participants * len(a.up) * vector
         record["paper_units"] = r.participants * a.paper_units
         by_phase = dict(zip(PHASES, ranks[:, len(NUMBERS) :].T))
+        by_phase["total"] = by_phase["total"][:1]
         record["seconds"] = {phase: float(values.max()) for phase, values in by_phase.items()}
         wait = ranks[:, NUMBERS.index("wait")]
         record["seconds_by_rank"] = {"train": by_phase["train"].tolist(), "wait": wait.tolist()}

@@ -77,7 +77,7 @@ class Session:
             self.network.module.to(self.device)
         else:
             use = self.device.type == "cuda" and config.compile != "off" and config.precision != "fp64"
-            gradient = Stacked(self.network, kernels.load() if use else None)
+            gradient = Stacked(self.network, kernels if use and kernels.available() else None)
         self.trainer = Trainer(config, self.algorithm, gradient, data, layout.size, self.device, self.dtype)
         self.transport = mpi.Transport(world, layout.size, self.dtype, self.device, config.transport)
         a = self.algorithm

@@ -64,7 +64,7 @@ def summary(found: dict[str, Any], records: list[dict[str, Any]], out: str) -> s
         total = sum(r["seconds"]["total"] for r in records) or 1.0
         lines.append("  time           " + ", ".join(f"{p} {s / total:.0%}" for p, s in phases.items()) + " (slowest rank)")
         train = [sum(r["seconds_by_rank"]["train"][i] for r in records) for i in range(len(records[0]["seconds_by_rank"]["train"]))]
-        busy = [(t, i) for i, t in enumerate(train) if t > 0]
+        busy = [(t, i) for i, t in enumerate(train) if t > 0.01 * max(train)]
         if len(busy) > 1:
             (slow, i), (quick, j) = max(busy), min(busy)
             lines.append(f"  silos          slowest rank {i} trained {slow:.1f} s, quickest rank {j} {quick:.1f} s")

@@ -11,7 +11,7 @@ from . import checkpoint
 from .algorithms import Algorithm, Round, Vectors
 from .config import Config
 from .evaluate import evaluate
-from .metrics import PHASES, Clock
+from .metrics import Clock
 from .mpi import Transport, World
 from .signals import stop_requested
 from .trainer import Totals, Trainer
@@ -38,12 +38,14 @@ class Silo:
                 total.zero_()
             totals = self.trainer.round(self.s, r, participants, self.sums)
             self.synchronise()
+        self.world.wait()  # for the slowest rank; timed as waiting, not as communication
         with self.clock("reduce"):
             self.transport.reduce(list(self.sums.values()))
         return totals
 
     def receive(self, r: Round) -> None:
         """The server's new vectors, and those that follow from them."""
+        self.world.wait()
         with self.clock("bcast"):
             if self.world.rank != 0:
                 self.before.copy_(self.s.x)
@@ -65,7 +67,6 @@ class Silo:
                     train = self._evaluate(data.images, data.labels)
                 if self.test is not None:
                     test = self._evaluate(*self.test)
-        self.clock.seconds["total"] = sum(self.clock.seconds[p] for p in PHASES if p != "total")
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
         numbers = [totals.loss, totals.offset_norm2, *train, *test, float(stop_requested()), wait]
         return self.world.collect(numbers + self.clock.take())

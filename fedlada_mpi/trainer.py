@@ -75,7 +75,7 @@ class Trainer:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self._step = local_step
         if device.type == "cuda" and config.compile != "off" and self.kernels is not None:
-            self._step = torch.compile(local_step, dynamic=False)
+            self._step = torch.compile(local_step, dynamic=True)
 
     def bytes_per_client(self) -> int:
         """Stacked state of one client: x, gradient, slots, and the low-precision copy."""
@@ -109,11 +109,11 @@ class Trainer:
         c.loss.add_(self.gradient(values, c.g, images, self.data.labels[batch.index], batch.weight))
         self._step(self.algorithm, c, s, self.lr)
 
-    def _gather(self, batch: Plan) -> Tensor:
-        augment = self.config.augment == "paper"
+    def _gather(self, b: Plan) -> Tensor:
+        images, normalise = self.data.images, self.data.normalise
         if self.kernels is not None:
-            return self.kernels.gather(self.data.images, batch, self.data.normalise, self.compute)
-        return gather(self.data.images, batch, self.data.normalise, self.compute, augment)
+            return self.kernels.gather(images, b.index, b.flip, b.down, b.right, normalise.mean, normalise.std, self.compute)
+        return gather(images, b, normalise, self.compute, self.config.augment == "paper")
 
     def _steps(self, count: int, s: Vectors, first: int, last: int) -> None:
         """Local steps first .. last-1 of the first ``count`` clients."""

@@ -49,7 +49,7 @@ def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str):
 
     def forward(p: Stack, x: Tensor) -> Tensor:
         x = ops.conv(p, "conv1", x, 7, stride=2, padding=3)
-        x = ops.max_pool(ops.norm(p, "bn1", x, GROUPS), 3, stride=2, padding=1)
+        x = ops.max_pool(p, ops.norm(p, "bn1", x, GROUPS), 3, stride=2, padding=1)
         for layer in range(1, 5):
             x = block(p, f"layer{layer}.0", x, 1 if layer == 1 else 2)
             x = block(p, f"layer{layer}.1", x, 1)
@@ -84,8 +84,8 @@ def lenet(classes: int, image_shape: tuple[int, int, int], activation: str):
     act = ACTIVATIONS[activation]
 
     def forward(p: Stack, x: Tensor) -> Tensor:
-        x = ops.max_pool(act(ops.conv(p, "conv1", x, 5)), 2)
-        x = ops.max_pool(act(ops.conv(p, "conv2", x, 5)), 2)
+        x = ops.max_pool(p, act(ops.conv(p, "conv1", x, 5)), 2)
+        x = ops.max_pool(p, act(ops.conv(p, "conv2", x, 5)), 2)
         x = act(ops.linear(p, "fc1", x))
         return ops.linear(p, "fc3", act(ops.linear(p, "fc2", x)))
 
@@ -110,7 +110,7 @@ def cnn(classes: int, image_shape: tuple[int, int, int], activation: str):
     act = ACTIVATIONS[activation]
 
     def forward(p: Stack, x: Tensor) -> Tensor:
-        x = ops.max_pool(act(ops.conv(p, "conv1", x, 3, padding=1)), 2)
+        x = ops.max_pool(p, act(ops.conv(p, "conv1", x, 3, padding=1)), 2)
         return ops.linear(p, "fc", act(ops.conv(p, "conv2", x, 3, padding=1)))
 
     return module, forward, {"fc.weight": (classes, 32, rows, columns)}

@@ -228,7 +228,9 @@ def norm(p: Stack, name: str, x: Tensor, groups: int, residual: Tensor | None = 
     )
 
 
-def max_pool(x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:
+def max_pool(p: Stack, x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:
+    if p.kernels is not None:
+        return p.kernels.max_pool(x, kernel, stride, padding)
     images = x.flatten(0, 1).permute(0, 3, 1, 2)
     pooled = F.max_pool2d(images, kernel, stride, padding).permute(0, 2, 3, 1)
     return pooled.unflatten(0, x.shape[:2])

@@ -1,0 +1,294 @@
+"""How fast this machine trains, and how near that is to what its hardware allows.
+
+    python -m fedlada_mpi.bench                                    one rank: roofline, rounds, evaluation
+    mpirun -n 11 python -m fedlada_mpi.bench --only transport      Bcast and Reduce between ranks
+    python -m fedlada_mpi.bench --baseline                         beside an ordinary client-by-client loop
+
+The data are random images of the data set's shape: the times depend on shapes alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from . import __version__, algorithms, models, mpi
+from .algorithms import Round, Vectors
+from .batches import Normaliser, local_steps
+from .config import Config, resolve
+from .errors import UserError
+from .evaluate import evaluate
+from .gradients import Generic, Stacked
+from .models import kernels
+from .session import choose_device, set_precision
+from .trainer import Resident, Trainer
+
+SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cifar100": ((32, 32, 3), 100, 500)}
+SHAPES["tinyimagenet"] = ((64, 64, 3), 200, 1000)
+SECTIONS = ("roofline", "round", "evaluation", "transport")
+
+
+def since_start() -> float:
+    """Seconds since this process began, imports included."""
+    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / 100
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def timed(action: Callable[[], Any], device: torch.device, repeats: int, warm: int = 2) -> list[float]:
+    """Seconds of each repetition."""
+    for _ in range(warm):
+        action()
+    seconds = []
+    for _ in range(repeats):
+        synchronise(device)
+        start = time.perf_counter()
+        action()
+        synchronise(device)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def roofline(device: torch.device, precision: str) -> dict[str, float]:
+    """Measured copy bandwidth (bytes read and written a second) and matrix product rate."""
+    elements = 1 << (28 if device.type == "cuda" else 24)
+    source = torch.rand(elements, device=device)
+    target = torch.empty_like(source)
+    copy = 8 * elements / statistics.median(timed(lambda: target.copy_(source), device, 10))
+    side = 8192 if device.type == "cuda" else 1024
+    kind = {"bf16": torch.bfloat16, "fp64": torch.float64}.get(precision, torch.float32)
+    a, b = (torch.rand(side, side, device=device).to(kind) for _ in range(2))
+    product = 2 * side**3 / statistics.median(timed(lambda: a @ b, device, 10))
+    return {"copy_bytes_per_s": copy, "product_flop_per_s": product}
+
+
+class Bench:
+    """A trainer on random data, as one rank of a run would have it."""
+
+    def __init__(self, config: Config, clients: int, device: torch.device):
+        shape, classes, images = SHAPES[config.dataset]
+        self.config, self.device, self.clients = config, device, clients
+        dtype = set_precision(config.precision)
+        draw = np.random.default_rng(0)
+        pixels = torch.from_numpy(draw.integers(0, 256, (clients * images, *shape), np.uint8)).to(device)
+        labels = torch.from_numpy(draw.integers(0, classes, clients * images)).to(device)
+        half = Normaliser(*(torch.full((shape[2],), 0.5, dtype=dtype, device=device) for _ in range(2)))
+        starts = np.arange(clients) * images
+        data = Resident(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
+        self.network = models.build(config.model, classes, shape, config.activation, stacked=config.engine != "generic")
+        self.algorithm = algorithms.create(config)
+        if self.network.forward is None:
+            self.network.module.to(device)
+            gradient = Generic(self.network)
+        else:
+            use = device.type == "cuda" and config.compile != "off" and kernels.available()
+            gradient = Stacked(self.network, kernels if use else None)
+        self.trainer = Trainer(config, self.algorithm, gradient, data, self.network.layout.size, device, dtype)
+        a, size = self.algorithm, self.network.layout.size
+        self.s = Vectors(**{n: torch.zeros(size, dtype=dtype, device=device) for n in (*a.down, *a.derived, *a.private)})
+        self.s.x.copy_(self.network.initial(dtype))
+        a.start(self.s)
+        self.sums = {name: torch.zeros_like(self.s.x) for name in a.up}
+        self.steps = int(local_steps(config, data.sizes)[0])
+        self.t = 0
+
+    def round(self) -> None:
+        for total in self.sums.values():
+            total.zero_()
+        r = Round(self.t, self.config.lr, self.steps, self.clients, self.clients)
+        self.trainer.round(self.s, r, np.arange(self.clients), self.sums)
+        self.t += 1
+
+    def evaluate(self) -> None:
+        t = self.trainer
+        evaluate(t.gradient, self.s.x, t.data.images, t.data.labels, t.data.normalise, t.compute)
+
+    def floor(self, limits: dict[str, float]) -> float:
+        """Seconds of a round that no program beats by much: the arithmetic at the measured rate, and each state
+        vector read and written once a step (and weights and gradients once more for the passes) at the measured bandwidth."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        shape, _, _ = SHAPES[self.config.dataset]
+        with FlopCounterMode(display=False) as counter:
+            self.network.module.cpu()(torch.zeros(1, shape[2], *shape[:2]))
+        images = self.clients * self.steps * self.trainer.width
+        passes = 2 * (1 + len(self.algorithm.slots)) + 1 + len(self.algorithm.kept) + 4
+        size = passes * self.network.layout.numel * 4 * self.clients * self.steps
+        return 3 * counter.get_total_flops() * images / limits["product_flop_per_s"] + size / limits["copy_bytes_per_s"]
+
+    def baseline(self) -> None:
+        """The round as usually written: one client after another, eager, with torch's own layers."""
+        config, data, device = self.config, self.trainer.data, self.device
+        module = self.network.module.to(device)
+        start = {n: p.detach().clone() for n, p in module.named_parameters()}
+        total = {n: torch.zeros_like(p) for n, p in start.items()}
+        for client in range(self.clients):
+            with torch.no_grad():
+                for n, p in module.named_parameters():
+                    p.copy_(start[n])
+            optimizer = torch.optim.SGD(module.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+            if config.algorithm in ("fedlada", "localadam"):
+                optimizer = torch.optim.AdamW(module.parameters(), lr=config.lr, amsgrad=True, weight_decay=config.weight_decay)
+            rows = torch.arange(data.starts[client], data.starts[client] + data.sizes[client], device=device)
+            for step in range(self.steps):
+                pick = rows[torch.arange(step * config.batch_size, (step + 1) * config.batch_size, device=device) % len(rows)]
+                images = data.normalise(data.images[pick], torch.float32).permute(0, 3, 1, 2)
+                optimizer.zero_grad()
+                F.cross_entropy(module(images), data.labels[pick]).backward()
+                torch.nn.utils.clip_grad_norm_(module.parameters(), config.clip)
+                optimizer.step()
+            for n, p in module.named_parameters():
+                total[n] += start[n] - p.detach()
+
+
+def rounds(config: Config, clients: int, device: torch.device, limits: dict[str, float], repeats: int, baseline: bool) -> dict:
+    synchronise(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    begin = time.perf_counter()
+    bench = Bench(config, clients, device)
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    bench.round()
+    synchronise(device)
+    first = time.perf_counter() - begin
+    seconds = timed(bench.round, device, repeats)
+    median = statistics.median(seconds)
+    found = {
+        "what": f"{config.algorithm} round, {clients} participant{'s' * (clients > 1)}, {config.precision}",
+        "seconds": median,
+        "fastest": min(seconds),
+        "rounds_timed": repeats,
+        "seconds_per_step": median / bench.steps,
+        "images_per_s": clients * bench.steps * bench.trainer.width / median,
+        "floor_seconds": bench.floor(limits),
+        "first_round_seconds": first,
+    }
+    found["fraction_of_floor"] = found["floor_seconds"] / median
+    if device.type == "cuda":
+        found["predicted_bytes_per_client"] = bench.trainer.bytes_per_client()
+        found["measured_bytes_per_client"] = (torch.cuda.max_memory_reserved(device) - before) / clients
+    if baseline:
+        loop = timed(bench.baseline, device, 1, warm=1)[0]
+        found["baseline_seconds"], found["times_faster_than_baseline"] = loop, loop / median
+    return found
+
+
+def evaluation(config: Config, device: torch.device, repeats: int) -> dict:
+    count = 120 if device.type == "cuda" else 2
+    bench = Bench(config, count, device)
+    seconds = statistics.median(timed(bench.evaluate, device, repeats))
+    images = len(bench.trainer.data.images)
+    return {"what": f"evaluating {images:,} images, {config.precision}", "seconds": seconds, "images_per_s": images / seconds}
+
+
+def transport(world: mpi.World, size: int, device: torch.device, kinds: list[str], repeats: int) -> list[dict]:
+    """Every way to move a vector, and the library's own Bcast and Reduce on the same kind of buffers."""
+    found = []
+    for kind in kinds:
+        try:
+            planned = mpi.Transport(world, size, torch.float32, device, kind)
+        except UserError:
+            continue
+        vector = torch.rand(size, device=device)
+        row: dict[str, Any] = {"what": f"transport {planned.kind}", "ranks": world.size, "bytes": 4 * size}
+        for name, action in (("bcast", planned.bcast), ("reduce", planned.reduce)):
+            row[f"{name}_seconds"] = mpi.slowest(world, lambda act=action, v=vector: act([v]), repeats)
+        found.append(row)
+    host = torch.rand(size, pin_memory=device.type == "cuda")
+    for name, action in (("bcast", mpi.plain_bcast), ("reduce", mpi.plain_reduce)):
+        found.append({"what": f"plain {name}, host buffers", f"{name}_seconds": mpi.slowest(world, lambda a=action: a(world, host), repeats)})
+    return found
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [f"fedlada_mpi {__version__} on {found['device']}, torch {found['torch']}, {found['mpi']}, {found['date']}", ""]
+    for name, limits in found.get("roofline", {}).items():
+        lines.append(f"roofline {name}: copy {limits['copy_bytes_per_s'] / 1e9:,.0f} GB/s, products {limits['product_flop_per_s'] / 1e12:,.2f} TFLOP/s")
+    for row in found["results"]:
+        text = f"{row['what']:<48}"
+        if "seconds" in row:
+            text += f" {row['seconds']:9.4f} s  {row['images_per_s']:11,.0f} images/s"
+        if "floor_seconds" in row:
+            text += f"  floor {row['floor_seconds']:.4f} s ({row['fraction_of_floor']:.0%})  first {row['first_round_seconds']:.1f} s"
+        if "measured_bytes_per_client" in row:
+            text += f"  {row['measured_bytes_per_client'] / 1e6:,.0f} MB/client"
+        if "baseline_seconds" in row:
+            text += f"  baseline {row['baseline_seconds']:.3f} s ({row['times_faster_than_baseline']:.1f}x)"
+        text += "".join(f"  {k[:-8]} {1e3 * row[k]:.1f} ms" for k in ("bcast_seconds", "reduce_seconds") if k in row)
+        lines.append(text)
+    return "\n".join(lines)
+
+
+def main(argv=None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dataset", default="cifar10", choices=SHAPES)
+    parser.add_argument("--model", default="")
+    parser.add_argument("--algorithm", nargs="*", default=["fedlada"])
+    parser.add_argument("--precision", nargs="*", default=[])
+    parser.add_argument("--participants", type=int, nargs="*", default=[10, 1])
+    parser.add_argument("--rounds", type=int, default=0, help="timed rounds [20 on a GPU, 3 on a CPU]")
+    parser.add_argument("--local-steps", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=SECTIONS, choices=SECTIONS)
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--compile", default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--baseline", action="store_true", help="also time an ordinary client-by-client loop")
+    parser.add_argument("--json", metavar="FILE", help="write all figures there")
+    options = parser.parse_args(argv)
+    world = mpi.World()
+    device = choose_device(world, resolve({"device": options.device}).config)
+    cuda = device.type == "cuda"
+    repeats = options.rounds or (20 if cuda else 3)
+    precisions = options.precision or (["tf32", "bf16"] if cuda else ["fp32"])
+    found: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(device) if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "mpi": mpi.library(),
+        "date": time.strftime("%Y-%m-%d"),
+        "roofline": {},
+        "results": [],
+    }
+    flags = {"dataset": options.dataset, "engine": options.engine, "compile": options.compile}
+    flags |= {"model": options.model} if options.model else {}
+    flags |= {"local_steps": options.local_steps} if options.local_steps else {}
+    if world.rank == 0:
+        for precision in precisions if {"roofline", "round", "evaluation"} & set(options.only) else ():
+            set_precision(precision)
+            limits = found["roofline"][precision] = roofline(device, precision)
+            for name in options.algorithm if "round" in options.only else ():
+                config = resolve({**flags, "precision": precision, "algorithm": name}).config
+                for clients in options.participants:
+                    found["results"].append(rounds(config, clients, device, limits, repeats, options.baseline))
+            if "evaluation" in options.only:
+                config = resolve({**flags, "precision": precision}).config
+                found["results"].append(evaluation(config, device, max(3, repeats // 4)))
+    if world.size > 1 and "transport" in options.only:
+        network = models.build(resolve(flags).config.model, *reversed(SHAPES[options.dataset][:2]))
+        kinds = ["direct", "shared", "staged"] if cuda else ["shared", "host"]
+        found["results"] += transport(world, network.layout.size, device, kinds, repeats)
+    found["seconds_since_start"] = since_start()
+    if world.rank == 0:
+        print(table(found), flush=True)
+        if options.json:
+            Path(options.json).write_text(json.dumps(found, indent=2) + "\n")
+    world.close()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,47 @@
+"""What all kernels share: Triton if it is there, and how work is cut into programs."""
+
+from __future__ import annotations
+
+import os
+from math import gcd
+
+import torch
+
+try:
+    import triton
+    import triton.language as tl
+    from triton import jit
+except ImportError:
+    triton = tl = None
+
+    def jit(fn=None, **_):
+        return fn if fn else jit
+
+
+__all__ = ["TILE", "available", "check", "jit", "power", "tl", "triton", "vector"]
+
+TILE = 2048  # elements per program
+
+
+def available() -> bool:
+    """Whether kernels can run: on a CUDA device, or anywhere under TRITON_INTERPRET=1."""
+    if triton is None:
+        return False
+    return torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def power(value: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (value - 1).bit_length()
+
+
+def vector(*widths: int) -> int:
+    """The run of channels a row of a tile covers: whole 16-byte accesses wherever the channels allow."""
+    return gcd(64, *widths)
+
+
+def check(elements: int, what: str) -> None:
+    if elements >= 2**31:
+        raise ValueError(
+            f"{what}: {elements} elements a client, the kernels index fewer than {2**31}: use smaller batches"
+        )

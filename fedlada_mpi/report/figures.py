@@ -1,0 +1,245 @@
+"""Figures for paper: PNG and SVG by matplotlib."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import NullFormatter
+
+from . import paper
+from .groups import Group, by_problem, labels, slug
+from .load import PHASES
+from .series import MEASURES, PERCENT, colours, points, spent
+
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e4e6ea",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#8a8f98",
+    "lines.linewidth": 1.3,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedlada",
+    "figure.dpi": 130,
+}
+POINTS = 300
+TOGETHER = 10  # more curves than this in one panel cannot be told apart
+PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
+
+
+def write(groups: Sequence[Group], folder: Path) -> list[str]:
+    """Draw everything there are runs for; returns the names of the figures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = []
+    with plt.rc_context(STYLE):
+        for name, drawing in _all(groups):
+            drawing.savefig(folder / f"{name}.png")
+            drawing.set_layout_engine("none")  # it is laid out; once is slow enough
+            drawing.savefig(folder / f"{name}.svg", metadata={"Date": None})
+            plt.close(drawing)
+            names.append(name)
+    return names
+
+
+def _all(groups: Sequence[Group]) -> Iterable[tuple[str, Drawing]]:
+    for spec in paper.figures(groups):
+        if not spec.empty:
+            yield f"paper_{spec.id}", _paper(spec)
+    started = [one for one in groups if one.done]
+    for problem, members in by_problem(started).items():
+        name = slug(problem)
+        if len(members) <= TOGETHER:
+            yield f"curves_{name}", _together(problem, members)
+        else:
+            for measure in ("test_acc", "train_loss", "consistency"):
+                if drawing := _apart(problem, members, measure):
+                    yield f"{measure}_{name}", drawing
+        if drawing := _phases(problem, members):
+            yield f"phases_{name}", drawing
+        if drawing := _ranks(problem, members):
+            yield f"ranks_{name}", drawing
+
+
+def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str = "", limit: int | None = None) -> None:
+    rounds, mean, std, _ = points(one, measure, POINTS, limit)
+    if not len(rounds):
+        return
+    across = spent(one, x, rounds) if x else rounds
+    alone = {"marker": "o"} if len(rounds) == 1 else {}
+    axes.plot(across, mean, color=colour, label=name, **alone)
+    if not np.isnan(std).all():
+        axes.fill_between(across, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
+
+
+def _axis(axes: Axes, measure: str, x: str = "Round") -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(MEASURES[measure])
+    if measure == "consistency" and any((line.get_ydata() > 0).any() for line in axes.lines):
+        axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.margins(x=0.01)
+    axes.set_xlim(left=0)
+
+
+def _legend_below(drawing: Drawing, panels: Iterable[Axes], columns: int) -> None:
+    handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels())}
+    if handles:
+        drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(columns, len(handles)))
+
+
+def _paper(spec: paper.Figure) -> Drawing:
+    columns = 3 if len(spec.panels) == 6 else 2
+    rows = len(spec.panels) // columns
+    drawing, grid = plt.subplots(
+        rows, columns, figsize=(3.9 * columns, 2.9 * rows + 0.7), squeeze=False, layout="constrained"
+    )
+    marked = False
+    for axes, panel in zip(grid.flat, spec.panels):
+        names = labels(panel.groups)
+        points_of = paper.marks(panel.dataset) if panel.marked and panel.measure == "test_acc" else {}
+        for one, name, colour in zip(panel.groups, names, colours(panel.groups)):
+            _curve(axes, one, panel.measure, colour, name, limit=spec.rounds)
+            for at in points_of.get(one.method, ()):
+                if at[0] <= max(g.done for g in panel.groups):
+                    axes.plot(*at, marker="x", markersize=5, markeredgewidth=1.4, color=colour, clip_on=False)
+                    marked = True
+        axes.set_title(panel.title)
+        _axis(axes, panel.measure)
+        if not panel.groups:
+            axes.text(0.5, 0.5, "no runs yet", transform=axes.transAxes, ha="center", color="#8a8f98")
+            axes.set(xticks=[], yticks=[])
+    drawing.suptitle(f"{spec.title}\n" + ("× what the paper prints" if marked else ""), fontsize=11)
+    _legend_below(drawing, grid.flat, 7)
+    return drawing
+
+
+def _together(problem: str, groups: Sequence[Group]) -> Drawing:
+    names = labels(groups)
+    wanted = [("test_acc", ""), ("train_loss", ""), ("test_acc", "units"), ("consistency", "")]
+    wanted = [w for w in wanted if any(len(one.curve(w[0])[0]) for one in groups)]
+    columns = min(2, len(wanted)) or 1
+    rows = -(-len(wanted) // columns) or 1
+    drawing, grid = plt.subplots(
+        rows, columns, figsize=(4.6 * columns, 3.1 * rows + 0.6), squeeze=False, layout="constrained"
+    )
+    for axes, (measure, x) in zip(grid.flat, wanted):
+        for one, name, colour in zip(groups, names, colours(groups)):
+            _curve(axes, one, measure, colour, name, x)
+        _axis(axes, measure, "Communication, vectors of the model per participant (Nd)" if x else "Round")
+    for axes in list(grid.flat)[len(wanted) :]:
+        axes.set_axis_off()
+    drawing.suptitle(problem + _seeds(groups), fontsize=11)
+    _legend_below(drawing, grid.flat, 5)
+    return drawing
+
+
+def _seeds(groups: Sequence[Group]) -> str:
+    counts = sorted({len(one.runs) for one in groups})
+    if counts == [1]:
+        return ""
+    many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    return f", mean ± standard deviation of {many} seeds"
+
+
+def _apart(problem: str, groups: Sequence[Group], measure: str) -> Drawing | None:
+    """One panel per method, the other methods' curves behind it in grey."""
+    groups = [one for one in groups if len(one.curve(measure)[0])]
+    if not groups:
+        return None
+    names = labels(groups)
+    named = dict(zip(map(id, groups), names))
+    facets: list[list[Group]] = []
+    for method in dict.fromkeys(one.method for one in groups):
+        kin = [one for one in groups if one.method == method]
+        facets += [kin[i : i + 8] for i in range(0, len(kin), 8)]
+    columns = min(3, len(facets))
+    rows = -(-len(facets) // columns)
+    drawing, grid = plt.subplots(
+        rows,
+        columns,
+        figsize=(4.2 * columns, 3.4 * rows),
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+        layout="constrained",
+    )
+    for axes, kin in zip(grid.flat, facets):
+        behind = [np.column_stack(points(one, measure, 100)[:2]) for one in groups if all(one is not k for k in kin)]
+        axes.add_collection(LineCollection(behind, colors="#d9dce1", linewidths=0.6, zorder=1), autolim=False)
+        for one, colour in zip(kin, colours(kin)):
+            _curve(axes, one, measure, colour, named[id(one)])
+        _axis(axes, measure)
+        corner = "lower right" if measure in PERCENT else "upper right"
+        axes.legend(fontsize=7, loc=corner, handlelength=1.4, labelspacing=0.3)
+    for axes in list(grid.flat)[len(facets) :]:
+        axes.set_axis_off()
+    drawing.suptitle(f"{problem}: {MEASURES[measure]}", fontsize=11)
+    return drawing
+
+
+def _phases(problem: str, groups: Sequence[Group]) -> Drawing | None:
+    """Seconds of a round by phase, a bar for each group."""
+    means = [[_mean(one.curve(f"seconds_{phase}")[1]) for phase in PHASES] for one in groups]
+    if not np.any(np.nan_to_num(means)):
+        return None
+    names = labels(groups)
+    drawing, axes = plt.subplots(figsize=(8.4, 0.28 * len(groups) + 1.4), layout="constrained")
+    left = np.zeros(len(groups))
+    for phase, colour, values in zip(PHASES, PHASE_COLOURS, np.nan_to_num(means).T):
+        axes.barh(names, values, left=left, color=colour, label=phase, height=0.7)
+        left += values
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("Seconds a round (slowest rank of each phase; evaluation may overlap the next round)")
+    axes.set_title(f"{problem}: where the time goes", loc="left")
+    axes.legend(ncols=len(PHASES), loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
+    return drawing
+
+
+def _ranks(problem: str, groups: Sequence[Group]) -> Drawing | None:
+    """Who trains and who waits, rank by rank, where there are several and few enough groups to look at."""
+    known = [one for one in groups if any(len(run.by_rank.get("wait", ())) > 1 for run in one.runs)]
+    if not known or len(known) > 12:
+        return None
+    names = labels(known)
+    columns = min(4, len(known))
+    rows = -(-len(known) // columns)
+    drawing, grid = plt.subplots(
+        rows, columns, figsize=(2.9 * columns, 2.2 * rows + 0.5), squeeze=False, sharey=True, layout="constrained"
+    )
+    for axes, one, name in zip(grid.flat, known, names):
+        last = (
+            one.runs[-1].by_rank if "wait" in one.runs[-1].by_rank else next(r.by_rank for r in one.runs if r.by_rank)
+        )
+        ranks = np.arange(len(last["wait"]))
+        train = last.get("train", np.zeros(len(ranks)))
+        axes.bar(ranks, train, color=PHASE_COLOURS[1], label="trains")
+        axes.bar(ranks, last["wait"], bottom=train, color="#c9ced6", label="waits")
+        axes.set_title(name, fontsize=8)
+        axes.set_xlabel("Rank")
+        axes.grid(axis="x", visible=False)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    for axes in list(grid.flat)[len(known) :]:
+        axes.set_axis_off()
+    grid[0, 0].set_ylabel("Seconds a round")
+    drawing.suptitle(f"{problem}: who waits", fontsize=11)
+    _legend_below(drawing, grid.flat, 2)
+    return drawing
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(np.nanmean(values)) if len(values) and not np.isnan(values).all() else float("nan")

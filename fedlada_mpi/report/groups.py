@@ -1,0 +1,189 @@
+"""Runs that differ only in their seed, as one: mean and spread of curves and of measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import config as settings
+from .load import Run
+
+METHOD_NAMES = {
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "scaffold": "SCAFFOLD",
+    "fedcm": "FedCM",
+    "fedadam": "FedAdam",
+    "fedadam_amended": "FedAdam(*)",
+    "localadam": "LocalAdam",
+    "fedlada": "FedLADA",
+}
+DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet", "digits": "Digits"}
+SYMBOLS = {"alpha": "α", "mu": "μ", "lr": "η_l", "server_lr": "η_g", "weight_decay": "λ", "beta1": "β₁", "beta2": "β₂"}
+# What is to be learnt, as against how.
+PROBLEM = ("dataset", "model", "activation", "init", "clients", "partition", "dirichlet", "exhausted", "partition_seed")
+# What makes a result another one; the seed is what we average over.
+IDENTITY = tuple(n for n, f in settings.FIELDS.items() if not f.metadata["runtime"] and n != "seed")
+
+
+def kind(dataset: str) -> str:
+    """The known data set of that name, also where the setting is a directory of its shards."""
+    return dataset if dataset in settings.PRESETS else Path(dataset).name
+
+
+@cache
+def _preset(dataset: str, method: str) -> dict[str, Any]:
+    known = {"dataset": dataset, "algorithm": method if method in settings.METHODS else "fedavg"}
+    return asdict(settings.resolve(known).config)
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A number over seeds: how many of the runs have it, and, for one not reached, after how many rounds."""
+
+    values: tuple[float, ...] = ()
+    of: int = 0
+    beyond: int | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return sum(self.values) / len(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation; a single run has none."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
+
+
+@dataclass
+class Group:
+    settings: dict[str, Any]
+    runs: list[Run]
+    repeated: int = 0
+    _curves: dict[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
+
+    @property
+    def dataset(self) -> str:
+        return kind(self.settings["dataset"])
+
+    @property
+    def method(self) -> str:
+        return self.settings["algorithm"]
+
+    @property
+    def done(self) -> int:
+        return max(run.done for run in self.runs)
+
+    @property
+    def problem(self) -> str:
+        """The data set and, where they are not its presets, the model and the partition."""
+        own = self.departures()
+        return ", ".join([dataset_name(self.dataset), *(show(n, own[n]) for n in PROBLEM if n in own)])
+
+    def departures(self) -> dict[str, Any]:
+        """Settings that are not the presets of the data set and the method."""
+        preset = _preset(self.dataset, self.method)
+        return {
+            n: self.settings[n] for n in IDENTITY if n not in ("dataset", "algorithm") and self.settings[n] != preset[n]
+        }
+
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Rounds with a value, mean, standard deviation (NaN for one run) and number of runs."""
+        if name not in self._curves:
+            table = np.full((len(self.runs), self.done + 1), np.nan)
+            for row, run in zip(table, self.runs):
+                row[run.rounds] = run.series[name]
+            count = np.sum(~np.isnan(table), axis=0)
+            rounds = np.flatnonzero(count)
+            table, count = table[:, rounds], count[rounds]
+            mean = np.nansum(table, axis=0) / count
+            square = np.nansum((table - mean) ** 2, axis=0)
+            std = np.sqrt(np.divide(square, count - 1, out=np.full(len(rounds), np.nan), where=count > 1))
+            self._curves[name] = rounds, mean, std, count
+        return self._curves[name]
+
+    def over(self, measure: Callable[[Run], float | None]) -> Stat:
+        """A measure of every run; infinite means that the run is over and never got there."""
+        found = [measure(run) for run in self.runs]
+        values = tuple(v for v in found if v is not None and math.isfinite(v))
+        never = [run.done for run, v in zip(self.runs, found) if v is not None and math.isinf(v)]
+        return Stat(values, len(self.runs), min(never) if never else None)
+
+
+def group(runs: Iterable[Run]) -> list[Group]:
+    """Groups in the order of data set, method and settings. Of two runs with the same seed the longer one counts."""
+    found: dict[tuple, dict[int, Run]] = {}
+    repeated: dict[tuple, int] = {}
+    for run in runs:
+        key = tuple(kind(run.settings[n]) if n == "dataset" else run.settings[n] for n in IDENTITY)
+        seeds = found.setdefault(key, {})
+        repeated[key] = repeated.get(key, 0) + (run.seed in seeds)
+        if run.seed not in seeds or run.done > seeds[run.seed].done:
+            seeds[run.seed] = run
+    groups = []
+    for key, seeds in found.items():
+        members = [seeds[s] for s in sorted(seeds)]
+        groups.append(Group({n: members[0].settings[n] for n in IDENTITY}, members, repeated[key]))
+    return sorted(groups, key=_order)
+
+
+def _order(one: Group) -> tuple:
+    datasets, methods = list(settings.PRESETS), list(METHOD_NAMES)
+    return (
+        datasets.index(one.dataset) if one.dataset in datasets else len(datasets),
+        one.dataset,
+        one.problem,
+        methods.index(one.method) if one.method in methods else len(methods),
+        one.method,
+        [_sortable(one.settings[n]) for n in IDENTITY],
+    )
+
+
+def _sortable(value: Any) -> tuple:
+    return (0, value, "") if isinstance(value, (int, float)) else (1, 0, str(value))
+
+
+def show(name: str, value: Any) -> str:
+    if isinstance(value, str) and name in ("model", "activation", "precision", "partition", "sampling"):
+        return value
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{SYMBOLS.get(name, name.replace('_', ' '))}={text}"
+
+
+def method_name(method: str) -> str:
+    return METHOD_NAMES.get(method, method)
+
+
+def dataset_name(dataset: str) -> str:
+    return DATASET_NAMES.get(dataset, dataset)
+
+
+def labels(groups: Sequence[Group]) -> list[str]:
+    """A short name for each group among these: the method, and what it takes to tell it from the others."""
+    departures = [one.departures() for one in groups]
+    shared = {n for n, v in departures[0].items() if all(d.get(n) == v for d in departures)} if groups else set()
+    names = []
+    for one, own in zip(groups, departures):
+        kin = [g for g in groups if g.method == one.method and g.dataset == one.dataset]
+        varied = {n for n in IDENTITY if n != "dataset" and any(g.settings[n] != one.settings[n] for g in kin)}
+        shown = varied if len(varied) == 1 else set(own) - shared
+        names.append(" ".join([method_name(one.method), *(show(n, one.settings[n]) for n in IDENTITY if n in shown)]))
+    return names
+
+
+def by_problem(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    found: dict[str, list[Group]] = {}
+    for one in groups:
+        found.setdefault(one.problem, []).append(one)
+    return found
+
+
+def slug(name: str) -> str:
+    """A name for a file."""
+    return "_".join("".join(c if c.isalnum() or c == "." else " " for c in name.lower()).split())

@@ -1,0 +1,134 @@
+"""Numbers of one run. None: not there (yet); infinity: the run is over and never got there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from .load import Run
+
+Measure = Callable[[Run], float | None]
+
+
+def _first(run: Run, name: str, level: float) -> int | None:
+    """Index of the first round at or above a level; -1 when the run ended below it."""
+    reached = run.series[name] >= level
+    if reached.any():
+        return int(np.argmax(reached))
+    evaluated = not np.isnan(run.series[name]).all()
+    return -1 if run.complete and evaluated else None
+
+
+def _upto(run: Run, last: int) -> slice | None:
+    """The rounds until a given one; None when the run has not come so far."""
+    if run.done < last:
+        return None
+    return slice(0, int(np.searchsorted(run.rounds, last, side="right")))
+
+
+def _last(values: np.ndarray) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known[-1]) if known.size else None
+
+
+def percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def rounds_to(name: str, level: float) -> Measure:
+    def measure(run: Run) -> float | None:
+        index = _first(run, name, level)
+        return index if index is None else math.inf if index < 0 else float(run.rounds[index])
+
+    return measure
+
+
+def total_to(name: str, level: float, per_participant: bool = False) -> Measure:
+    """The sum of a quantity until the test accuracy is reached."""
+
+    def measure(run: Run) -> float | None:
+        index = _first(run, "test_acc", level)
+        if index is None or index < 0:
+            return index if index is None else math.inf
+        amounts = run.series[name][: index + 1]
+        if per_participant:
+            amounts = amounts / np.maximum(run.series["participants"][: index + 1], 1)
+        return float(np.sum(amounts)) if len(amounts) == run.rounds[index] and not np.isnan(amounts).any() else None
+
+    return measure
+
+
+def test_at(last: int) -> Measure:
+    def measure(run: Run) -> float | None:
+        rounds = _upto(run, last)
+        return None if rounds is None else percent(_last(run.series["test_acc"][rounds]))
+
+    return measure
+
+
+def test_when_train(level: float) -> Measure:
+    def measure(run: Run) -> float | None:
+        index = _first(run, "train_acc", level)
+        if index is None or index < 0:
+            return None
+        value = run.series["test_acc"][index]
+        return None if np.isnan(value) else 100 * float(value)
+
+    return measure
+
+
+def best(last: int | None, which: str = "test_acc") -> Measure:
+    """The best test accuracy in per cent, or ``which="round"`` of it, within the first rounds (None: all there are)."""
+
+    def measure(run: Run) -> float | None:
+        rounds = slice(None) if last is None else _upto(run, last)
+        if rounds is None or np.isnan(run.series["test_acc"][rounds]).all():
+            return None
+        index = int(np.nanargmax(run.series["test_acc"][rounds]))
+        return float(run.rounds[index]) if which == "round" else 100 * float(run.series["test_acc"][index])
+
+    return measure
+
+
+def final(name: str, scale: float = 1.0) -> Measure:
+    def measure(run: Run) -> float | None:
+        value = _last(run.series[name])
+        return None if value is None else scale * value
+
+    return measure
+
+
+def per_round(*names: str, per_participant: bool = False) -> Measure:
+    def measure(run: Run) -> float | None:
+        amounts = sum(run.series[n] for n in names)
+        if per_participant:
+            amounts = amounts / np.maximum(run.series["participants"], 1)
+        return None if np.isnan(amounts).all() else float(np.nanmean(amounts))
+
+    return measure
+
+
+def named(column: dict) -> Measure:
+    """The measure that a column of paper.toml asks for."""
+    name = column["measure"]
+    if name == "rounds_to_train":
+        return rounds_to("train_acc", column["level"])
+    if name == "rounds_to_test":
+        return rounds_to("test_acc", column["level"])
+    if name == "units_to_test":
+        return total_to("paper_units", column["level"], per_participant=True)
+    if name == "test_at":
+        return test_at(column["round"])
+    if name == "test_when_train":
+        return test_when_train(column["level"])
+    if name == "best_test":
+        return best(column["round"])
+    if name == "best_round":
+        return best(column["round"], "round")
+    if name == "units_per_client":
+        return per_round("paper_units", per_participant=True)
+    if name == "bytes_per_round":
+        return per_round("bytes_down", "bytes_up")
+    raise KeyError(name)

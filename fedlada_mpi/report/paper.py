@@ -1,0 +1,198 @@
+"""The paper's tables with ours beside them, and its figures as lists of groups. The values are in paper.toml."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from .. import config as settings
+from . import measures
+from .groups import IDENTITY, Group, Stat, dataset_name, kind, method_name, show
+from .tables import Cell, Column, Table, number, stat
+
+# Readings that the paper leaves open: runs with another one are still held against it, and the table says so.
+OPEN = frozenset({"precision", "sampling", "exhausted", "partition_seed", "decay_mode", "v_init", "eps_v"})
+ROUNDS = 1500  # what "never" means in the paper
+ACCURACIES = ("test_at", "test_when_train", "best_test")
+
+
+@cache
+def contents() -> dict[str, Any]:
+    return settings.load(Path(__file__).with_name("paper.toml"))
+
+
+def match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | None, list[str]]:
+    """The group with these settings and otherwise the presets, and the open readings in which it departs."""
+    wanted = asdict(settings.resolve(where).config)
+    best: tuple[Group | None, list[str]] = None, []
+    for one in groups:
+        if one.dataset != kind(wanted["dataset"]) or one.method != wanted["algorithm"]:
+            continue
+        apart = [n for n in IDENTITY if n != "dataset" and one.settings[n] != wanted[n]]
+        if set(apart) <= OPEN and (best[0] is None or len(apart) < len(best[1])):
+            best = one, apart
+    return best
+
+
+def tables(groups: Sequence[Group]) -> list[Table]:
+    return [_table(spec, groups) for spec in contents()["tables"]]
+
+
+def _table(spec: Mapping[str, Any], groups: Sequence[Group]) -> Table:
+    ((setting, values),) = spec["rows"].items()
+    names = spec.get("labels") or [method_name(v) if setting == "algorithm" else f"{v:g}" for v in values]
+    notes = [spec["note"]] if "note" in spec else []
+    columns = [Column("Method" if setting == "algorithm" else setting.replace("_", " ").capitalize(), numeric=False)]
+    rows = [[Cell(name, sort=float(i))] for i, name in enumerate(names)]
+    for column in spec["columns"]:
+        measure = measures.named(column)
+        found: dict[Any, Stat] = {}
+        for value in values:
+            where = {**spec.get("where", {}), **column.get("where", {}), setting: value}
+            one, apart = match(groups, where)
+            found[value] = one.over(measure) if one else Stat()
+            if one and apart:
+                told = ", ".join(show(n, one.settings[n]) for n in apart)
+                note = f"{method_name(one.method)} on {dataset_name(one.dataset)} was run with {told}."
+                notes += [note] if note not in notes else []
+        printed = not all(math.isnan(p) for p in column["paper"])
+        columns += [Column(n, column["name"]) for n in (("ours", "paper", "difference") if printed else ("ours",))]
+        for row, value, paper in zip(rows, values, column["paper"]):
+            ours = _relative(found, value, column)
+            row.append(stat(ours, _digits(column)))
+            if printed:
+                row += [_printed(paper, column), _difference(ours, paper, column)]
+    return Table(spec["id"], spec["title"], columns, rows, spec["source"], notes, paper=True)
+
+
+def _digits(column: Mapping[str, Any]) -> int | None:
+    if "over" in column:
+        return 2
+    return column.get("digits", 1) if column["measure"] in ACCURACIES else None
+
+
+def _relative(found: Mapping[Any, Stat], value: Any, column: Mapping[str, Any]) -> Stat:
+    """The value itself, or against the mean of the row that the column names."""
+    one = found[value]
+    name = column.get("over", column.get("minus"))
+    if name is None:
+        return one
+    base = found[name].mean
+    if base is None or (base == 0 and "over" in column) or one.mean is None:
+        return Stat((), one.of, one.beyond)
+    return Stat((one.mean / base if "over" in column else one.mean - base,), 1)
+
+
+def _printed(paper: float, column: Mapping[str, Any]) -> Cell:
+    if math.isnan(paper):
+        return Cell()
+    if math.isinf(paper):
+        return Cell("∞", None, sort=math.inf, hint="never, says the paper")
+    digits = _digits(column)
+    if digits is None:
+        digits = 0 if all(p == round(p) for p in column["paper"] if math.isfinite(p)) else 1
+    return Cell(number(float(paper), digits), float(paper))
+
+
+def _difference(ours: Stat, paper: float, column: Mapping[str, Any]) -> Cell:
+    """Ours less the paper's; toned where it is more than a twentieth of the paper's rounds, or half a point."""
+    never = ours.mean is None and ours.beyond is not None
+    if math.isinf(paper):
+        if never and ours.beyond is not None and ours.beyond >= ROUNDS:
+            return Cell("agree", sort=0.0)
+        return Cell("reached", sort=-math.inf, tone="better") if ours.mean is not None else Cell()
+    if never and ours.beyond is not None and ours.beyond > paper:
+        return Cell(f"> +{ours.beyond - paper:,.0f}", sort=math.inf, tone="worse")
+    if ours.mean is None or math.isnan(paper):
+        return Cell()
+    apart = ours.mean - paper
+    accuracy = column["measure"] in ACCURACIES
+    digits = _digits(column)
+    if digits is None:
+        digits = 0 if abs(apart) >= 100 or apart == round(apart) else 1
+    shown = ("+" if apart > 0 else "") + number(apart, digits)
+    if not accuracy and "over" not in column and paper:
+        shown += f" ({100 * apart / paper:+.0f} %)".replace("-", "−")
+    matters = abs(apart) > (0.5 if accuracy else 0.05 * abs(paper))
+    tone = ("better" if (apart > 0) == accuracy else "worse") if matters and column["measure"] != "best_round" else ""
+    return Cell(shown, apart, tone=tone)
+
+
+def levels() -> dict[str, list[float]]:
+    """The test accuracies whose rounds the paper prints, by data set."""
+    found: dict[str, set[float]] = {}
+    for spec in contents()["tables"]:
+        for column in spec["columns"]:
+            if column["measure"] == "rounds_to_test":
+                where = {**spec.get("where", {}), **column.get("where", {})}
+                found.setdefault(where["dataset"], set()).add(column["level"])
+    return {dataset: sorted(values) for dataset, values in found.items()}
+
+
+def marks(dataset: str) -> dict[str, list[tuple[float, float]]]:
+    """What the paper prints as (rounds, test accuracy in per cent), by method: points to draw beside our curves."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for spec in contents()["tables"]:
+        if spec["id"] not in ("rounds_to_test", "rounds_to_test_high", "accuracy_1500"):
+            continue
+        for column in spec["columns"]:
+            if column["where"]["dataset"] == dataset:
+                for method, value in zip(spec["rows"]["algorithm"], column["paper"]):
+                    at = (column["round"], value) if "round" in column else (value, 100 * column["level"])
+                    if math.isfinite(at[0]):
+                        found.setdefault(method, []).append(at)
+    return found
+
+
+@dataclass
+class Panel:
+    title: str
+    measure: str
+    dataset: str
+    groups: list[Group]
+    marked: bool
+
+
+@dataclass
+class Figure:
+    id: str
+    title: str
+    source: str
+    rounds: int
+    panels: list[Panel]
+    missing: list[str]
+
+    @property
+    def empty(self) -> bool:
+        return not any(panel.groups for panel in self.panels)
+
+
+def figures(groups: Sequence[Group]) -> list[Figure]:
+    """Each of the paper's figures with the groups found for it, and in words those that are missing."""
+    result = []
+    for spec in contents()["figures"]:
+        panels, missing = [], []
+        for panel in spec["panels"]:
+            found = []
+            for series in spec["series"]:
+                where = {**panel["where"], **series}
+                one, _ = match(groups, where)
+                if one is not None and one.done:
+                    found.append(one)
+                else:
+                    missing.append(_wanted(where))
+            dataset = panel["where"]["dataset"]
+            title = " ".join([dataset_name(dataset), *([panel["title"]] if "title" in panel else [])])
+            panels.append(Panel(title, panel["measure"], dataset, found, spec["id"] == "all_methods"))
+        unique = list(dict.fromkeys(missing))
+        result.append(Figure(spec["id"], spec["title"], spec["source"], spec["rounds"], panels, unique))
+    return result
+
+
+def _wanted(where: Mapping[str, Any]) -> str:
+    rest = [show(n, v) for n, v in where.items() if n not in ("dataset", "algorithm")]
+    return " ".join([dataset_name(where["dataset"]), method_name(where["algorithm"]), *rest])

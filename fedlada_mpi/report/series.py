@@ -1,0 +1,92 @@
+"""What a curve looks like, drawn on paper or in the browser: its name, colour, axis and points."""
+
+from __future__ import annotations
+
+import colorsys
+from collections.abc import Sequence
+
+import numpy as np
+
+from .groups import Group
+
+MEASURES = {
+    "test_acc": "Test accuracy (%)",
+    "train_loss": "Training loss",
+    "train_acc": "Train accuracy (%)",
+    "test_loss": "Test loss",
+    "consistency": "Consistency  mean ‖x_i − x‖²",
+    "local_loss": "Local loss",
+}
+PERCENT = ("test_acc", "train_acc")
+# Told apart also by readers who see fewer colours, on white and on black.
+COLOURS = {
+    "fedavg": "#7f8791",
+    "fedprox": "#a6761d",
+    "scaffold": "#0077bb",
+    "fedcm": "#33a9dd",
+    "fedadam": "#e6a700",
+    "fedadam_amended": "#c86dd7",
+    "localadam": "#009e73",
+    "fedlada": "#d9400f",
+}
+_OTHERS = ("#6f5fc9", "#b8336a", "#5b8c2a", "#3f8f9c")
+_SEQUENCE = ("#440154", "#3b528b", "#21918c", "#5ec962", "#d8b30f", "#e8762c", "#c0266d", "#7a5195")
+
+
+def colours(groups: Sequence[Group]) -> list[str]:
+    """One colour per method; where a method comes several times, a sequence instead, or shades of its colour."""
+    methods = list(dict.fromkeys(g.method for g in groups))
+    several = [m for m in methods if sum(g.method == m for g in groups) > 1]
+    found, seen = [], dict.fromkeys(methods, 0)
+    for one in groups:
+        base = COLOURS.get(one.method) or _OTHERS[methods.index(one.method) % len(_OTHERS)]
+        index, many = seen[one.method], sum(g.method == one.method for g in groups)
+        seen[one.method] += 1
+        if one.method not in several:
+            found.append(base)
+        elif len(several) == 1 and many <= len(_SEQUENCE):
+            found.append(_SEQUENCE[index])
+        else:
+            found.append(_shade(base, index / max(1, many - 1)))
+    return found
+
+
+def _shade(colour: str, share: float) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    hue, _, strength = colorsys.rgb_to_hls(red, green, blue)
+    mixed = colorsys.hls_to_rgb(hue, 0.28 + 0.44 * share, strength)
+    return "#" + "".join(f"{round(255 * c):02x}" for c in mixed)
+
+
+def thinned(count: int, points: int) -> np.ndarray:
+    """Indices of at most so many of the points, evenly spread, with the first and the last: shown values stay true."""
+    if count <= points:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, points).round().astype(int))
+
+
+def points(one: Group, measure: str, most: int, limit: int | None = None) -> tuple[np.ndarray, ...]:
+    """Rounds, mean, standard deviation and number of runs, in the units of the axis."""
+    rounds, mean, std, count = one.curve(measure)
+    if limit is not None:
+        keep = int(np.searchsorted(rounds, limit, side="right"))
+        rounds, mean, std, count = rounds[:keep], mean[:keep], std[:keep], count[:keep]
+    chosen = thinned(len(rounds), most)
+    scale = 100.0 if measure in PERCENT else 1.0
+    return rounds[chosen], mean[chosen] * scale, std[chosen] * scale, count[chosen]
+
+
+def spent(one: Group, what: str, rounds: np.ndarray) -> np.ndarray:
+    """What had been spent by the end of these rounds: "units" (per participant), "bytes" or "seconds"."""
+    if what == "units":
+        amounts = one.curve("paper_units")[1] / np.maximum(one.curve("participants")[1], 1)
+        at = one.curve("paper_units")[0]
+    elif what == "bytes":
+        at = one.curve("bytes_down")[0]
+        amounts = one.curve("bytes_down")[1] + one.curve("bytes_up")[1] if len(at) else np.empty(0)
+    else:
+        at, amounts = one.curve("seconds_total")[:2]
+    if not len(at):
+        return np.full(len(rounds), np.nan)
+    total = np.cumsum(amounts)
+    return total[np.clip(np.searchsorted(at, rounds, side="right") - 1, 0, len(at) - 1)]

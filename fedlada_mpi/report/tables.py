@@ -1,0 +1,258 @@
+"""Tables: cells that know their number, written as CSV and Markdown, and the tables of any set of runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from . import measures
+from .groups import Group, Stat, by_problem, labels, slug
+from .load import PHASES, Run
+
+MISSING = "–"
+
+
+class Cell(NamedTuple):
+    """What is shown, the number behind it, and how it sorts where it has none."""
+
+    text: str = MISSING
+    value: float | None = None
+    std: float | None = None
+    seeds: int | None = None
+    sort: float | None = None
+    hint: str = ""
+    tone: str = ""
+
+
+class Column(NamedTuple):
+    name: str
+    over: str = ""
+    numeric: bool = True
+
+    @property
+    def full(self) -> str:
+        return f"{self.over}: {self.name}" if self.over else self.name
+
+
+@dataclass
+class Table:
+    id: str
+    title: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    source: str = ""
+    notes: list[str] = field(default_factory=list)
+    paper: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether no run contributed to it."""
+        ours = [i for i, c in enumerate(self.columns) if c.name == "ours" or not self.paper]
+        return not any(row[i].seeds or (not self.paper and row[i].text != MISSING) for row in self.rows for i in ours)
+
+    def csv(self) -> str:
+        spread = [any(row[i].seeds is not None for row in self.rows) for i in range(len(self.columns))]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        header: list[str] = []
+        for column, has in zip(self.columns, spread):
+            header += [column.full, f"{column.full} std", f"{column.full} seeds"] if has else [column.full]
+        writer.writerow(header)
+        for row in self.rows:
+            line: list[object] = []
+            for cell, has in zip(row, spread):
+                shown = cell.value if cell.value is not None else "" if cell.text == MISSING else cell.text
+                line.append(f"{shown:.10g}" if isinstance(shown, float) else shown)
+                if has:
+                    line += ["" if cell.std is None else f"{cell.std:.6g}", "" if cell.seeds is None else cell.seeds]
+            writer.writerow(line)
+        return out.getvalue()
+
+    def markdown(self) -> str:
+        def line(texts: Sequence[str]) -> str:
+            return "| " + " | ".join(t.replace("|", "\\|") for t in texts) + " |\n"
+
+        text = f"### {self.title}\n\n" + (f"Paper: {self.source}.\n\n" if self.source else "")
+        text += line([c.full for c in self.columns])
+        text += line(["---:" if c.numeric else "---" for c in self.columns])
+        text += "".join(line([cell.text for cell in row]) for row in self.rows)
+        return text + "".join(f"\n{note}\n" for note in self.notes)
+
+
+def number(value: float, digits: int | None = None) -> str:
+    if math.isinf(value):
+        return "∞"
+    if digits is None:
+        digits = 0 if value == round(value) else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}".replace("-", "−")
+
+
+def text(value: str) -> Cell:
+    return Cell(value or MISSING)
+
+
+def plain(value: float | None, digits: int | None = None) -> Cell:
+    if value is None or math.isnan(value):
+        return Cell()
+    return Cell(number(value, digits), value)
+
+
+def stat(value: Stat, digits: int | None = None, scale: float = 1.0) -> Cell:
+    """Mean ± spread; a part of the runs is told as "3 of 5", and a level never reached as "> rounds"."""
+    if value.mean is None:
+        if value.beyond is None:
+            return Cell()
+        return Cell(f"> {value.beyond:,}", None, None, value.of, math.inf, "not reached in so many rounds")
+    mean, std = value.mean * scale, None if value.std is None else value.std * scale
+    if digits is None and std is not None:
+        digits = 1
+    shown = number(mean, digits) + (f" ± {number(std, digits)}" if std is not None else "")
+    partial = len(value.values) < value.of
+    if partial:
+        shown += f" ({len(value.values)} of {value.of})"
+    hint = f"{len(value.values)} of {value.of} runs" + (", the others never reached it" if value.beyond else "")
+    return Cell(shown, mean, std, len(value.values), None, hint)
+
+
+def size(value: Stat) -> Cell:
+    """Bytes in the unit that suits them; the number behind is bytes."""
+    if value.mean is None:
+        return stat(value)
+    power = min(4, int(math.log(max(value.mean, 1), 1000)))
+    unit = ("B", "kB", "MB", "GB", "TB")[power]
+    cell = stat(value, 0 if power == 0 else 2, 1000.0**-power)
+    return cell._replace(text=f"{cell.text} {unit}", value=value.mean, std=value.std)
+
+
+def _named(groups: Sequence[Group]) -> list[tuple[Group, list[Cell]]]:
+    rows = []
+    for problem, members in by_problem(groups).items():
+        rows += [(one, [Cell(problem), Cell(name)]) for one, name in zip(members, labels(members))]
+    return rows
+
+
+_HEAD = [Column("Data", numeric=False), Column("Method", numeric=False)]
+
+
+def overview(groups: Sequence[Group]) -> Table:
+    columns = [
+        *_HEAD,
+        *map(
+            Column, ("Seeds", "Rounds", "Best test %", "at round", "Final test %", "Final train %", "Final train loss")
+        ),
+    ]
+    rows = []
+    for one, head in _named(groups):
+        done = sorted({run.done for run in one.runs})
+        shown = number(done[0]) if len(done) == 1 else f"{done[0]:,} to {done[-1]:,}"
+        unfinished = sum(not run.complete for run in one.runs)
+        rows.append(
+            [
+                *head,
+                plain(len(one.runs)),
+                Cell(shown + (f", {unfinished} unfinished" if unfinished else ""), float(done[-1])),
+                stat(one.over(measures.best(None)), 2),
+                stat(one.over(measures.best(None, "round"))),
+                stat(one.over(measures.final("test_acc", 100)), 2),
+                stat(one.over(measures.final("train_acc", 100)), 2),
+                stat(one.over(measures.final("train_loss")), 4),
+            ]
+        )
+    notes = ["Mean ± standard deviation over seeds. Accuracies are of the latest evaluated round."]
+    return Table("overview", "Accuracy", columns, rows, notes=notes)
+
+
+def levels(groups: Sequence[Group], known: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Test accuracies worth a column: those the paper uses and those the runs asked for, else every tenth reached."""
+    found = {}
+    for problem, members in by_problem(groups).items():
+        asked = {t for one in members for run in one.runs for t in run.settings["targets"]}
+        wanted = sorted(asked | set(known.get(members[0].dataset, ())))
+        if not wanted:
+            tops = [run.series["test_acc"] for one in members for run in one.runs]
+            top = max((float(np.nanmax(t)) for t in tops if not np.isnan(t).all()), default=0.0)
+            wanted = [t / 10 for t in range(1, 10) if t / 10 <= top][-3:]
+        found[problem] = wanted
+    return found
+
+
+def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Table]:
+    """Rounds and communication to each test accuracy, one table per problem."""
+    found = []
+    for problem, members in by_problem(groups).items():
+        columns, rows = [_HEAD[1]], []
+        for level in wanted[problem]:
+            over = f"{100 * level:g} %"
+            columns += [Column(n, over) for n in ("rounds", "Nd", "down", "up", "MPI")]
+        for one, head in _named(members):
+            row = [head[1]]
+            for level in wanted[problem]:
+                row += [
+                    stat(one.over(measures.rounds_to("test_acc", level))),
+                    stat(one.over(measures.total_to("paper_units", level, per_participant=True))),
+                    *(size(one.over(measures.total_to(n, level))) for n in ("bytes_down", "bytes_up", "bytes_mpi")),
+                ]
+            rows.append(row)
+        title = f"Rounds and communication to a test accuracy: {problem}"
+        notes = [
+            "Nd: the paper's unit, vectors of the model's length per participant. Down and up: bytes of all "
+            "participants, exactly. MPI: bytes that really moved between ranks. “> T”: not reached in T rounds."
+        ]
+        if wanted[problem]:
+            found.append(Table(f"targets_{slug(problem)}", title, columns, rows, notes=notes))
+    return found
+
+
+def phases(groups: Sequence[Group]) -> Table:
+    columns = [*_HEAD, *(Column(p, "seconds a round") for p in (*PHASES, "total")), Column("ranks")]
+    columns += [Column("mean", "waiting"), Column("most", "waiting"), Column("who waits", "waiting", False)]
+    rows = []
+    for one, head in _named(groups):
+        row = [*head, *(stat(one.over(measures.per_round(f"seconds_{p}")), 3) for p in (*PHASES, "total"))]
+        waits = [run.by_rank["wait"] for run in one.runs if "wait" in run.by_rank]
+        if waits:
+            widest = max(map(len, waits))
+            wait = np.mean([w for w in waits if len(w) == widest], axis=0)
+            rank = int(np.argmax(wait))
+            row += [plain(widest), plain(float(wait.mean()), 3), plain(float(wait[rank]), 3)]
+            row.append(text("server" if rank == 0 and widest > 1 else f"rank {rank}"))
+        else:
+            row += [Cell()] * 4
+        rows.append(row)
+    notes = ["Each phase is that of the slowest rank; waiting is a rank's time without work of its own in a round."]
+    return Table("phases", "Where the time goes", columns, rows, notes=notes)
+
+
+def runs(groups: Sequence[Group]) -> Table:
+    columns = [*_HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False), Column("Best test %")]
+    columns += [Column("Final test %"), Column("Hours"), Column("Directory", numeric=False)]
+    rows = []
+    for one, head in _named(groups):
+        for run in one.runs:
+            state = run.status if run.complete or run.status != "finished" else "unfinished"
+            rows.append(
+                [
+                    *head,
+                    plain(run.seed),
+                    Cell(f"{run.done:,} of {run.settings['rounds']:,}", float(run.done)),
+                    text(state + (f", {run.skipped} unreadable lines" if run.skipped else "")),
+                    plain(measures.best(None)(run), 2),
+                    plain(measures.final("test_acc", 100)(run), 2),
+                    plain(_hours(run), 3),
+                    text(str(run.path)),
+                ]
+            )
+    repeated = sum(one.repeated for one in groups)
+    notes = [f"{repeated} runs repeat the settings and seed of another and are left out."] if repeated else []
+    return Table("runs", "All runs", columns, rows, notes=notes)
+
+
+def _hours(run: Run) -> float | None:
+    total = run.series["seconds_total"]
+    return None if not total.size or np.isnan(total).all() else float(np.nansum(total)) / 3600
