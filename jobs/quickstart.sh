@@ -13,17 +13,17 @@ ensure_installed mpi
 use_own_mpi
 export FEDLADA_DATA=${FEDLADA_DATA:-$root/data}
 
-out=$root/runs/quickstart previous=
+# A second quickstart replaces the first one's run, never another.
+out=$root/runs/quickstart replace=--overwrite previous=
 for argument in "$@"; do
-    [ "$previous" != --out ] || out=$argument
+    [ "$previous" != --out ] || out=$argument replace=
     previous=$argument
 done
-[ "$out" != "$root/runs/quickstart" ] || rm -rf "$out"
 
 ranks=${FEDLADA_RANKS:-4}
 say "training over $ranks ranks"
 status=0
-limited 900 "$mpirun" -n "$ranks" "$python" -m fedlada_mpi.run --out "$out" "$@" || status=$?
+limited 900 "$mpirun" -n "$ranks" "$python" -m fedlada_mpi.run --out "$out" ${replace:+"$replace"} "$@" || status=$?
 [ "$status" = 0 ] || die "the training ended with status $status; python -m fedlada_mpi.doctor examines this machine"
 
 "$python" - "$out" <<'PYTHON'
