@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m data_prep.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path, help="directory of shards")
-    parser.add_argument("--repeats", type=int, default=10, help="reads of each file by each reader [10]")
+    parser.add_argument("--repeats", type=int, default=30, help="reads of each file by each reader [30]")
     options = parser.parse_args(arguments)
     try:
         manifest = read_manifest(options.directory)

@@ -36,7 +36,8 @@ def draw(manifest: Manifest, path: Path) -> None:
         _map(figure, main, manifest)
         _total_profile(totals, manifest)
     _mark_silos(main, manifest)
-    figure.suptitle(_title(manifest), fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
+    title = _title(manifest)
+    figure.suptitle(title, fontsize=13 if len(title) < 100 else 10.5, fontweight="bold", color=INK, x=0.01, ha="left")
     figure.savefig(path, format="png")
 
 
@@ -76,9 +77,10 @@ def _total_bars(axes, manifest: Manifest) -> None:
 def _map(figure, axes, manifest: Manifest) -> None:
     from matplotlib.colors import PowerNorm
 
-    counts = manifest.counts.T
+    counts = np.ma.masked_equal(manifest.counts.T, 0)
     # A square-root scale keeps a class of two images visible beside one of a hundred.
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, counts.max()))
+    axes.set_facecolor("#f6f6f6")
     image = axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="magma_r", norm=norm)
     step = max(1, -(-manifest.classes // 50))
     ticks = np.arange(0, manifest.classes, step)

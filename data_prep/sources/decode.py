@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from fedlada_mpi.errors import UserError
 
+from . import decode_worker
 from .decode_worker import decode, reader
 
 BATCH = 64
@@ -51,7 +52,8 @@ def decode_all(
 def _decode_in_processes(
     paths: Sequence[str], out: np.ndarray, archive: Path | None, workers: int, progress: tqdm
 ) -> None:
-    command = [sys.executable, "-m", "data_prep.sources.decode_worker", *map(str, out.shape[1:])]
+    # By its file rather than with -m: the worker then starts without importing the rest of the package.
+    command = [sys.executable, decode_worker.__file__, *map(str, out.shape[1:])]
     command += [str(archive)] if archive else []
     package_root = str(Path(__file__).resolve().parents[2])
     search = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))

@@ -1,6 +1,6 @@
 """Decodes image files to raw pixels: one process of the pool in ``decode.py``.
 
-    python -m data_prep.sources.decode_worker HEIGHT WIDTH CHANNELS [ZIP]
+    python decode_worker.py HEIGHT WIDTH CHANNELS [ZIP]
 
 A request is one line of JSON on standard input, a list of paths (or names inside ZIP). The answer
 is one line of JSON, null or an error text; after null follow the pixels of all images, end to end.
