@@ -144,7 +144,7 @@ def test_columns(shape, kernel, stride, padding, dtype):
 def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
     count = 2
     if shape == PIECES:
-        monkeypatch.setattr("fedlada_mpi.models.norm_kernels.IN_REGISTERS", 512)
+        monkeypatch.setattr("fedlada_mpi.models.norm_kernels.IN_REGISTERS", 1000)
     x = 3 + 2 * random(count, n, *shape, dtype=dtype)
     residual = random(*x.shape, dtype=dtype) if with_residual else None
     gamma, beta = flat_views(count, shape[2], dtype=dtype)
@@ -252,8 +252,9 @@ def test_row_norms(dtype, size, monkeypatch):
 def test_layers_together():
     """Gradients of a small residual network, as the layers call the kernels."""
     shapes = {
-        "stem.weight": (16, 3, 7, 7), "down.weight": (32, 16, 1, 1), "conv.weight": (32, 16, 3, 3), "fc.weight": (10, 32),
-        "one.weight": (16,), "one.bias": (16,), "two.weight": (32,), "two.bias": (32,), "fc.bias": (10,),
+        "stem.weight": (16, 3, 7, 7), "down.weight": (32, 16, 1, 1), "conv.weight": (32, 16, 3, 3),
+        "one.weight": (16,), "one.bias": (16,), "two.weight": (32,), "two.bias": (32,),
+        "fc.weight": (10, 32), "fc.bias": (10,),
     }  # fmt: skip
     products = {name: (*shape, 1, 1)[:4] for name, shape in shapes.items() if len(shape) > 1}
     layout = Layout(((name, torch.Size(shape)) for name, shape in shapes.items()), products)

@@ -208,20 +208,19 @@ def _gather(
     source = images + tl.load(index + image) * (H * W * CHANNELS)
     down, right = tl.load(dy + image).to(tl.int32), tl.load(dx + image).to(tl.int32)
     mirrored = tl.load(flip + image) != 0
-    for begin in tl.static_range(0, H * W * CHANNELS, TILE):
-        at = begin + tl.arange(0, TILE)
-        inside = at < H * W * CHANNELS
-        channel, place = at % CHANNELS, at // CHANNELS
-        h, w = place // W + down, place % W + right
-        met = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        w = tl.where(mirrored, W - 1 - w, w)
-        value = tl.load(source + (h * W + w) * CHANNELS + channel, mask=met, other=0).to(tl.float32)
-        centre = tl.load(mean + channel, mask=inside, other=0.0)
-        spread = tl.load(std + channel, mask=inside, other=1.0)
-        # Rounded as the plain division is: the batch is the same to the bit on every device.
-        value = tl.div_rn(tl.div_rn(value, tl.full([TILE], 255.0, tl.float32)) - centre, spread)
-        value = tl.where(met, value, 0.0).to(out.dtype.element_ty)
-        tl.store(out + image * (H * W * CHANNELS) + at, value, mask=inside)
+    at = tl.program_id(2) * TILE + tl.arange(0, TILE)
+    inside = at < H * W * CHANNELS
+    channel, place = at % CHANNELS, at // CHANNELS
+    h, w = place // W + down, place % W + right
+    met = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    w = tl.where(mirrored, W - 1 - w, w)
+    value = tl.load(source + (h * W + w) * CHANNELS + channel, mask=met, other=0).to(tl.float32)
+    centre = tl.load(mean + channel, mask=inside, other=0.0)
+    spread = tl.load(std + channel, mask=inside, other=1.0)
+    # Rounded as the plain division is: the batch is the same to the bit on every device.
+    value = tl.div_rn(tl.div_rn(value, tl.full([TILE], 255.0, tl.float32)) - centre, spread)
+    value = tl.where(met, value, 0.0).to(out.dtype.element_ty)
+    tl.store(out + image * (H * W * CHANNELS) + at, value, mask=inside)
 
 
 def gather(
@@ -230,7 +229,7 @@ def gather(
     """Batches [C, B, H, W, ch] out of ``images`` uint8 [n, H, W, ch]: flipped, shifted, normalised, zero outside."""
     _, rows, columns, channels = images.shape
     out = torch.empty(*index.shape, rows, columns, channels, dtype=dtype, device=images.device)
-    _gather[(index.shape[1], index.shape[0])](
+    _gather[(index.shape[1], index.shape[0], triton.cdiv(rows * columns * channels, TILE // 2))](
         images, index, flip, dy, dx, mean, std, out, index.shape[1], rows, columns, channels, TILE // 2
     )
     return out

@@ -84,7 +84,7 @@ def _group_tile(size: int, lanes: int) -> tuple[int, int, int, int]:
     lanes, rows = power(lanes), power(size)
     images = max(TILE // (rows * lanes), 1)
     if rows * lanes > IN_REGISTERS:
-        images, rows = 1, max(IN_REGISTERS // 2 // lanes, 1)
+        images, rows = 1, max(IN_REGISTERS // 4 // lanes, 1)
     return images, rows, lanes, min(max(images * rows * lanes // 512, 1), 16)
 
 
@@ -202,7 +202,7 @@ def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, g
     partial = torch.empty(count, blocks, 2, channels, dtype=torch.float32, device=x.device)
     _group_norm_backward[(blocks * groups, count)](
         dout, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels, groups,
-        images, rows, lanes, num_warps=warps,
+        images, rows, lanes, num_warps=warps, maxnreg=64 if warps == 16 else None,  # two programs fit a processor
     )  # fmt: skip
     lanes = min(power(2 * channels), 32)
     _add_partials[(triton.cdiv(2 * channels, lanes), count)](
