@@ -144,7 +144,7 @@ def test_columns(shape, kernel, stride, padding, dtype):
 def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
     count = 2
     if shape == PIECES:
-        monkeypatch.setattr("fedlada_mpi.models.norm_kernels.IN_REGISTERS", 1000)
+        monkeypatch.setattr("fedlada_mpi.models.norm_kernels.IN_REGISTERS", 512)
     x = 3 + 2 * random(count, n, *shape, dtype=dtype)
     residual = random(*x.shape, dtype=dtype) if with_residual else None
     gamma, beta = flat_views(count, shape[2], dtype=dtype)
