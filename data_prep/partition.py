@@ -51,7 +51,7 @@ def partition(
                 f"--dirichlet: found {rule.dirichlet}, too small to draw label priors from: expected about 0.01 or more"
             )
         return fill(random, priors, sizes, pools, exact=rule.exhausted == "exact")
-    quotas = pathological_quotas(random, sizes, classes, rule.classes_per_client)
+    quotas = pathological_quotas(random, sizes, np.array([len(pool) for pool in pools]), rule.classes_per_client)
     return deal(quotas, pools, exact=rule.exhausted == "exact")
 
 
@@ -113,8 +113,11 @@ def draw_in_stock(random: np.random.RandomState, prior: np.ndarray, stock: np.nd
     return int(np.argmax(random.uniform() * cumulative[-1] < cumulative))
 
 
-def pathological_quotas(random: np.random.RandomState, sizes: np.ndarray, classes: int, per_client: int) -> np.ndarray:
-    """Images [client, class]: ``per_client`` distinct classes each, all classes used equally often."""
+def pathological_quotas(
+    random: np.random.RandomState, sizes: np.ndarray, stock: np.ndarray, per_client: int
+) -> np.ndarray:
+    """Images [client, class]: ``per_client`` distinct classes each, equal parts, all classes used up evenly."""
+    classes = len(stock)
     if per_client > classes:
         raise UserError(f"--classes-per-client: found {per_client} of {classes} classes, expected at most {classes}")
     if per_client > sizes.min():
@@ -122,14 +125,14 @@ def pathological_quotas(random: np.random.RandomState, sizes: np.ndarray, classe
             f"--classes-per-client: found {per_client} classes for a client of {sizes.min()} images, "
             f"expected at most {sizes.min()}"
         )
-    turns = np.zeros(classes)
+    promised = np.zeros(classes, dtype=np.int64)
     quotas = np.zeros((len(sizes), classes), dtype=np.int64)
     for client, size in enumerate(sizes):
-        # The classes with the fewest turns so far, ties at random: no class gets two turns ahead of another.
-        chosen = np.argsort(turns + random.uniform(size=classes), kind="stable")[:per_client]
-        turns[chosen] += 1
+        # Those with the smallest share promised so far, ties at random; the least of them gives the odd image.
+        chosen = np.lexsort((random.uniform(size=classes), promised / stock))[:per_client]
         quotas[client, chosen] = size // per_client
         quotas[client, chosen[: size % per_client]] += 1
+        promised += quotas[client]
     return quotas
 
 
