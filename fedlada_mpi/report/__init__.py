@@ -1,0 +1,47 @@
+"""The report of any number of runs: tables beside the paper's, figures, and one HTML page.
+
+    python -m fedlada_mpi.report runs/main --out report
+
+Runs may still be going on. See docs/experiments.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str]:
+    """Write the report of the run directories at or under ``runs``; returns what is worth telling, the last line first to read."""
+    from . import figures, load, page, paper, tables
+    from .groups import group
+
+    out = Path(out)
+    found, problems = load.read_all(runs)
+    groups = group(found)
+    wanted = tables.levels(groups, paper.levels())
+    all_tables = [
+        *paper.tables(groups),
+        tables.overview(groups),
+        *tables.targets(groups, wanted),
+        tables.phases(groups),
+        tables.runs(groups),
+    ]
+    (out / "tables").mkdir(parents=True, exist_ok=True)
+    for table in all_tables:
+        (out / "tables" / f"{table.id}.csv").write_text(table.csv())
+        (out / "tables" / f"{table.id}.md").write_text(table.markdown())
+    names = figures.write(groups, out / "figures")
+    where = ", ".join(map(str, runs))
+    (out / "index.html").write_text(page.render(groups, all_tables, names, where))
+    unreadable = sum(run.skipped for run in found)
+    told = [f"left out: {problem}" for problem in problems]
+    if unreadable:
+        told.append(f"{unreadable} unreadable lines in metrics.jsonl were left out")
+    if not page.plotly():
+        told.append('curves are pictures: for curves to look into, pip install "fedlada_mpi[report]"')
+    told.append(
+        f"{len(found)} runs in {len(groups)} settings, {len(all_tables)} tables, {len(names)} figures: {out / 'index.html'}"
+    )
+    return told

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import matplotlib
@@ -11,6 +12,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import NullFormatter
@@ -19,6 +22,7 @@ from . import paper
 from .groups import Group, by_problem, labels, slug
 from .load import PHASES
 from .series import MEASURES, PERCENT, colours, points, spent
+from .workers import spread
 
 STYLE = {
     "font.size": 9,
@@ -44,34 +48,40 @@ PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
 def write(groups: Sequence[Group], folder: Path) -> list[str]:
     """Draw everything there are runs for; returns the names of the figures."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = []
-    with plt.rc_context(STYLE):
-        for name, drawing in _all(groups):
-            drawing.savefig(folder / f"{name}.png")
-            drawing.set_layout_engine("none")  # it is laid out; once is slow enough
-            drawing.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    planned = plan(groups)
+
+    def draw(item: tuple[str, Callable[[], Drawing]]) -> None:
+        name, make = item
+        with plt.rc_context(STYLE):
+            drawing = make()
+            # The canvases' own methods: savefig would draw everything twice.
+            FigureCanvasAgg(drawing).print_png(folder / f"{name}.png")
+            drawing.set_layout_engine("none")
+            FigureCanvasSVG(drawing).print_svg(folder / f"{name}.svg", metadata={"Date": None})
             plt.close(drawing)
-            names.append(name)
-    return names
+
+    spread(draw, planned, least=2)
+    return [name for name, _ in planned]
 
 
-def _all(groups: Sequence[Group]) -> Iterable[tuple[str, Drawing]]:
-    for spec in paper.figures(groups):
-        if not spec.empty:
-            yield f"paper_{spec.id}", _paper(spec)
-    started = [one for one in groups if one.done]
-    for problem, members in by_problem(started).items():
+def plan(groups: Sequence[Group]) -> list[tuple[str, Callable[[], Drawing]]]:
+    """The figures that these runs can fill, each with the function that draws it."""
+    found = [(f"paper_{spec.id}", partial(_paper, spec)) for spec in paper.figures(groups) if not spec.empty]
+    for problem, members in by_problem([one for one in groups if one.done]).items():
         name = slug(problem)
         if len(members) <= TOGETHER:
-            yield f"curves_{name}", _together(problem, members)
+            found.append((f"curves_{name}", partial(_together, problem, members)))
         else:
             for measure in ("test_acc", "train_loss", "consistency"):
-                if drawing := _apart(problem, members, measure):
-                    yield f"{measure}_{name}", drawing
-        if drawing := _phases(problem, members):
-            yield f"phases_{name}", drawing
-        if drawing := _ranks(problem, members):
-            yield f"ranks_{name}", drawing
+                known = [one for one in members if len(one.curve(measure)[0])]
+                if known:
+                    found.append((f"{measure}_{name}", partial(_apart, problem, known, measure)))
+        if any(np.nansum(one.curve("seconds_total")[1]) for one in members):
+            found.append((f"phases_{name}", partial(_phases, problem, members)))
+        ranked = [one for one in members if any(len(run.by_rank.get("wait", ())) > 1 for run in one.runs)]
+        if ranked and len(ranked) <= TOGETHER:
+            found.append((f"ranks_{name}", partial(_ranks, problem, ranked)))
+    return found
 
 
 def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str = "", limit: int | None = None) -> None:
@@ -155,11 +165,8 @@ def _seeds(groups: Sequence[Group]) -> str:
     return f", mean ± standard deviation of {many} seeds"
 
 
-def _apart(problem: str, groups: Sequence[Group], measure: str) -> Drawing | None:
+def _apart(problem: str, groups: Sequence[Group], measure: str) -> Drawing:
     """One panel per method, the other methods' curves behind it in grey."""
-    groups = [one for one in groups if len(one.curve(measure)[0])]
-    if not groups:
-        return None
     names = labels(groups)
     named = dict(zip(map(id, groups), names))
     facets: list[list[Group]] = []
@@ -191,11 +198,9 @@ def _apart(problem: str, groups: Sequence[Group], measure: str) -> Drawing | Non
     return drawing
 
 
-def _phases(problem: str, groups: Sequence[Group]) -> Drawing | None:
+def _phases(problem: str, groups: Sequence[Group]) -> Drawing:
     """Seconds of a round by phase, a bar for each group."""
     means = [[_mean(one.curve(f"seconds_{phase}")[1]) for phase in PHASES] for one in groups]
-    if not np.any(np.nan_to_num(means)):
-        return None
     names = labels(groups)
     drawing, axes = plt.subplots(figsize=(8.4, 0.28 * len(groups) + 1.4), layout="constrained")
     left = np.zeros(len(groups))
@@ -210,18 +215,15 @@ def _phases(problem: str, groups: Sequence[Group]) -> Drawing | None:
     return drawing
 
 
-def _ranks(problem: str, groups: Sequence[Group]) -> Drawing | None:
-    """Who trains and who waits, rank by rank, where there are several and few enough groups to look at."""
-    known = [one for one in groups if any(len(run.by_rank.get("wait", ())) > 1 for run in one.runs)]
-    if not known or len(known) > 12:
-        return None
-    names = labels(known)
-    columns = min(4, len(known))
-    rows = -(-len(known) // columns)
+def _ranks(problem: str, groups: Sequence[Group]) -> Drawing:
+    """Who trains and who waits, rank by rank, in the last run of each group."""
+    names = labels(groups)
+    columns = min(4, len(groups))
+    rows = -(-len(groups) // columns)
     drawing, grid = plt.subplots(
         rows, columns, figsize=(2.9 * columns, 2.2 * rows + 0.5), squeeze=False, sharey=True, layout="constrained"
     )
-    for axes, one, name in zip(grid.flat, known, names):
+    for axes, one, name in zip(grid.flat, groups, names):
         last = (
             one.runs[-1].by_rank if "wait" in one.runs[-1].by_rank else next(r.by_rank for r in one.runs if r.by_rank)
         )
@@ -233,7 +235,7 @@ def _ranks(problem: str, groups: Sequence[Group]) -> Drawing | None:
         axes.set_xlabel("Rank")
         axes.grid(axis="x", visible=False)
         axes.xaxis.get_major_locator().set_params(integer=True)
-    for axes in list(grid.flat)[len(known) :]:
+    for axes in list(grid.flat)[len(groups) :]:
         axes.set_axis_off()
     grid[0, 0].set_ylabel("Seconds a round")
     drawing.suptitle(f"{problem}: who waits", fontsize=11)

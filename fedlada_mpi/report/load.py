@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import config as settings
 from ..errors import UserError
+from .workers import spread
 
 SCALARS = (
     *("lr", "local_loss", "train_loss", "train_acc", "test_loss", "test_acc", "consistency"),
@@ -64,6 +65,23 @@ def find(paths: Iterable[str | os.PathLike]) -> list[Path]:
         where = ", ".join(map(str, paths))
         raise UserError(f"no runs under {where} (looked for config.json): start one with python -m fedlada_mpi.run")
     return list(found)
+
+
+def read_all(paths: Iterable[str | os.PathLike]) -> tuple[list[Run], list[str]]:
+    """All runs at or under the paths, and in words the directories that could not be read."""
+
+    def attempt(directory: Path) -> Run | str:
+        try:
+            return read(directory)
+        except UserError as error:
+            return str(error)
+
+    found = spread(attempt, find(paths))
+    runs = [one for one in found if isinstance(one, Run)]
+    problems = [one for one in found if isinstance(one, str)]
+    if not runs:
+        raise UserError(problems[0])
+    return runs, problems
 
 
 def read(directory: Path) -> Run:

@@ -1,0 +1,137 @@
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const narrow = () => window.innerWidth < 700;
+
+  // Sorting: a column's button turns its rows; cells without a number stay at the end.
+  for (const table of document.querySelectorAll("table.sortable")) {
+    const body = table.tBodies[0];
+    for (const button of table.querySelectorAll("thead button")) {
+      button.addEventListener("click", () => {
+        const head = button.closest("th"), index = Number(button.dataset.column);
+        const down = head.getAttribute("aria-sort") === "ascending";
+        for (const other of table.querySelectorAll("th[aria-sort]")) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const key = (row) => {
+          const cell = row.cells[index], raw = cell.dataset.sort;
+          return raw === undefined ? (cell.classList.contains("missing") ? null : cell.textContent) : Number(raw);
+        };
+        const rows = [...body.rows].map((row) => [key(row), row]);
+        rows.sort(([a], [b]) => {
+          if (a === null || b === null) return (a === null) - (b === null);
+          const order = typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), undefined, { numeric: true });
+          return down ? -order : order;
+        });
+        body.append(...rows.map(([, row]) => row));
+      });
+    }
+  }
+
+  if (typeof Plotly === "undefined") return;
+
+  const ink = () => getComputedStyle(document.body).color;
+  const line = () => getComputedStyle(document.documentElement).getPropertyValue("--line").trim();
+  const config = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const faint = (colour, share) => {
+    const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+    return `rgba(${r},${g},${b},${share})`;
+  };
+
+  const traces = (chart, measure, axis) => {
+    const found = [];
+    chart.series.forEach((entry) => {
+      const group = data.groups[entry.group], curve = group.curves[measure];
+      if (!curve) return;
+      const limit = chart.rounds || Infinity;
+      const keep = curve.round.map((t) => t <= limit);
+      const pick = (values) => values.filter((_, i) => keep[i]);
+      const x = pick(axis === "round" ? curve.round : curve[axis]), y = pick(curve.mean);
+      const shared = { x, legendgroup: entry.name, hoverinfo: "skip", showlegend: false, mode: "lines", line: { width: 0 } };
+      if (curve.std) {
+        const std = pick(curve.std);
+        found.push({ ...shared, y: y.map((v, i) => v + (std[i] || 0)) });
+        found.push({ ...shared, y: y.map((v, i) => v - (std[i] || 0)), fill: "tonexty", fillcolor: faint(entry.colour, 0.16) });
+      }
+      found.push({
+        x, y, name: entry.name, legendgroup: entry.name, mode: y.length === 1 ? "markers" : "lines",
+        line: { color: entry.colour, width: 1.8 }, marker: { color: entry.colour },
+        customdata: pick(curve.round).map((t, i) => [t, curve.std ? pick(curve.std)[i] : null]),
+        hovertemplate: `<b>%{fullData.name}</b><br>round %{customdata[0]}: %{y:.4~g}${curve.std ? " ± %{customdata[1]:.2~g}" : ""}<extra></extra>`,
+      });
+    });
+    for (const mark of (measure === "test_acc" && axis === "round" && chart.marks) || []) {
+      found.push({
+        x: mark.x, y: mark.y, name: `${mark.name} in the paper`, legendgroup: mark.name, mode: "markers", showlegend: false,
+        marker: { symbol: "x-thin", size: 8, line: { color: mark.colour, width: 2 } },
+        hovertemplate: `<b>%{fullData.name}</b><br>round %{x}: %{y} %<extra></extra>`,
+      });
+    }
+    return found;
+  };
+
+  const layout = (title, x, y, log, legend) => ({
+    title: title ? { text: title, font: { size: 14 }, x: 0.02, xanchor: "left" } : undefined,
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: ink(), family: "system-ui, sans-serif", size: 12 },
+    margin: { l: 56, r: 12, t: title ? 36 : 12, b: 46 },
+    xaxis: { title: { text: x }, gridcolor: line(), zeroline: false, rangemode: "tozero" },
+    yaxis: { title: { text: y }, gridcolor: line(), zeroline: false, type: log ? "log" : "linear" },
+    hovermode: "closest", showlegend: legend,
+    legend: narrow() || !legend ? { orientation: "h", y: -0.22 } : { y: 1, x: 1.01 },
+  });
+
+  const axes = { round: "Round", units: "Communication: vectors of the model per participant (Nd)", gigabytes: "Communication, down and up (GB)", hours: "Time (hours)" };
+  const draws = [];
+
+  for (const holder of document.querySelectorAll("[data-curves]")) {
+    const chart = data.charts[holder.dataset.curves];
+    const [measure, axis] = holder.querySelectorAll("select"), log = holder.querySelector("input");
+    const target = holder.querySelector(".chart");
+    const draw = () => Plotly.react(
+      target, traces(chart, measure.value, axis.value),
+      layout("", axes[axis.value], data.measures[measure.value], log.checked, true), config);
+    measure.addEventListener("change", () => { log.checked = measure.value === "consistency"; draw(); });
+    axis.addEventListener("change", draw);
+    log.addEventListener("change", draw);
+    draws.push(draw);
+  }
+
+  for (const target of document.querySelectorAll("[data-panel]")) {
+    const [name, index] = target.dataset.panel.split(":"), chart = data.panels[name][Number(index)];
+    const last = target.parentElement.lastElementChild === target || narrow();
+    draws.push(() => {
+      const shape = layout(chart.title, "Round", data.measures[chart.measure], chart.measure === "consistency", true);
+      shape.legend = { orientation: "h", y: -0.2, font: { size: 11 } };
+      if (chart.shortest) shape.xaxis.range = [0, chart.shortest];
+      Plotly.react(target, traces(chart, chart.measure, "round"), shape, config);
+    });
+  }
+
+  for (const target of document.querySelectorAll("[data-phases]")) {
+    const bars = data.phases[target.dataset.phases];
+    draws.push(() => {
+      const shape = layout("", "Seconds a round (slowest rank of each phase)", "", false, true);
+      shape.barmode = "stack";
+      shape.yaxis = { autorange: "reversed", automargin: true };
+      shape.legend = { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" };
+      shape.height = 130 + 26 * bars.names.length;
+      shape.margin.t = 36;
+      Plotly.react(target, bars.phases.map((phase) => ({
+        type: "bar", orientation: "h", name: phase.name, y: bars.names, x: phase.seconds, marker: { color: phase.colour },
+        hovertemplate: `%{y}<br>${phase.name}: %{x:.3~g} s<extra></extra>`,
+      })), shape, config);
+    });
+  }
+
+  // One chart at a time, so that the tables can be read and scrolled meanwhile.
+  const drawAll = () => {
+    let next = 0;
+    const step = () => {
+      if (next < draws.length) { draws[next++](); setTimeout(step, 0); } else { document.body.dataset.drawn = String(draws.length); }
+    };
+    step();
+  };
+  dark.addEventListener("change", drawAll);
+  drawAll();
+})();

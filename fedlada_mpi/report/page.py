@@ -1,0 +1,302 @@
+"""One HTML page that needs nothing else: tables to sort, curves to look into."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from . import paper
+from .figures import PHASE_COLOURS
+from .groups import Group, by_problem, labels, slug
+from .load import PHASES
+from .series import MEASURES, colours, points, spent
+from .tables import MISSING, Cell, Table
+
+POINTS = 30_000  # of all curves of one measure together, so that the page stays small however many groups there are
+
+
+def render(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str], where: str) -> str:
+    """The page; ``drawn`` are the names of the figures beside it."""
+    library = plotly()
+    sections = [
+        ("paper", "Against the paper", _paper(groups, tables, bool(library))),
+        ("curves", "Curves", _curves(groups, drawn, bool(library))),
+        ("results", "Results", "".join(map(_table, _pick(tables, "overview", "targets")))),
+        ("time", "Time", _time(groups, tables, bool(library), drawn)),
+        ("runs", "Runs", "".join(map(_table, _pick(tables, "runs")))),
+    ]
+    if not any(not t.empty for t in tables if t.paper) and all(f.empty for f in paper.figures(groups)):
+        # Nothing to hold against the paper (digits, own data): what there is comes first.
+        sections = sections[1:] + sections[:1]
+    template = Template((Path(__file__).with_name("page.html")).read_text())
+    return template.substitute(
+        title="Federated runs",
+        lead=f"Read from {html.escape(where)} on {datetime.now():%d %B %Y, %H:%M}. "
+        "Mean ± standard deviation over seeds; what has not been run is shown as –.",
+        facts=_facts(groups),
+        nav="".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections),
+        body="".join(
+            f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{content}</section>'
+            for name, title, content in sections
+        ),
+        footer=f"fedlada_mpi {__version__}. Every table lies beside this page as CSV and Markdown in <code>tables/</code>, "
+        "every figure as PNG and SVG in <code>figures/</code>.",
+        css=_text("page.css"),
+        js=_text("page.js") if library else "",
+        plotly=library,
+        data=_embedded(_data(groups)) if library else "{}",
+    )
+
+
+def plotly() -> str:
+    """The charting library's own text, or nothing where it is not installed."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return ""
+    return get_plotlyjs().replace("</script", "<\\/script")
+
+
+def _text(name: str) -> str:
+    return Path(__file__).with_name(name).read_text()
+
+
+def _embedded(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _pick(tables: Sequence[Table], *starts: str) -> list[Table]:
+    return [t for t in tables if not t.paper and t.id.startswith(starts)]
+
+
+def _facts(groups: Sequence[Group]) -> str:
+    runs = [run for one in groups for run in one.runs]
+    finished = sum(run.complete for run in runs)
+    facts = [
+        (len(runs), "runs"),
+        (finished, "finished"),
+        (len(groups), "settings"),
+        (len(by_problem(groups)), "problems"),
+    ]
+    facts.append((f"{sum(run.done for run in runs):,}", "rounds"))
+    hours = sum(float(np.nansum(run.series["seconds_total"])) for run in runs) / 3600
+    facts.append((f"{hours:,.1f}" if hours >= 1 else f"{60 * hours:,.1f}", "hours" if hours >= 1 else "minutes"))
+    return "".join(f"<li><b>{value}</b><span>{name}</span></li>" for value, name in facts)
+
+
+def _cell(cell: Cell, tag: str, classes: str) -> str:
+    sort = cell.value if cell.value is not None else cell.sort
+    attributes = f' data-sort="{_number(sort)}"' if sort is not None else ""
+    if cell.hint:
+        attributes += f' title="{html.escape(cell.hint)}"'
+    classes = " ".join(filter(None, [classes, cell.tone, "missing" if cell.text == MISSING else ""]))
+    scope = ' scope="row"' if tag == "th" else ""
+    return f'<{tag}{scope} class="{classes}"{attributes}>{html.escape(cell.text)}</{tag}>'
+
+
+def _number(value: float) -> str:
+    return "Infinity" if value == math.inf else "-Infinity" if value == -math.inf else repr(float(value))
+
+
+def _table(table: Table) -> str:
+    columns = table.columns
+    first = [bool(c.over) and (i == 0 or columns[i - 1].over != c.over) for i, c in enumerate(columns)]
+    over = ""
+    if any(c.over for c in columns):
+        spans: list[list[Any]] = []
+        for column in columns:
+            if spans and column.over and spans[-1][0] == column.over:
+                spans[-1][1] += 1
+            else:
+                spans.append([column.over, 1])
+        cells = (f'<th colspan="{n}" scope="colgroup">{html.escape(t)}</th>' if t else "<td></td>" for t, n in spans)
+        over = f'<tr class="over">{"".join(cells)}</tr>'
+    heads = "".join(
+        f'<th scope="col" class="{"" if c.numeric else "text"}{" first" if f else ""}">'
+        f'<button type="button" data-column="{i}">{html.escape(c.name)}</button></th>'
+        for i, (c, f) in enumerate(zip(columns, first))
+    )
+    rows = "".join(
+        "<tr>"
+        + "".join(
+            _cell(
+                cell,
+                "th" if i == 0 else "td",
+                " ".join(
+                    filter(
+                        None, ["" if c.numeric else "text", "first" if f else "", c.name if c.name == "paper" else ""]
+                    )
+                ),
+            )
+            for i, (cell, c, f) in enumerate(zip(row, columns, first))
+        )
+        + "</tr>"
+        for row in table.rows
+    )
+    links = f'<a href="tables/{table.id}.csv">CSV</a>, <a href="tables/{table.id}.md">Markdown</a>'
+    source = f"{html.escape(table.source)} · " if table.source else ""
+    notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
+    return (
+        f'<h3 id="table-{table.id}">{html.escape(table.title)}</h3><p class="source">{source}{links}</p>'
+        f'<div class="scroll" tabindex="0" role="region" aria-labelledby="table-{table.id}">'
+        f'<table class="sortable"><thead>{over}<tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{notes}'
+    )
+
+
+def _picture(name: str, title: str) -> str:
+    return f'<figure><img src="figures/{name}.png" alt="{html.escape(title)}" loading="lazy"></figure>'
+
+
+def _files(*names: str) -> str:
+    links = (f'<a href="figures/{n}.png">PNG</a>, <a href="figures/{n}.svg">SVG</a>' for n in names)
+    return f'<p class="source">{"; ".join(links)}</p>' if names else ""
+
+
+def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> str:
+    ours = [t for t in tables if t.paper]
+    parts = ['<p class="note">Rounds: less is better. ∞: the paper says never; “> T”: not reached in our T rounds.</p>']
+    parts += [_table(t) for t in ours if not t.empty]
+    waiting = []
+    for spec in paper.figures(groups):
+        if spec.empty:
+            waiting.append(f"<li>{html.escape(spec.title)} ({html.escape(spec.source)})</li>")
+            continue
+        parts.append(f"<h3>{html.escape(spec.title)}</h3>")
+        parts.append(f'<p class="source">{html.escape(spec.source)}</p>{_files(f"paper_{spec.id}")}')
+        if library:
+            panels = (f'<div class="chart" data-panel="{spec.id}:{i}"></div>' for i in range(len(spec.panels)))
+            parts.append(f'<figure class="panels">{"".join(panels)}</figure>')
+        else:
+            parts.append(_picture(f"paper_{spec.id}", spec.title))
+        if spec.missing:
+            parts.append(f'<p class="note">Missing: {html.escape("; ".join(spec.missing))}.</p>')
+    empty = [t for t in ours if t.empty]
+    if empty:
+        inner = "".join(_table(t) for t in empty)
+        parts.append(f"<details><summary>{len(empty)} tables of the paper without runs yet</summary>{inner}</details>")
+    if waiting:
+        parts.append(
+            f"<details><summary>{len(waiting)} figures without runs yet</summary><ul>{''.join(waiting)}</ul></details>"
+        )
+    return "".join(parts)
+
+
+def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str:
+    parts = []
+    for index, (problem, members) in enumerate(by_problem([one for one in groups if one.done]).items()):
+        names = [
+            n for n in drawn if n.removesuffix(slug(problem)) in ("curves_", "test_acc_", "train_loss_", "consistency_")
+        ]
+        parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
+        if not library:
+            parts += [_picture(name, problem) for name in names]
+            continue
+        known = [m for m in MEASURES if any(len(one.curve(m)[0]) for one in members)]
+        measures = "".join(f'<option value="{m}">{html.escape(MEASURES[m])}</option>' for m in known)
+        axes = "".join(
+            f'<option value="{value}">{text}</option>'
+            for value, text in (("round", "rounds"), ("units", "Nd"), ("gigabytes", "gigabytes"), ("hours", "hours"))
+        )
+        parts.append(
+            f'<figure data-curves="{index}"><div class="tools"><label>Show <select>{measures}</select></label>'
+            f"<label>against <select>{axes}</select></label>"
+            '<label><input type="checkbox"> logarithmic</label></div><div class="chart"></div></figure>'
+        )
+    return "".join(parts) or '<p class="note">No rounds yet.</p>'
+
+
+def _time(groups: Sequence[Group], tables: Sequence[Table], library: bool, drawn: Sequence[str]) -> str:
+    parts = [_table(t) for t in _pick(tables, "phases")]
+    for index, problem in enumerate(by_problem([one for one in groups if one.done])):
+        names = [n for n in drawn if n.removesuffix(slug(problem)) in ("phases_", "ranks_")]
+        if names:
+            parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
+            parts += (
+                [f'<div class="chart" data-phases="{index}"></div>']
+                if library
+                else [_picture(n, problem) for n in names]
+            )
+    return "".join(parts)
+
+
+def _data(groups: Sequence[Group]) -> dict[str, Any]:
+    groups = [one for one in groups if one.done]
+    position = {id(one): i for i, one in enumerate(groups)}
+    most = max(40, min(400, POINTS // max(1, len(groups))))
+
+    def series(members: Sequence[Group]) -> list[dict[str, Any]]:
+        return [
+            {"group": position[id(one)], "name": name, "colour": colour}
+            for one, name, colour in zip(members, labels(members), colours(members))
+        ]
+
+    problems = by_problem(groups)
+    return {
+        "measures": MEASURES,
+        "groups": [{"curves": {m: c for m in MEASURES if (c := _curve(one, m, most))}} for one in groups],
+        "charts": [{"series": series(members)} for members in problems.values()],
+        "panels": {
+            f.id: [_panel(f, p, series(p.groups)) for p in f.panels] for f in paper.figures(groups) if not f.empty
+        },
+        "phases": [_bars(members) for members in problems.values()],
+    }
+
+
+def _panel(spec: paper.Figure, panel: paper.Panel, series: list[dict[str, Any]]) -> dict[str, Any]:
+    marks = []
+    if panel.marked and panel.measure == "test_acc":
+        printed = paper.marks(panel.dataset)
+        for one, entry in zip(panel.groups, series):
+            if at := printed.get(one.method):
+                x, y = zip(*at)
+                marks.append({"x": x, "y": y, "name": entry["name"], "colour": entry["colour"]})
+    done = max((one.done for one in panel.groups), default=0)
+    return {
+        "title": f"{panel.title}: {MEASURES[panel.measure]}",
+        "measure": panel.measure,
+        "series": series,
+        "rounds": spec.rounds,
+        "marks": marks,
+        "shortest": min(done, spec.rounds),
+    }
+
+
+def _curve(one: Group, measure: str, most: int) -> dict[str, Any] | None:
+    rounds, mean, std, _ = points(one, measure, most)
+    if not len(rounds):
+        return None
+    return {
+        "round": rounds.tolist(),
+        "mean": _short(mean),
+        "std": None if np.isnan(std).all() else _short(std),
+        "units": _short(spent(one, "units", rounds)),
+        "gigabytes": _short(spent(one, "bytes", rounds) / 1e9),
+        "hours": _short(spent(one, "seconds", rounds) / 3600),
+    }
+
+
+def _short(values: np.ndarray) -> list[float | None]:
+    """Four significant digits, nothing for what is not a number: enough for a screen, and half the page."""
+    return [float(f"{v:.4g}") if math.isfinite(v) else None for v in values.tolist()]
+
+
+def _bars(groups: Sequence[Group]) -> Mapping[str, Any]:
+    seconds = [[_mean(one.curve(f"seconds_{phase}")[1]) for one in groups] for phase in PHASES]
+    return {
+        "names": labels(groups),
+        "phases": [{"name": p, "seconds": s, "colour": c} for p, s, c in zip(PHASES, seconds, PHASE_COLOURS)],
+    }
+
+
+def _mean(values: np.ndarray) -> float | None:
+    known = values[np.isfinite(values)]
+    return float(f"{known.mean():.4g}") if len(known) else None
