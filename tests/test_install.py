@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from world import ROOT
 
 pytestmark = pytest.mark.serial
 PACKAGES = ("fedlada_mpi", "data_prep")
