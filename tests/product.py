@@ -8,10 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import torch
-from conftest import SIZE, communicator
 from reference import Round, Settings, federate, flat, image_gradient
+from world import SIZE, communicator
 
 CLASSES, SHAPE = 3, (8, 8, 3)
 SETTINGS = {f.name for f in fields(Settings)}
@@ -30,10 +31,14 @@ class Data:
     std: tuple[float, ...]
 
     @cached_property
-    def module(self) -> torch.nn.Module:
+    def network(self):
         from fedlada_mpi import models
 
-        return models.build("cnn", classes=CLASSES, image_shape=SHAPE, activation="gelu").module.double()
+        return models.build("cnn", classes=CLASSES, image_shape=SHAPE, activation="gelu")
+
+    @cached_property
+    def module(self) -> torch.nn.Module:
+        return self.network.module.double()
 
     @property
     def names(self) -> list[str]:
@@ -75,6 +80,14 @@ class Run:
     @property
     def x(self) -> np.ndarray:
         return flat(self.model, self.data.names)
+
+    @cached_property
+    def server(self) -> dict[str, np.ndarray]:
+        """The server's vectors in the newest checkpoint, in the order of the module's parameters."""
+        layout = self.data.network.layout
+        newest = max(path for path in (self.out / "checkpoint").iterdir() if path.name[-1].isdigit())
+        with h5py.File(newest / "server.h5") as file:
+            return {name: flat(layout.unpack(torch.from_numpy(file[name][:])), self.data.names) for name in file}
 
 
 def structured_images(random: np.random.Generator, labels: np.ndarray) -> np.ndarray:

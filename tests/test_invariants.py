@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -103,6 +105,15 @@ def test_a_shorter_run_is_the_beginning_of_a_longer_one(lada_rounds):
         assert run.participants == participants[:t]
 
 
+def test_v_never_falls(lada_rounds, data):
+    """v^{t+1} >= v^t element by element, from v^0 = eps_v^2 on."""
+    v = [np.full_like(data.start, 1e-16), *(run.server["v"] for run in lada_rounds)]
+    for before, after in pairwise(v):
+        assert np.all(after >= before)
+    assert np.all(v[1] > v[0])
+    assert np.any(v[2] > v[1])
+
+
 def test_g_a_is_the_amended_mean_of_the_local_directions(lada_rounds, data):
     """g_a^{t+1} = alpha * mean(m / sqrt(v_hat)) + (1-alpha) * g_a^t, with g_a taken from the run's own parameters and
     the directions from the reference, started at the run's own x^t."""
@@ -131,6 +142,16 @@ def test_consistency_is_the_mean_distance_to_the_new_model(algorithm, weighting,
     )
     for record, reference in zip(run.metrics, expected):
         assert record["consistency"] == pytest.approx(reference.consistency, rel=1e-8)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+def test_consistency_of_one_client_is_zero_and_never_negative(precision, lone_client, run_dir):
+    run = run_here(
+        lone_client, run_dir, algorithm="fedavg", rounds=6, local_steps=3, server_lr=1.0, precision=precision
+    )  # fmt: skip
+    travelled = np.sum((run.x - lone_client.start) ** 2)
+    for record in run.metrics:
+        assert 0 <= record["consistency"] < 1e-6 * travelled
 
 
 def test_evaluation_is_that_of_the_plain_module(data, run_dir):
