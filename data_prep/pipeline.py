@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,20 +22,19 @@ from .write import attributes_of, publish, staging, write_all, write_manifest
 def prepare(settings: PrepareSettings, say: Callable[[str], None] = lambda text: None) -> Manifest:
     """Make the shards that ``settings`` describe, or find them made; ``say`` hears what is done."""
     settings.check()
-    raw = sources.find_raw(settings.dataset, settings.raw, settings.out.parent, settings.download)
-    source = _fingerprint(settings, raw)
     if not settings.force and (settings.out / MANIFEST).exists():
         present = read_manifest(settings.out)
-        refuse_other_settings(settings, source, present)
+        refuse_other_settings(settings, present)
         if complete(present):
             say(f"{settings.out}: already prepared with these settings, nothing to do (--force prepares again)")
             return present
         say(f"{settings.out}: files are missing or were cut short, preparing again")
+    raw = sources.find_raw(settings.dataset, settings.raw, settings.out.parent, settings.download)
     say(f"reading {settings.dataset} from {raw}")
     images = sources.load(settings.dataset, raw, settings.workers)
     owned = divide(settings, images)
     silos = np.array_split(np.arange(len(owned)), settings.silos)
-    manifest = describe(settings, source, images, owned)
+    manifest = describe(settings, _fingerprint(settings, raw), images, owned)
     with staging(settings.out, needed_bytes=_bytes(images, owned)) as folder:
         say(f"writing {sum(map(len, owned))} training images of {len(owned)} clients to {settings.silos} silo files")
         manifest["files"] = write_all(folder, images, owned, silos, attributes_of(manifest))
@@ -80,18 +80,19 @@ def describe(
     }
 
 
-def refuse_other_settings(settings: PrepareSettings, source: str, present: Manifest) -> None:
-    wanted = {"dataset": settings.dataset, "silos": settings.silos, "seed": settings.seed, "raw data": source}
-    found = {"dataset": present.dataset, "silos": present.silos, "seed": present.seed, "raw data": present.source}
-    if settings.wanted_clients is not None:
-        wanted["clients"], found["clients"] = settings.wanted_clients, present.clients
-    rule = asdict(settings.rule)
-    differences = [f"{name} {found[name]} not {wanted[name]}" for name in wanted if found[name] != wanted[name]]
-    differences += [
-        f"{name} {present.partition.get(name)} not {rule[name]}"
-        for name in rule
-        if present.partition.get(name) != rule[name]
-    ]
+def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
+    pairs = {
+        "dataset": (present.dataset, settings.dataset),
+        "clients": (present.clients, settings.wanted_clients or present.clients),
+        "silos": (present.silos, settings.silos),
+        "seed": (present.seed, settings.seed),
+    }
+    pairs |= {name: (present.partition.get(name), value) for name, value in asdict(settings.rule).items()}
+    differences = [f"{name} {found} not {wanted}" for name, (found, wanted) in pairs.items() if found != wanted]
+    raw = settings.raw or sources.raw_available(settings.dataset, settings.out.parent)
+    # Raw data may have been removed once its shards were made.
+    if not differences and raw and raw.exists() and _fingerprint(settings, raw) != present.source:
+        differences = ["other raw data"]
     if differences:
         raise UserError(
             f"{settings.out} holds shards made with other settings ({', '.join(differences)}): "
@@ -105,7 +106,7 @@ def complete(manifest: Manifest) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
 
-def _fingerprint(settings: PrepareSettings, raw) -> str:
+def _fingerprint(settings: PrepareSettings, raw: Path) -> str:
     try:
         return sources.fingerprint(settings.dataset, raw)
     except OSError as error:

@@ -46,6 +46,7 @@ def staging(out: Path, needed_bytes: int) -> Iterator[Path]:
                 room = f"{free / 1e6:.0f} MB free, expected {needed_bytes / 1e6:.0f} MB"
                 raise UserError(f"{out}: {room}: make room or choose another --out")
             folder.mkdir()
+            reserve(folder / "room", needed_bytes)
             yield folder
         except OSError as error:
             reason = error.strerror or str(error).splitlines()[0]
@@ -57,6 +58,17 @@ def staging(out: Path, needed_bytes: int) -> Iterator[Path]:
         for path in created:
             with contextlib.suppress(OSError):
                 path.rmdir()
+
+
+def reserve(path: Path, size: int) -> None:
+    """Take the room that will be needed and give it back.
+
+    Quotas and limits show here as a plain error; met in the middle of a file they can crash HDF5.
+    """
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+    path.unlink()
 
 
 def remove_stale(out: Path) -> None:

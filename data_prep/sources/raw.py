@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 from pathlib import Path
 
 from fedlada_mpi.errors import UserError
@@ -54,6 +55,10 @@ def find_raw(dataset: str, raw: Path | None, root: Path, download: bool) -> Path
     )
 
 
+def nearest_folder(path: Path) -> Path:
+    return next(parent for parent in path.absolute().parents if parent.is_dir())
+
+
 def fetch(dataset: str, folder: Path) -> Path:
     class_name, official = DOWNLOADABLE[dataset]
     try:
@@ -68,8 +73,11 @@ def fetch(dataset: str, folder: Path) -> Path:
     # A firewall that drops packets would otherwise hold us for many minutes.
     socket.setdefaulttimeout(30)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        download_url(source.url, str(folder), source.filename, source.tgz_md5)
+        # Elsewhere on the same disk until it is complete: half an archive must not be found by the next run.
+        with tempfile.TemporaryDirectory(dir=nearest_folder(folder)) as unfinished:
+            download_url(source.url, unfinished, source.filename, source.tgz_md5)
+            folder.mkdir(parents=True, exist_ok=True)
+            os.replace(Path(unfinished, source.filename), folder / source.filename)
     except (OSError, RuntimeError) as error:
         raise UserError(
             f"cannot download {source.url} ({error}): fetch it where there is a network "
