@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedlada_mpi.models import kernels, ops
+from fedlada_mpi.models import conv_kernels, kernels, ops
 from fedlada_mpi.models.layout import Layout
 from fedlada_mpi.models.ops import Window
 from fedlada_mpi.models.triton_support import triton
@@ -277,3 +277,32 @@ def test_layers_together():
     agree(results[1][0], results[0][0])
     for name, grad in layout.views(results[0][1]).items():
         assert (layout.views(results[1][1])[name] - grad).norm() < 1e-5 * grad.norm(), name
+
+
+@here
+@pytest.mark.parametrize("dtype", TYPES if CUDA else TYPES[:1])  # the interpreter multiplies a bfloat16's bits
+@pytest.mark.parametrize(
+    ("shape", "out", "kernel", "stride", "padding"),
+    [((5, 4, 64), 64, 3, 1, 1), ((1, 1, 64), 128, 3, 1, 1), ((2, 2, 64), 64, 3, 2, 1), ((2, 2, 64), 64, 1, 2, 0)],
+)
+def test_convolution(shape, out, kernel, stride, padding, dtype):
+    window = Window(*shape[:2], kernel, stride, padding)
+    (r0, r1), (c0, c1) = window.taps
+    rows = (r1 - r0) * (c1 - c0) * shape[2]
+    x = random(2, 4, *shape, dtype=dtype)
+    flat, flat_grad = (random(2, rows * out + 128, dtype=dtype) for _ in range(2))
+    weight, grad = (t[:, 64 : 64 + rows * out].view(2, rows, out) for t in (flat, flat_grad))
+    bias = flat[:, :out]
+    cols = ops.im2col(x.double(), window, rows)
+    result = conv_kernels.forward(x, weight, bias, window)
+    agree(result.flatten(1, 3), cols @ weight.double() + bias.double().unsqueeze(1), dtype)
+
+    dout = random(*result.shape, dtype=dtype)
+    expected = ops.col2im(dout.double().flatten(1, 3) @ weight.double().mT, window, x.shape)
+    agree(conv_kernels.input_gradient(dout, weight, window, x.shape), expected, dtype)
+
+    before = flat_grad.clone()
+    conv_kernels.weight_gradient(x, dout, grad, window)
+    agree(grad, cols.mT @ dout.double().flatten(1, 3), dtype)
+    assert torch.equal(before[:, :64], flat_grad[:, :64])
+    assert torch.equal(before[:, -64:], flat_grad[:, -64:])

@@ -27,7 +27,7 @@ def _normalise(value, mean, rstd, gamma, beta, residual, out, at, mask, RELU: tl
     tl.store(out + at, value.to(out.dtype.element_ty), mask=mask)
 
 
-@jit(do_not_specialize=["images", "stride"])
+@jit(do_not_specialize=["images"])
 def _group_norm(
     x, gamma, beta, residual, out, mean, rstd, images, stride, eps, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr, RELU: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
@@ -119,7 +119,7 @@ def _gradient(dy, normal, scale, rstd, a, b, dx, dresidual, at, mask):
         tl.store(dresidual + at, dy.to(dresidual.dtype.element_ty), mask=mask)
 
 
-@jit(do_not_specialize=["images", "stride"])
+@jit(do_not_specialize=["images"])
 def _group_norm_backward(
     dout, x, gamma, mean, rstd, out, dx, dresidual, partial, images, stride, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
@@ -174,7 +174,7 @@ def _group_norm_backward(
     tl.store(partial + CHANNELS + lane, dbeta, mask=lane < CHANNELS // GROUPS)
 
 
-@jit(do_not_specialize=["blocks", "stride"])
+@jit(do_not_specialize=["blocks"])
 def _add_partials(
     partial, gamma_grad, beta_grad, blocks, stride, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, LANES: tl.constexpr
 ):
