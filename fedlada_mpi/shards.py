@@ -9,10 +9,11 @@ Every rank opens its own files by itself; parallel HDF5 is not needed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,16 +117,13 @@ def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = False) -
     labels = np.empty(offsets[-1], dtype=np.int64)
     start = 0
     for silo in silos:
-        stop = start + int(manifest.sizes[manifest.client_ids[silo]].sum())
-        with open_shard(manifest, silo_file(silo), verify) as file:
+        expected = manifest.client_ids[silo]
+        stop = start + int(manifest.sizes[expected].sum())
+        with _opened(manifest, silo_file(silo), verify) as file:
             _read(file, "images", images[start:stop])
             _read(file, "labels", labels[start:stop])
-            expected = manifest.client_ids[silo]
-            ids, ends = np.empty_like(expected), np.empty(len(expected) + 1, dtype=np.int64)
-            _read(file, "client_ids", ids)
-            _read(file, "offsets", ends)
-        if (ids != expected).any() or (np.diff(ends) != manifest.sizes[expected]).any():
-            raise UserError(f"{manifest.root / silo_file(silo)}: its clients are not those of {MANIFEST}{_again()}")
+            if verify:
+                _check_clients(file, expected, manifest.sizes[expected])
         start = stop
     return Shard(images, labels, client_ids, offsets)
 
@@ -133,71 +131,77 @@ def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = False) -
 def read_test(manifest: Manifest, verify: bool = False) -> tuple[np.ndarray, np.ndarray]:
     images = np.empty((manifest.files[TEST_FILE]["images"], *manifest.image_shape), dtype=np.uint8)
     labels = np.empty(len(images), dtype=np.int64)
-    with open_shard(manifest, TEST_FILE, verify) as file:
+    with _opened(manifest, TEST_FILE, verify) as file:
         _read(file, "images", images)
         _read(file, "labels", labels)
     return images, labels
 
 
-def open_shard(manifest: Manifest, name: str, verify: bool = False) -> h5py.File:
-    """Open one file of the manifest after checking what is cheap: its size and format version."""
+# Below, h5py's low-level calls: whole datasets go from the file straight into their place in memory,
+# and the little that HDF5 does beside it stays small even for small files.
+_ACCESS = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
+_ACCESS.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
+# Finished shards never change, and many parallel file systems offer no locks.
+_ACCESS.set_file_locking(False, True)
+
+
+@contextlib.contextmanager
+def _opened(manifest: Manifest, name: str, verify: bool) -> Iterator[h5py.h5f.FileID]:
+    """Open one file of the manifest after checking what is cheap: its format version and size."""
     path = manifest.root / name
     entry = manifest.files[name]
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror}), expected a shard of {entry['bytes']} bytes{_again()}"
-        ) from None
-    if size != entry["bytes"]:
-        # A shard of a newer version usually differs in size too: say what it is rather than how long.
-        _check_version_of(path)
-        raise UserError(f"{path}: found {size} bytes, expected {entry['bytes']}{_again()}")
-    if verify and sha256(path) != entry["sha256"]:
+    if verify and path.exists() and path.stat().st_size == entry["bytes"] and sha256(path) != entry["sha256"]:
         raise UserError(f"{path}: its sha256 is not that of {MANIFEST}: the file was changed{_again()}")
-    file = _open(path)
     try:
-        check_format(file.attrs.get("format"), path)
-    except UserError:
-        file.close()
-        raise
-    return file
-
-
-def _open(path: Path) -> h5py.File:
-    try:
-        # Finished shards never change, and many parallel file systems offer no locks.
-        return h5py.File(path, "r", locking=False)
+        file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY, _ACCESS)
     except OSError as error:
-        raise UserError(f"{path}: cannot be opened as HDF5 ({_first_line(error)}){_again()}") from None
-
-
-def _check_version_of(path: Path) -> None:
+        size = f", {path.stat().st_size} bytes" if path.exists() else ""
+        found = f"cannot be opened as HDF5 ({_first_line(error)}{size})"
+        raise UserError(f"{path}: {found}, expected a shard of {entry['bytes']} bytes{_again()}") from None
     try:
-        with h5py.File(path, "r", locking=False) as file:
-            version = file.attrs.get("format")
-    except OSError:
-        return
-    check_format(version, path)
+        # Before the size, because a shard of another version differs in that, too.
+        check_format(_format_of(file), path)
+        if (size := path.stat().st_size) != entry["bytes"]:
+            raise UserError(f"{path}: found {size} bytes, expected {entry['bytes']}{_again()}")
+        yield file
+    finally:
+        file.close()
 
 
-def _read(file: h5py.File, name: str, out: np.ndarray) -> None:
-    """Fill ``out`` from the whole of one dataset, which must be of its shape and type.
-
-    By h5py's low-level calls: without selections HDF5 reads from the file straight into this memory,
-    and a file is read at the speed of a plain read even when it is small.
-    """
+def _format_of(file: h5py.h5f.FileID) -> int | None:
     try:
-        dataset = h5py.h5d.open(file.id, name.encode())
+        version = np.empty((), dtype=np.int64)
+        h5py.h5a.open(file, b"format").read(version)
+        return int(version)
+    except (KeyError, TypeError, OSError):
+        return None
+
+
+def _read(file: h5py.h5f.FileID, name: str, out: np.ndarray) -> None:
+    """Fill ``out`` from the whole of one dataset, which must be of its shape and type."""
+    try:
+        dataset = h5py.h5d.open(file, name.encode())
     except KeyError:
-        raise UserError(f"{file.filename}: {name!r} is missing{_again()}") from None
+        raise UserError(f"{_name(file)}: {name!r} is missing{_again()}") from None
     if dataset.shape != out.shape or dataset.dtype != out.dtype:
         found, expected = f"{dataset.dtype} {list(dataset.shape)}", f"{out.dtype} {list(out.shape)}"
-        raise UserError(f"{file.filename}: {name!r} is {found}, expected {expected}{_again()}")
+        raise UserError(f"{_name(file)}: {name!r} is {found}, expected {expected}{_again()}")
     try:
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
     except OSError as error:
-        raise UserError(f"{file.filename}: {name!r} cannot be read ({_first_line(error)}){_again()}") from None
+        raise UserError(f"{_name(file)}: {name!r} cannot be read ({_first_line(error)}){_again()}") from None
+
+
+def _check_clients(file: h5py.h5f.FileID, expected: np.ndarray, sizes: np.ndarray) -> None:
+    ids, ends = np.empty_like(expected), np.empty(len(expected) + 1, dtype=np.int64)
+    _read(file, "client_ids", ids)
+    _read(file, "offsets", ends)
+    if (ids != expected).any() or (np.diff(ends) != sizes).any():
+        raise UserError(f"{_name(file)}: its clients are not those of {MANIFEST}{_again()}")
+
+
+def _name(file: h5py.h5f.FileID) -> str:
+    return os.fsdecode(file.name)
 
 
 def check_format(found: Any, path: Path) -> None:
