@@ -64,9 +64,9 @@ suite() {
 
 colour=no
 [ ! -t 1 ] || colour=yes
-suite "alone  " 900 "$python" -m pytest --color="$colour" "$@"
+suite "alone  " 900 "$python" -m pytest --durations=15 --color="$colour" "$@"
 for ranks in 2 4; do
-    suite "$ranks ranks" 600 "$mpirun" -n "$ranks" "$python" -m mpi4py -m pytest --with-mpi --color="$colour" "$@"
+    suite "$ranks ranks" 600 "$mpirun" -n "$ranks" "$python" -m mpi4py -m pytest --with-mpi --durations=5 --color="$colour" "$@"
 done
 
 say "counts"
