@@ -49,12 +49,13 @@ def plan(config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes:
     for c, (client, start, n, count) in enumerate(zip(clients.tolist(), starts.tolist(), sizes.tolist(), steps.tolist())):
         batch = min(config.batch_size or n, n)
         per_epoch = -(-n // batch)
-        order = rng.permutations(n, -(-count // per_epoch), config.seed, t, client).reshape(-1, n)
-        for k in range(count):
-            epoch, b = divmod(k, per_epoch)
-            chosen = order[epoch, b * batch : (b + 1) * batch]
-            index[k, c, : len(chosen)] = start + chosen
-            weight[k, c, : len(chosen)] = 1.0 / len(chosen)
+        epochs = -(-count // per_epoch)
+        order = np.full((epochs, per_epoch * batch), -1)
+        order[:, :n] = rng.permutations(n, epochs, config.seed, t, client)
+        order = order.reshape(-1, batch)[:count]
+        there = order >= 0
+        index[:count, c, :batch] = start + np.maximum(order, 0)
+        weight[:count, c, :batch] = there / there.sum(1, keepdims=True)
         if config.augment == "paper":
             drawn = rng.bits(count * width, config.seed, rng.AUGMENT, t, client).reshape(count, width)
             flip[:count, c] = drawn & 1

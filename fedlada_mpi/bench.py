@@ -97,7 +97,7 @@ class Bench:
         else:
             use = device.type == "cuda" and config.compile != "off" and kernels.available()
             gradient = Stacked(self.network, kernels if use else None)
-        self.trainer = Trainer(config, self.algorithm, gradient, data, self.network.layout.size, device, dtype)
+        self.trainer = Trainer(config, self.algorithm, gradient, data, device, dtype)
         a, size = self.algorithm, self.network.layout.size
         self.s = Vectors(**{n: torch.zeros(size, dtype=dtype, device=device) for n in (*a.down, *a.derived, *a.private)})
         self.s.x.copy_(self.network.initial(dtype))
@@ -127,7 +127,7 @@ class Bench:
             self.network.module.cpu()(torch.zeros(1, shape[2], *shape[:2]))
         images = self.clients * self.steps * self.trainer.width
         passes = 2 * (1 + len(self.algorithm.slots)) + 1 + len(self.algorithm.kept) + 4
-        size = passes * self.network.layout.numel * 4 * self.clients * self.steps
+        size = passes * self.trainer.live * 4 * self.clients * self.steps
         return 3 * counter.get_total_flops() * images / limits["product_flop_per_s"] + size / limits["copy_bytes_per_s"]
 
     def baseline(self) -> None:

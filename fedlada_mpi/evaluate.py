@@ -9,7 +9,7 @@ from torch import Tensor
 from .batches import Normaliser
 
 # Large enough to fill a GPU; small enough that a CPU's caches still help.
-BATCH = {"cuda": 2500, "cpu": 250}
+BATCH = {"cuda": 5000, "cpu": 250}
 
 
 @torch.no_grad()

@@ -38,7 +38,8 @@ class Stacked:
 
     @torch.no_grad()
     def logits(self, x: Tensor, images: Tensor) -> Tensor:
-        stack = Stack(self.network.layout, x.to(images.dtype).unsqueeze(0), kernels=self.kernels)
+        live = x[: self.network.layout.live]
+        stack = Stack(self.network.layout, live.to(images.dtype).unsqueeze(0), kernels=self.kernels)
         return self.network.forward(stack, images.unsqueeze(0))[0]
 
 

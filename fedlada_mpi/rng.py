@@ -18,9 +18,9 @@ def bits(count: int, seed: int, purpose: int, t: int, client: int = 0) -> np.nda
 
 
 def permutations(n: int, count: int, seed: int, t: int, client: int) -> np.ndarray:
-    """``count`` permutations of n, one after another, [count * n]."""
+    """``count`` permutations of n, [count, n]."""
     keys = bits(count * n, seed, SHUFFLE, t, client).reshape(count, n)
-    return np.argsort(keys, axis=1, kind="stable").ravel()
+    return np.argsort(keys, axis=1, kind="stable")
 
 
 def participants(clients: int, share: float, sampling: str, seed: int, t: int) -> np.ndarray:

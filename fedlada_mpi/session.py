@@ -78,7 +78,7 @@ class Session:
         else:
             use = self.device.type == "cuda" and config.compile != "off" and config.precision != "fp64"
             gradient = Stacked(self.network, kernels if use and kernels.available() else None)
-        self.trainer = Trainer(config, self.algorithm, gradient, data, layout.size, self.device, self.dtype)
+        self.trainer = Trainer(config, self.algorithm, gradient, data, self.device, self.dtype)
         self.transport = mpi.Transport(world, layout.size, self.dtype, self.device, config.transport)
         a = self.algorithm
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
@@ -191,7 +191,7 @@ class Session:
             ("device", where),
             ("MPI", f"{mpi.library()}, {'' if mpi.cuda_aware() else 'not '}CUDA-aware; transport: {self.transport.kind}"),
             ("a round", f"{participants:g} participants; {sends}: {amount(participants * (len(a.down) + len(a.up)) * vector)}"),
-            ("memory", f"about {amount(memory)} a rank for {share:.1f} clients at once, and their activations"),
+            ("memory", f"about {amount(memory)} a rank for {share:.1f} clients at once"),
             ("files", c.out),
         ]
         if idle:

@@ -3,10 +3,14 @@
 A step is: gather the batches, gradients of C models, clip, the method's direction, move. On the CPU it runs
 as written; on the GPU the step is captured once per number of clients as a CUDA graph, its elementwise part
 compiled into one kernel, and replayed K times without the host.
+
+Elements that never have a gradient (``Layout.live`` counts the others) move alike on all clients under most
+methods; they are then stepped once for all, as a second, single-row part of the state.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
@@ -38,13 +42,12 @@ class Totals:
 
     loss: float = 0.0  # mean local loss, summed over participants
     offset_norm2: float = 0.0  # weighted sum of ||offset_i||^2
-    images: int = 0
 
 
-def local_step(algorithm: Algorithm, c: Vectors, s: Vectors, lr: Tensor) -> None:
-    """One local step from the gradient ``c.g``, in place; ``c.g`` itself is left alone, as its dead elements stay zero."""
+def local_step(algorithm: Algorithm, c: Vectors, s: Vectors, lr: Tensor, keep_g: bool) -> None:
+    """One local step of the method from the gradients ``c.g``, in place; ``c.g`` is overwritten unless kept."""
     config = algorithm.config
-    g = algorithm.amend(c, s, c.g.to(c.x.dtype, copy=True))
+    g = algorithm.amend(c, s, c.g.to(c.x.dtype, copy=keep_g))
     if config.clip:
         norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
         g = g.mul_((config.clip / norm).clamp_(max=1))
@@ -59,55 +62,74 @@ def local_step(algorithm: Algorithm, c: Vectors, s: Vectors, lr: Tensor) -> None
 
 
 class Trainer:
-    def __init__(
-        self, config: Config, algorithm: Algorithm, gradient: Stacked | Generic, data: Resident, size: int, device, dtype
-    ):
+    def __init__(self, config: Config, algorithm: Algorithm, gradient: Stacked | Generic, data: Resident, device, dtype):
         self.config, self.algorithm, self.gradient, self.data = config, algorithm, gradient, data
-        self.device, self.dtype, self.size = device, dtype, size
+        self.device, self.dtype = device, dtype
+        layout = gradient.network.layout
+        self.size = layout.size
+        self.live = layout.live if algorithm.silent_alike else layout.size
+        # Elements of c.g that no layer writes must stay zero, so the step works on a copy where there are any.
+        self.keep_g = self.live > layout.live
         self.compute = torch.bfloat16 if config.precision == "bf16" else dtype
         self.kernels = getattr(gradient, "kernels", None)
         self.kept: dict[str, dict[int, Tensor]] = {name: {} for name in algorithm.kept}
-        steps = local_steps(config, data.sizes) if len(data.sizes) else np.zeros(1, np.int64)
-        self.longest = int(steps.max())
+        self.longest = int(local_steps(config, data.sizes).max()) if len(data.sizes) else 0
         self.width = int(min(config.batch_size or 2**62, data.sizes.max())) if len(data.sizes) else 0
         self.at_once = 0
-        self.c = Vectors()
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._step = local_step
-        if device.type == "cuda" and config.compile != "off" and self.kernels is not None:
+        if device.type == "cuda" and self.kernels is not None:
+            self.keep_g = True  # a fused kernel need not write the gradient back
             self._step = torch.compile(local_step, dynamic=True)
 
     def bytes_per_client(self) -> int:
-        """Stacked state of one client: x, gradient, slots, and the low-precision copy."""
+        """Stacked state of one client, and its activations."""
         vectors = 1 + len(self.algorithm.slots) + len(self.algorithm.kept)
-        low = 2 * torch.bfloat16.itemsize if self.compute != self.dtype else self.dtype.itemsize
-        return self.size * (vectors * self.dtype.itemsize + low)
+        low = 2 * self.compute.itemsize if self.compute != self.dtype else self.dtype.itemsize
+        state = self.live * (vectors * self.dtype.itemsize + low)
+        return state + self.gradient.network.activation_bytes(tuple(self.data.images.shape[1:]), self.width, self.compute)
 
     def _allocate(self, count: int) -> None:
-        """Stacked buffers for ``count`` clients, zero (a gradient's dead elements must be)."""
+        """Stacked buffers for ``count`` clients, zero."""
         self._graphs.clear()
         self.at_once = count
-        names = ("x", *self.algorithm.slots, *self.algorithm.kept)
-        zeros = lambda *shape, dtype=self.dtype: torch.zeros(*shape, dtype=dtype, device=self.device)  # noqa: E731
-        self.c = Vectors(**{name: zeros(count, self.size) for name in names})
-        self.c.g = zeros(count, self.size, dtype=self.compute)
-        self.c.low = zeros(count, self.size, dtype=self.compute) if self.compute != self.dtype else None
-        self.c.steps = zeros(count, 1)
-        self.c.loss = zeros(count)
-        self.lr = zeros(())
-        self.k = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.c = self._vectors(count, self.live)
+        self.tail = self._vectors(count if self._uneven() else 1, self.size - self.live)
+        self.loss, self.lr, self.k = self._zeros(count), self._zeros(()), self._zeros(1, dtype=torch.int64)
         shape = (self.longest, count, self.width)
         kinds = dict(index=torch.int64, weight=self.dtype, flip=torch.bool, down=torch.int32, right=torch.int32)
-        self.plan = Plan(**{name: zeros(shape, dtype=kind) for name, kind in kinds.items()})
+        self.plan = Plan(**{name: self._zeros(shape, dtype=kind) for name, kind in kinds.items()})
 
-    def _first(self, count: int) -> Vectors:
-        return Vectors(**{name: None if v is None else v[:count] for name, v in vars(self.c).items()})
+    def _zeros(self, *shape, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype or self.dtype, device=self.device)
 
-    def _one_step(self, c: Vectors, s: Vectors, batch: Plan) -> None:
-        images = self._gather(batch)
+    def _vectors(self, count: int, size: int) -> Vectors:
+        names = ("x", *self.algorithm.slots, *self.algorithm.kept)
+        c = Vectors(**{name: self._zeros(count, size) for name in names})
+        c.g = self._zeros(count, size, dtype=self.compute)
+        c.low = self._zeros(count, size, dtype=self.compute) if self.compute != self.dtype else None
+        c.steps = self._zeros(count, 1)
+        return c
+
+    def _uneven(self) -> bool:
+        """Whether clients of this rank differ in their number of steps."""
+        return len(np.unique(local_steps(self.config, self.data.sizes))) > 1
+
+    def _parts(self, s: Vectors, count: int) -> list[tuple[Vectors, Vectors]]:
+        """The first ``count`` clients' state with the server's vectors: live elements, then silent ones."""
+        parts = [(_rows(self.c, count), Vectors(**{n: v[: self.live] for n, v in vars(s).items()}))]
+        if self.live < self.size:
+            parts.append((_rows(self.tail, count), Vectors(**{n: v[self.live :] for n, v in vars(s).items()})))
+        return parts
+
+    def _one_step(self, parts: list[tuple[Vectors, Vectors]], batch: Plan) -> None:
+        (c, s), *silent = parts
         values = c.x if c.low is None else c.low
-        c.loss.add_(self.gradient(values, c.g, images, self.data.labels[batch.index], batch.weight))
-        self._step(self.algorithm, c, s, self.lr)
+        labels = self.data.labels[batch.index]
+        self.loss[: len(c.x)].add_(self.gradient(values, c.g, self._gather(batch), labels, batch.weight))
+        self._step(self.algorithm, c, s, self.lr, self.keep_g)
+        for c, s in silent:
+            self._step(self.algorithm, c, s, self.lr, True)
 
     def _gather(self, b: Plan) -> Tensor:
         images, normalise = self.data.images, self.data.normalise
@@ -115,103 +137,117 @@ class Trainer:
             return self.kernels.gather(images, b.index, b.flip, b.down, b.right, normalise.mean, normalise.std, self.compute)
         return gather(images, b, normalise, self.compute, self.config.augment == "paper")
 
-    def _steps(self, count: int, s: Vectors, first: int, last: int) -> None:
+    def _steps(self, s: Vectors, count: int, first: int, last: int) -> None:
         """Local steps first .. last-1 of the first ``count`` clients."""
-        if self.device.type != "cuda":
-            c = self._first(count)
-            for k in range(first, last):
-                self._one_step(c, s, self.plan.at(k, count))
+        if self.device.type == "cuda":
+            for _ in range(first, last):
+                self._graphs[count, s.x.data_ptr()].replay()
             return
-        if count not in self._graphs:
-            self._capture(count, s)
-        for _ in range(first, last):
-            self._graphs[count].replay()
+        parts = self._parts(s, count)
+        for k in range(first, last):
+            self._one_step(parts, self.plan.at(k, count))
 
-    def _capture(self, count: int, s: Vectors) -> None:
-        """The step of ``count`` clients as a graph; what the trial runs change is put back."""
-        c = self._first(count)
-        before = {name: v.clone() for name, v in vars(c).items() if v is not None}
-        k = self.k.clone()
+    def _capture(self, s: Vectors, count: int) -> None:
+        """The step of ``count`` clients as a graph. Trial runs come first and leave rubbish in the state."""
+        parts = self._parts(s, count)
 
         def step() -> None:
-            self._one_step(c, s, self.plan.at(self.k, count))
-            self.k.add_(1)
+            self._one_step(parts, self.plan.at(self.k, count))
+            self.k.add_(1).remainder_(self.longest)
 
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):
-                self.k.copy_(k)
+            try:
                 step()
+            except Exception as error:
+                if self._step is local_step:
+                    raise
+                warnings.warn(f"the compiled update failed, going on without: {error}", stacklevel=2)
+                self._step = local_step
+                step()
+            step()
         torch.cuda.current_stream().wait_stream(side)
-        self.k.copy_(k)
+        torch.cuda.empty_cache()
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self._graphs.values())).pool() if self._graphs else None
         with torch.cuda.graph(graph, pool=pool):
             step()
-        self._graphs[count] = graph
-        for name, value in before.items():
-            getattr(c, name).copy_(value)
+        self._graphs[count, s.x.data_ptr()] = graph
 
     def _chunks(self, rows: np.ndarray, steps: np.ndarray) -> Iterator[np.ndarray]:
         """Participants that train together; within a chunk, longest first, so that those still running are a prefix."""
-        limit = self.config.max_clients_at_once or self._room() or len(rows)
-        parts = -(-len(rows) // limit)
-        for chunk in np.array_split(rows[np.argsort(-steps, kind="stable")], parts):
-            yield chunk
+        limit = self.config.max_clients_at_once or self.room() or len(rows)
+        yield from np.array_split(rows[np.argsort(-steps, kind="stable")], -(-len(rows) // limit))
 
-    def _room(self) -> int:
-        """How many clients' states and activations fit on the GPU; 0 = no limit known."""
+    def room(self) -> int:
+        """How many clients fit on the GPU together, 0 where no limit is known."""
         if self.device.type != "cuda":
             return 0
-        free = torch.cuda.mem_get_info(self.device)[0] + self.at_once * self.bytes_per_client()
-        return max(1, int(0.8 * free / (2.5 * self.bytes_per_client())))
+        free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
+        return max(1, self.at_once, int(0.8 * free / self.bytes_per_client()))
 
     @torch.no_grad()
     def round(self, s: Vectors, r: Round, participants: np.ndarray, sums: dict[str, Tensor]) -> Totals:
         """Train the rank's ``participants`` and add their weighted contributions to ``sums``."""
-        data, totals = self.data, Totals()
-        rows = np.flatnonzero(np.isin(data.client_ids, participants))
-        if not len(rows):
-            return totals
-        for chunk in self._chunks(rows, local_steps(self.config, data.sizes[rows])):
-            clients, sizes = data.client_ids[chunk], data.sizes[chunk]
-            steps = local_steps(self.config, sizes)
-            count = len(chunk)
-            if count > self.at_once:
-                self._allocate(count)
-            c = self._first(count)
-            self.lr.fill_(r.lr)
-            self.k.zero_()
-            c.loss.zero_()
-            c.steps.copy_(torch.from_numpy(steps).unsqueeze(1))
-            made = plan(self.config, r.t, clients, data.starts[chunk], sizes, self.width, self.dtype)
-            for f in fields(Plan):
-                host = getattr(made, f.name)
-                getattr(self.plan, f.name)[: len(host), :count].copy_(host)
+        totals = Totals()
+        rows = np.flatnonzero(np.isin(self.data.client_ids, participants))
+        if len(rows):
+            for chunk in self._chunks(rows, local_steps(self.config, self.data.sizes[rows])):
+                self._train(s, r, chunk, sums, totals)
+        return totals
+
+    def _train(self, s: Vectors, r: Round, chunk: np.ndarray, sums: dict[str, Tensor], totals: Totals) -> None:
+        data, count = self.data, len(chunk)
+        clients, sizes = data.client_ids[chunk], data.sizes[chunk]
+        steps = local_steps(self.config, sizes)
+        lengths = [(int((steps >= length).sum()), length) for length in np.unique(steps).tolist()]
+        if count > self.at_once:
+            self._allocate(count)
+        self._load_plan(plan(self.config, r.t, clients, data.starts[chunk], sizes, self.width, self.dtype))
+        self.lr.fill_(r.lr)
+        if self.device.type == "cuda":
+            for running, _ in lengths:
+                if (running, s.x.data_ptr()) not in self._graphs:
+                    self._capture(s, running)
+        self.k.zero_()
+        self.loss.zero_()
+        parts = self._parts(s, count)
+        for c, part in parts:
+            c.steps.copy_(torch.from_numpy(steps[: len(c.steps)]).unsqueeze(1))
             for name, kept in self.kept.items():
-                for i, client in enumerate(clients.tolist()):
-                    getattr(c, name)[i].copy_(kept[client]) if client in kept else getattr(c, name)[i].zero_()
-            self.algorithm.begin(c, s)
+                for row, client in zip(getattr(c, name), clients.tolist()):
+                    row.copy_(kept[client]) if client in kept else row.zero_()
+            self.algorithm.begin(c, part)
             if c.low is not None:
                 c.low.copy_(c.x)
 
-            done = 0
-            for length in np.unique(steps).tolist():
-                self._steps(int((steps >= length).sum()), s, done, length)
-                done = length
+        done = 0
+        for running, length in lengths:
+            self._steps(s, running, done, length)
+            done = length
 
-            sent = self.algorithm.finish(c, s, r)
-            weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(count)
-            norms = torch.linalg.vector_norm(sent["offset"], dim=1, dtype=torch.float64)
-            for name, rows_sent in sent.items():
-                for weight, row in zip(weights.tolist(), rows_sent):
-                    sums[name].add_(row, alpha=weight)
+        weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(count)
+        norms2 = self._zeros(count, dtype=torch.float64)
+        for (c, part), where in zip(parts, (slice(0, self.live), slice(self.live, None))):
+            sent = self.algorithm.finish(c, part, r)
+            norms2 += torch.linalg.vector_norm(sent["offset"], dim=1, dtype=torch.float64).square()
+            shares = weights if len(c.x) == count else [weights.sum()]
+            for name, rows in sent.items():
+                for weight, row in zip(shares, rows):
+                    sums[name][where].add_(row, alpha=float(weight))
             for name, kept in self.kept.items():
-                for i, client in enumerate(clients.tolist()):
-                    kept.setdefault(client, torch.empty_like(s.x)).copy_(getattr(c, name)[i])
-            scalars = torch.stack((c.loss.double() / c.steps[:, 0].double(), norms.square())).cpu().numpy()
-            totals.loss += float(scalars[0].sum())
-            totals.offset_norm2 += float((scalars[1] * weights).sum())
-            totals.images += int((steps * np.minimum(self.config.batch_size or 2**62, sizes)).sum())
-        return totals
+                for row, client in zip(getattr(c, name), clients.tolist()):
+                    kept.setdefault(client, torch.empty_like(row)).copy_(row)
+        local = self.loss[:count].double().cpu().numpy() / steps
+        totals.loss += float(local.sum())
+        totals.offset_norm2 += float((norms2.cpu().numpy() * weights).sum())
+
+    def _load_plan(self, made: Plan) -> None:
+        for f in fields(Plan):
+            host = getattr(made, f.name)
+            getattr(self.plan, f.name)[: host.shape[0], : host.shape[1]].copy_(host)
+
+
+def _rows(c: Vectors, count: int) -> Vectors:
+    return Vectors(**{name: None if v is None else v[:count] for name, v in vars(c).items()})

@@ -42,6 +42,11 @@ class Algorithm:
         self.alpha, self.eta_g = config.alpha, config.server_lr
         self.beta1, self.beta2 = config.beta1, config.beta2
 
+    @property
+    def silent_alike(self) -> bool:
+        """Whether elements that never have a gradient move alike on all clients with the same number of steps."""
+        return not self.kept and type(self).amend is Algorithm.amend
+
     def start(self, s: Vectors) -> None:
         """Values at t = 0 of server vectors other than x, which come as zeros."""
 

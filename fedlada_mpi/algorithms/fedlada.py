@@ -12,7 +12,6 @@ server   v^{t+1} = mean(v_hat_{i,K})                                         lin
 v starts a local round at zero or at v^t (``--v-init``); v^0 = eps_v^2, so v_hat is never zero.
 """
 
-import torch
 from torch import Tensor
 
 from . import register
@@ -41,8 +40,8 @@ class LocalAdam(Algorithm):
     def direction(self, c: Vectors, s: Vectors, g: Tensor) -> Tensor:
         c.m.mul_(self.beta1).add_(g, alpha=1 - self.beta1)
         c.v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-        torch.maximum(c.v, c.v_hat, out=c.v_hat)
-        return torch.div(c.m, torch.sqrt(c.v_hat, out=g), out=g)
+        c.v_hat.clamp_(min=c.v)
+        return c.m / c.v_hat.sqrt()
 
     def finish(self, c: Vectors, s: Vectors, r: Round) -> dict[str, Tensor]:
         return {**super().finish(c, s, r), "v_hat": c.v_hat}

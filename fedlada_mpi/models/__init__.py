@@ -32,6 +32,24 @@ class Network:
     layout: Layout
     forward: Callable[[Stack, Tensor], Tensor] | None
 
+    def activation_bytes(self, image_shape: tuple[int, int, int], images: int, dtype: torch.dtype) -> int:
+        """What the stacked forward keeps for the backward pass, and the largest columns beside it."""
+        if self.forward is None:
+            return 0  # unknown: a user's own module is not run to find out
+        values = torch.empty(1, self.layout.live, device="meta", dtype=dtype)
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor.untyped_storage()._cdata != values.untyped_storage()._cdata:
+                kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+                alive.append(tensor)
+            return tensor
+
+        alive: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            self.forward(Stack(self.layout, values, values), torch.empty(1, images, *image_shape, device="meta", dtype=dtype))
+        return sum(kept.values()) + max(kept.values(), default=0)
+
     def initial(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The module's own parameters as a flat vector."""
         return self.layout.pack(dict(self.module.named_parameters()), dtype)
@@ -65,13 +83,14 @@ def build(
             "BatchNorm, have no federated mean; use GroupNorm or LayerNorm"
         )
     parameters = [(n, p.shape) for n, p in module.named_parameters()]
-    kernels = {}
-    if not stacked:
-        forward = None
-    if forward is not None:
-        kernels = {n: tuple(s) if len(s) == 4 else (*s, 1, 1) for n, s in parameters if len(s) > 1}
-        kernels.update(maps)
-    return Network(module, Layout(parameters, kernels), forward)
+    if not stacked or forward is None:
+        return Network(module, Layout(parameters), None)
+    kernels = {n: tuple(s) if len(s) == 4 else (*s, 1, 1) for n, s in parameters if len(s) > 1} | maps
+    layout = Layout(parameters, kernels)
+    seen = Stack(layout, torch.empty(1, layout.size, device="meta"))
+    forward(seen, torch.empty(1, 1, *image_shape, device="meta"))
+    dead = {name: window.dead for name, window in seen.windows.items() if window.dead}
+    return Network(module, Layout(parameters, kernels, dead), forward)
 
 
 def _own(name: str) -> Callable:

@@ -1,14 +1,16 @@
 """One flat vector per quantity: where each parameter of a model lies in it, and in which order.
 
-Convolution and linear weights are stored the way the stacked products read them ([inputs, outputs],
-inputs in (row, column, channel) order); every parameter starts on a 256-byte boundary. The elements in
-between are zero and stay zero under every method, so norms, sums and means are those of the model.
+Weights of convolutions and linear layers are stored the way the stacked products read them: [inputs, outputs],
+inputs in (tap, channel) order. Taps that never meet data (``Window.dead``) have no gradient, whatever the images:
+they lie together at the end of the vector, behind ``live`` elements that may have one. Every block starts on a
+256-byte boundary; the elements in between are zero and stay zero under every method, so that norms, sums
+and means are those of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -24,60 +26,90 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """A parameter: its torch shape, and its shape and place in the flat vector.
+    """A parameter: its torch shape, its stored shape, and its place among the live and the silent elements.
 
-    ``kernel`` is set for weights that are products in the stacked network: the [out, in, rows, columns]
-    reading of the torch shape (a linear layer has 1x1, one behind a flattened map has the map's size).
+    ``kernel`` is set for weights of products: the [out, in, rows, columns] reading of the torch shape (a linear
+    layer has 1x1, one behind a flattened map has the map's size); ``taps`` is their order, live ones first.
     """
 
     name: str
     shape: tuple[int, ...]
-    kernel: tuple[int, int, int, int] | None
     stored: tuple[int, ...]
     offset: int
+    kernel: tuple[int, int, int, int] | None = None
+    taps: tuple[int, ...] = ()
+    silent_rows: int = 0
+    silent_offset: int = 0
 
-    def store(self, value: Tensor, view: Tensor) -> None:
-        if self.kernel is None:
-            view.copy_(value)
-        else:
-            out, channels, rows, columns = self.kernel
-            inputs = channels * rows * columns
-            view[:inputs].copy_(value.reshape(self.kernel).permute(2, 3, 1, 0).reshape(inputs, out))
+    def live(self, flat: Tensor) -> Tensor:
+        """The parameter in ``flat`` [..., live or more], without its silent rows."""
+        return flat[..., self.offset : self.offset + prod(self.stored)].view(*flat.shape[:-1], *self.stored)
 
-    def load(self, view: Tensor) -> Tensor:
+    def silent(self, flat: Tensor) -> Tensor:
+        shape = (self.silent_rows, self.kernel[0])
+        return flat[self.silent_offset : self.silent_offset + prod(shape)].view(shape)
+
+    def store(self, value: Tensor, flat: Tensor) -> None:
         if self.kernel is None:
-            return view.clone()
-        out, channels, rows, columns = self.kernel
-        value = view[: channels * rows * columns].reshape(rows, columns, channels, out)
-        return value.permute(3, 2, 0, 1).reshape(self.shape).contiguous()
+            self.live(flat).copy_(value)
+            return
+        out, channels, *_ = self.kernel
+        rows = value.reshape(self.kernel).permute(2, 3, 1, 0).reshape(-1, channels, out)[list(self.taps)].flatten(0, 1)
+        split = len(rows) - self.silent_rows
+        self.live(flat)[:split].copy_(rows[:split])
+        self.silent(flat).copy_(rows[split:])
+
+    def load(self, flat: Tensor) -> Tensor:
+        if self.kernel is None:
+            return self.live(flat).clone()
+        out, channels, height, width = self.kernel
+        split = channels * height * width - self.silent_rows
+        rows = torch.cat((self.live(flat)[:split], self.silent(flat))).view(-1, channels, out)
+        value = torch.empty_like(rows)
+        value[list(self.taps)] = rows
+        return value.view(height, width, channels, out).permute(3, 2, 0, 1).reshape(self.shape).contiguous()
 
 
 class Layout:
-    def __init__(self, parameters: Iterable[tuple[str, torch.Size]], kernels: Mapping[str, tuple[int, ...]] | None = None):
-        kernels = kernels or {}
-        entries, offset = [], 0
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, torch.Size]],
+        kernels: Mapping[str, tuple[int, int, int, int]] | None = None,
+        dead: Mapping[str, Sequence[int]] | None = None,
+    ):
+        """``kernels`` names the weights of products; ``dead`` the taps of each that never meet data."""
+        kernels, dead = kernels or {}, dead or {}
+        entries, offset, silent = [], 0, 0
         for name, shape in parameters:
-            kernel = kernels.get(name)
-            stored = tuple(shape) if kernel is None else (round_up(prod(kernel[1:]), ROWS), kernel[0])
-            entries.append(Entry(name, tuple(shape), kernel, stored, offset))
-            offset = round_up(offset + prod(stored), ALIGN)
-        self.entries = tuple(entries)
-        self.size = offset
+            shape, kernel = tuple(shape), kernels.get(name)
+            if kernel is None:
+                entries.append(Entry(name, shape, shape, offset))
+            else:
+                out, channels, height, width = kernel
+                gone = list(dead.get(name, ()))
+                taps = [t for t in range(height * width) if t not in gone]
+                stored = (round_up(len(taps) * channels, ROWS), out)
+                rows = len(gone) * channels
+                entries.append(Entry(name, shape, stored, offset, kernel, (*taps, *gone), rows, silent))
+                silent = round_up(silent + rows * out, ALIGN)
+            offset = round_up(offset + prod(entries[-1].stored), ALIGN)
+        self.live, self.size = offset, offset + silent
+        self.entries = tuple(
+            replace(e, silent_offset=e.silent_offset + offset) if e.kernel else e for e in entries
+        )
         self.numel = sum(prod(e.shape) for e in entries)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parameters in ``flat`` [..., size], stored shapes, sharing its memory."""
-        lead = flat.shape[:-1]
-        return {e.name: flat[..., e.offset : e.offset + prod(e.stored)].view(*lead, *e.stored) for e in self.entries}
+        """The live parameters in ``flat`` [..., live or more], stored shapes, sharing its memory."""
+        return {e.name: e.live(flat) for e in self.entries}
 
     def pack(self, state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32) -> Tensor:
         flat = torch.zeros(self.size, dtype=dtype)
-        views = self.views(flat)
         for e in self.entries:
-            e.store(state[e.name].detach().to("cpu", dtype), views[e.name])
+            e.store(state[e.name].detach().to("cpu", dtype), flat)
         return flat
 
     def unpack(self, flat: Tensor) -> dict[str, Tensor]:
         """The state_dict in ``flat`` [size], torch shapes, own memory."""
-        views = self.views(flat.detach())
-        return {e.name: e.load(views[e.name]) for e in self.entries}
+        return {e.name: e.load(flat.detach()) for e in self.entries}
+

@@ -25,6 +25,7 @@ class Stack:
         self.value = layout.views(values)
         self.grad = layout.views(grads) if grads is not None else dict.fromkeys(self.value)
         self.kernels = kernels
+        self.windows: dict[str, Window] = {}
         # Ties the first layer, whose input needs no gradient, into the backward pass.
         self.anchor = torch.zeros((), dtype=values.dtype, device=values.device, requires_grad=grads is not None)
 
@@ -54,20 +55,15 @@ class Window:
 
     @property
     def taps(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The live rows and columns of the kernel."""
         return tuple(self._live(s, self.kernel, self.stride, self.padding) for s in (self.rows, self.columns))
 
     @property
-    def whole(self) -> bool:
-        return self.taps == ((0, self.kernel), (0, self.kernel))
-
-
-def live(weight: Tensor, window: Window, channels: int) -> Tensor:
-    """The rows of stored weights [C, rows, out] that ``window`` uses; a view where they lie together."""
-    if window.whole:
-        return weight
-    k, ((r0, r1), (c0, c1)) = window.kernel, window.taps
-    block = weight[:, : k * k * channels].unflatten(1, (k, k, channels))[:, r0:r1, c0:c1]
-    return block.flatten(1, 3)
+    def dead(self) -> list[int]:
+        """The taps outside them, counted row by row."""
+        (r0, r1), (c0, c1) = self.taps
+        k = self.kernel
+        return [t for t in range(k * k) if not (r0 <= t // k < r1 and c0 <= t % k < c1)]
 
 
 def im2col(x: Tensor, window: Window, width: int) -> Tensor:
@@ -107,46 +103,46 @@ def col2im(cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
     return x[:, :, top : top + rows, left : left + columns].contiguous()
 
 
+# A weight gradient sums over all pixels of all images: a long product with few rows and columns. Cut into this
+# many products of the same batch, it fills a GPU.
+PIECES = 8
+
+
 def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
-    """target = a @ b, without a copy where the layout of ``target`` allows it."""
-    if target.dtype == a.dtype and target.stride(-1) == 1:
-        torch.bmm(a, b, out=target)
+    """target [C, m, n] = a^T @ b with a [C, length, m], b [C, length, n]."""
+    count, length, m = a.shape
+    n = b.shape[-1]
+    tiles = count * -(-m // 64) * -(-n // 64)
+    pieces = PIECES if a.is_cuda and tiles < 200 and length % PIECES == 0 and length >= 128 * PIECES else 1
+    if pieces > 1:
+        a, b = (v.view(count * pieces, length // pieces, v.shape[-1]) for v in (a, b))
+        parts = torch.bmm(a.mT, b).view(count, pieces, m, n)
+        torch.sum(parts, 1, dtype=target.dtype, out=target)
     else:
-        target.copy_(torch.bmm(a, b))
+        torch.bmm(a.mT, b, out=target)
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, kernels):
-        channels = x.shape[-1]
-        used = live(weight, window, channels)
-        cols = (kernels or _PLAIN).im2col(x, window, used.shape[1])
-        out = torch.bmm(cols, used) if bias is None else torch.baddbmm(bias.unsqueeze(1), cols, used)
-        ctx.save_for_backward(cols, used)
+        cols = (kernels or _PLAIN).im2col(x, window, weight.shape[1])
+        out = torch.bmm(cols, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), cols, weight)
+        ctx.save_for_backward(cols, weight)
         ctx.window, ctx.shape, ctx.kernels, ctx.grads = window, x.shape, kernels, (grad, bias_grad)
         return out.view(*x.shape[:2], *window.out, out.shape[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
-        cols, used = ctx.saved_tensors
+        cols, weight = ctx.saved_tensors
         grad, bias_grad = ctx.grads
         dout = dout.reshape(dout.shape[0], -1, dout.shape[-1])
-        if ctx.window.whole:
-            product_into(grad, cols.mT, dout)
-        else:
-            k, ((r0, r1), (c0, c1)) = ctx.window.kernel, ctx.window.taps
-            channels = ctx.shape[-1]
-            block = grad[:, : k * k * channels].unflatten(1, (k, k, channels))[:, r0:r1, c0:c1]
-            if r1 - r0 == c1 - c0 == 1:
-                product_into(block[:, 0, 0], cols.mT, dout)
-            else:
-                block.copy_(torch.bmm(cols.mT, dout).view(block.shape))
+        product_into(grad, cols, dout)
         if bias_grad is not None:
             torch.sum(dout, 1, out=bias_grad)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = (ctx.kernels or _PLAIN).col2im(torch.bmm(dout, used.mT), ctx.window, ctx.shape)
+            dx = (ctx.kernels or _PLAIN).col2im(torch.bmm(dout, weight.mT), ctx.window, ctx.shape)
         return dx, None, None, None, None, None, None, None
 
 
@@ -210,6 +206,7 @@ class _PLAIN:
 def conv(p: Stack, name: str, x: Tensor, kernel: int, stride: int = 1, padding: int = 0) -> Tensor:
     window = Window(x.shape[2], x.shape[3], kernel, stride, padding)
     weight, bias = f"{name}.weight", f"{name}.bias"
+    p.windows[weight] = window
     return _Convolution.apply(
         x, p.anchor, p.value[weight], p.grad[weight], p.value.get(bias), p.grad.get(bias), window, p.kernels
     )

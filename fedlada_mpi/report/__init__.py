@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str]:
-    """Write the report of the run directories at or under ``runs``; returns what is worth telling, the last line first to read."""
+    """Write the report of the run directories at or under ``runs``; returns lines worth telling."""
     from . import figures, load, page, paper, tables
     from .groups import group
 
@@ -41,7 +41,5 @@ def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str
         told.append(f"{unreadable} unreadable lines in metrics.jsonl were left out")
     if not page.plotly():
         told.append('curves are pictures: for curves to look into, pip install "fedlada_mpi[report]"')
-    told.append(
-        f"{len(found)} runs in {len(groups)} settings, {len(all_tables)} tables, {len(names)} figures: {out / 'index.html'}"
-    )
-    return told
+    counts = f"{len(found)} runs in {len(groups)} settings, {len(all_tables)} tables, {len(names)} figures"
+    return [*told, f"{counts}: {out / 'index.html'}"]

@@ -77,8 +77,9 @@
     margin: { l: 56, r: 12, t: title ? 36 : 12, b: 46 },
     xaxis: { title: { text: x }, gridcolor: line(), zeroline: false, rangemode: "tozero" },
     yaxis: { title: { text: y }, gridcolor: line(), zeroline: false, type: log ? "log" : "linear" },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: faint("#808890", 0.6), activecolor: ink() },
     hovermode: "closest", showlegend: legend,
-    legend: narrow() || !legend ? { orientation: "h", y: -0.22 } : { y: 1, x: 1.01 },
+    legend: narrow() || !legend ? { orientation: "h", y: -0.3 } : { y: 1, x: 1.01 },
   });
 
   const axes = { round: "Round", units: "Communication: vectors of the model per participant (Nd)", gigabytes: "Communication, down and up (GB)", hours: "Time (hours)" };
@@ -99,10 +100,9 @@
 
   for (const target of document.querySelectorAll("[data-panel]")) {
     const [name, index] = target.dataset.panel.split(":"), chart = data.panels[name][Number(index)];
-    const last = target.parentElement.lastElementChild === target || narrow();
     draws.push(() => {
       const shape = layout(chart.title, "Round", data.measures[chart.measure], chart.measure === "consistency", true);
-      shape.legend = { orientation: "h", y: -0.2, font: { size: 11 } };
+      shape.legend = { orientation: "h", y: -0.28, font: { size: 11 } };
       if (chart.shortest) shape.xaxis.range = [0, chart.shortest];
       Plotly.react(target, traces(chart, chart.measure, "round"), shape, config);
     });

@@ -48,8 +48,8 @@ def render(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str
             f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{content}</section>'
             for name, title, content in sections
         ),
-        footer=f"fedlada_mpi {__version__}. Every table lies beside this page as CSV and Markdown in <code>tables/</code>, "
-        "every figure as PNG and SVG in <code>figures/</code>.",
+        footer=f"fedlada_mpi {__version__}. Every table lies beside this page as CSV and Markdown in "
+        "<code>tables/</code>, every figure as PNG and SVG in <code>figures/</code>.",
         css=_text("page.css"),
         js=_text("page.js") if library else "",
         plotly=library,

@@ -70,9 +70,8 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group]) -> Table:
 
 
 def _digits(column: Mapping[str, Any]) -> int | None:
-    if "over" in column:
-        return 2
-    return column.get("digits", 1) if column["measure"] in ACCURACIES else None
+    """Decimals that a column asks for; None: as its numbers suggest."""
+    return column.get("digits", 2 if "over" in column else 1 if column["measure"] in ACCURACIES else None)
 
 
 def _relative(found: Mapping[Any, Stat], value: Any, column: Mapping[str, Any]) -> Stat:
@@ -115,7 +114,7 @@ def _difference(ours: Stat, paper: float, column: Mapping[str, Any]) -> Cell:
     if digits is None:
         digits = 0 if abs(apart) >= 100 or apart == round(apart) else 1
     shown = ("+" if apart > 0 else "") + number(apart, digits)
-    if not accuracy and "over" not in column and paper:
+    if not accuracy and "over" not in column and paper and apart:
         shown += f" ({100 * apart / paper:+.0f} %)".replace("-", "−")
     matters = abs(apart) > (0.5 if accuracy else 0.05 * abs(paper))
     tone = ("better" if (apart > 0) == accuracy else "worse") if matters and column["measure"] != "best_round" else ""
