@@ -18,7 +18,7 @@ supervise() {
     if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then rm -rf "$FEDLADA_STATE"; fi
     mkdir -p "$FEDLADA_STATE"
     rm -f "$FEDLADA_STATE"/{ready,refused,stopped,died}
-    say "start ${SLURM_RESTART_COUNT:-0} on ${SLURM_JOB_NODELIST:-this node}"
+    say "start $((${SLURM_RESTART_COUNT:-0} + 1)) on ${SLURM_JOB_NODELIST:-this node}"
 
     local stop=no terminated=no code=0
     trap '[ $stop = asked ] || stop=yes' USR1

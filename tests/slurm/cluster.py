@@ -50,7 +50,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0,sched_min_interval=0
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
-KillWait=5
+KillWait=30
 MinJobAge=3600
 ReturnToService=2
 MpiDefault=none

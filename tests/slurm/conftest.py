@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, missing, wait_for
+from cluster import END_STATES, Cluster, missing, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -64,10 +64,13 @@ class User:
         return json.loads(lines[-1])["round"] if lines else 0
 
     def wait_for_round(self, out: str, number: int, job: str) -> None:
-        try:
-            wait_for(lambda: self.last_round(out) >= number, f"round {number} in {out}", 100)
-        except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.cluster.job(job)}\n{self.output(job)}") from error
+        def reached() -> bool:
+            output = self.output(job)
+            assert "requeued" not in output, output
+            assert self.cluster.job(job)["JobState"] not in END_STATES, output
+            return self.last_round(out) >= number
+
+        wait_for(reached, f"round {number} in {out}", 100, interval=0.05)
 
 
 @pytest.fixture

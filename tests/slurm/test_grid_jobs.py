@@ -12,8 +12,7 @@ GRID = """\
 title = "Three runs, and one whose shards do not exist"
 [base]
 rounds = 2
-clients = 6
-participation = 0.5
+participation = 0.1
 local_epochs = 1
 [[runs]]
 seed = 0

@@ -13,7 +13,9 @@ RUN = (sys.executable, "-m", "fedlada_mpi.run")
 
 
 def test_eleven_ranks_end_with_one_summary(user):
-    done = user.run("srun", "--mpi=pmix", "-n", 11, *RUN, "--rounds", 2, "--out", "run", timeout=150)
+    done = user.run(
+        "srun", "--mpi=pmix", "-n", 11, *RUN, "--rounds", 2, "--local-epochs", 1, "--out", "run", timeout=150
+    )
     summary = json.loads((user.folder / "run/summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["rounds"] == 2

@@ -13,7 +13,7 @@ import torch
 from cluster import wait_for
 
 pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(240)]
-TRAIN = ("--clients", 6, "--participation", 0.5, "--local-epochs", 2, "--rounds", 40)
+TRAIN = ("--participation", 0.1, "--local-epochs", 1, "--rounds", 40)
 
 
 def parameters(folder: Path) -> dict[str, torch.Tensor]:
@@ -30,7 +30,7 @@ def test_signalled_job_requeues_and_ends_as_if_left_alone(user):
     output = user.output(signalled)
     assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("COMPLETED", "0:0", "1"), output
     assert output.count("stopped with a checkpoint: requeued") == 1
-    assert output.index("start 0") < output.index("requeued") < output.index("start 1"), "the output must be appended"
+    assert output.index("start 1") < output.index("requeued") < output.index("start 2"), "the output must be appended"
     fields = user.cluster.wait(alone)
     assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "0"), user.output(alone)
 
@@ -47,8 +47,8 @@ def test_killed_rank_ends_the_step_at_once_and_the_job_completes(user):
     (rank,) = user.cluster.processes(job, rank=1)
     os.kill(rank, signal.SIGKILL)
     before = time.monotonic()
-    wait_for(lambda: "failure 1: requeued" in user.output(job), "the end of the step", 20)
-    assert time.monotonic() - before < 4, "SLURM had to kill the survivors"
+    wait_for(lambda: "failure 1: requeued" in user.output(job), "the end of the step", 60)
+    assert time.monotonic() - before < 15, "the survivors waited until SLURM killed them, after KillWait"
 
     fields = user.cluster.wait(job)
     assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("COMPLETED", "0:0", "1"), user.output(job)
