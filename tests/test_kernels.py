@@ -7,6 +7,7 @@ so ``test_in_the_interpreter`` runs the rest of this file in a process of its ow
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from math import prod
@@ -78,8 +79,7 @@ def test_in_the_interpreter():
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=580
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout.replace("1 skipped", "")
+    assert re.search(r"\d+ passed, 1 skipped", done.stdout), done.stdout  # but for this test itself
 
 
 def test_without_triton():
@@ -135,14 +135,15 @@ def test_columns(shape, kernel, stride, padding, dtype):
         ((4, 4, 32), 9, True, True, torch.float32),
         ((4, 4, 32), 9, True, True, torch.bfloat16),
         ((2, 2, 128), 9, False, False, torch.float32),
-        ((1, 1, 64), 70, False, True, torch.float32),
-        ((3, 5, 24), 70, True, True, torch.bfloat16),
+        ((1, 1, 64), 66, False, True, torch.float32),
+        ((3, 5, 24), 17, True, True, torch.bfloat16),
         (PIECES, 2, True, True, torch.float32),
         (PIECES, 2, False, False, torch.bfloat16),
     ],
 )
 def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
     count = 2
+    monkeypatch.setattr("fedlada_mpi.models.norm_kernels.SUMMANDS", 2)
     if shape == PIECES:
         monkeypatch.setattr("fedlada_mpi.models.norm_kernels.IN_REGISTERS", 512)
     x = 3 + 2 * random(count, n, *shape, dtype=dtype)
@@ -246,6 +247,12 @@ def test_row_norms(dtype, size, monkeypatch):
     monkeypatch.setattr(kernels, "NORM_PROGRAMS", 8)
     g = random(3, size + 64, dtype=dtype)[:, :size]
     agree(kernels.row_norms(g), g.double().norm(dim=1), torch.float32)
+
+
+@here
+def test_double_precision_is_refused():
+    with pytest.raises(TypeError, match="float64"):
+        kernels.im2col(random(1, 1, 4, 4, 16, dtype=torch.float64), Window(4, 4, 3, 1, 1), 144)
 
 
 @here

@@ -82,7 +82,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, window) -> Tensor:
     (h, w), out_channels = window.out, weight.shape[-1]
     x = x.contiguous()
     out = x.new_empty(count, n, h, w, out_channels)
-    check(max(x[0].numel(), out[0].numel()), "a convolution")
+    check("a convolution", x, out)
     *tile, warps, stages = _tile("forward", h * w, x)
     _forward[(triton.cdiv(n * h * w, tile[0]) * (out_channels // tile[1]), count)](
         x, weight, bias, out, n * h * w, weight.stride(0), 0 if bias is None else bias.stride(0), rows, columns,
@@ -126,7 +126,7 @@ def input_gradient(dout: Tensor, weight: Tensor, window, shape: torch.Size) -> T
         # Each pixel meets its own few taps, so there is no one product; the columns are small.
         return col2im(torch.bmm(dout.view(count, n * h * w, out_channels), weight.mT), window, shape)
     dx = dout.new_empty(shape)
-    check(max(dx[0].numel(), dout[0].numel()), "a convolution")
+    check("a convolution", dx, dout)
     *tile, warps, stages = _tile("input", rows * columns, dout)
     _input_gradient[(triton.cdiv(n * rows * columns, tile[0]) * (channels // tile[1]), count)](
         dout, weight, dx, n * rows * columns, weight.stride(0), rows, columns, channels, h, w, out_channels,
@@ -180,7 +180,7 @@ def weight_gradient(x: Tensor, dout: Tensor, grad: Tensor, window) -> None:
     count, n, rows, columns, channels = x.shape
     (h, w), out_channels = window.out, dout.shape[-1]
     x, dout = x.contiguous(), dout.contiguous()
-    check(max(x[0].numel(), dout[0].numel()), "a convolution")
+    check("a convolution", x, dout)
     geometry = _geometry(window)
     *tile, warps, stages = _tile("weight", h * w, x)
     programs = geometry[-1] * geometry[-2] * (channels // tile[0]) * (out_channels // tile[1])

@@ -50,7 +50,7 @@ def im2col(x: Tensor, window, width: int) -> Tensor:
     if (r1 - r0, c1 - c0, window.stride) == (1, 1, 1) and channels == width:
         return x.view(count, n * rows * columns, channels)
     cols = x.new_empty(count, n * h * w, width)
-    check(max(cols[0].numel(), x[0].numel()), "columns of a convolution")
+    check("columns of a convolution", cols, x)
     run = vector(channels, width)
     grid = (triton.cdiv(cols[0].numel(), TILE), count)
     _im2col[grid](
@@ -99,7 +99,7 @@ def col2im(cols: Tensor, window, shape: torch.Size, add: Tensor | None = None) -
         return cols.view(shape) if add is None else cols.view(shape) + add
     cols = cols.contiguous()
     dx = cols.new_empty(shape)
-    check(max(cols[0].numel(), dx[0].numel()), "columns of a convolution")
+    check("columns of a convolution", cols, dx)
     run = vector(channels, cols.shape[-1])
     grid = (triton.cdiv(dx[0].numel(), TILE // 2), count)
     _col2im[grid](
@@ -177,7 +177,7 @@ class _MaxPool(torch.autograd.Function):
         x = x.contiguous()
         out = x.new_empty(count, n, h, w, channels)
         taken = torch.empty_like(out, dtype=torch.uint8)
-        check(x[0].numel(), "max pool")
+        check("max pool", x)
         run = vector(channels)
         ctx.geometry = (rows, columns, channels, h, w, kernel, stride, padding, run, TILE // 2 // run)
         _max_pool[(triton.cdiv(out[0].numel(), TILE // 2), count)](x, out, taken, n, *ctx.geometry)
@@ -229,6 +229,7 @@ def gather(
     """Batches [C, B, H, W, ch] out of ``images`` uint8 [n, H, W, ch]: flipped, shifted, normalised, zero outside."""
     _, rows, columns, channels = images.shape
     out = torch.empty(*index.shape, rows, columns, channels, dtype=dtype, device=images.device)
+    index, flip, dy, dx = (t.contiguous() for t in (index, flip, dy, dx))
     _gather[(index.shape[1], index.shape[0], triton.cdiv(rows * columns * channels, TILE // 2))](
         images, index, flip, dy, dx, mean, std, out, index.shape[1], rows, columns, channels, TILE // 2
     )
@@ -256,6 +257,7 @@ def _root(partial, norms, blocks, BLOCKS: tl.constexpr):
 
 def row_norms(g: Tensor) -> Tensor:
     """The L2 norms [C], float32, of the rows of ``g`` [C, D]."""
+    check("norms", g)
     count, size = g.shape
     tile = 2 * TILE
     blocks = min(triton.cdiv(size, tile), max(NORM_PROGRAMS // count, 1))

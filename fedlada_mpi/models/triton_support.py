@@ -40,8 +40,10 @@ def vector(*widths: int) -> int:
     return gcd(64, *widths)
 
 
-def check(elements: int, what: str) -> None:
-    if elements >= 2**31:
-        raise ValueError(
-            f"{what}: {elements} elements a client, the kernels index fewer than {2**31}: use smaller batches"
-        )
+def check(what: str, *tensors: torch.Tensor) -> None:
+    """Refuse what would be computed wrongly: sums are float32, and indices within a client 32 bits wide."""
+    for tensor in tensors:
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise TypeError(f"{what}: found {tensor.dtype}, the kernels take float32, bfloat16 and float16")
+        if tensor[0].numel() >= 2**31:
+            raise ValueError(f"{what}: found {tensor[0].numel()} elements a client, expected fewer than {2**31}")
