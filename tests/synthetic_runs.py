@@ -1,6 +1,6 @@
 """Run directories as a training would write them, from a formula, for tests of the report.
 
-    python tests/synthetic_runs.py runs/synthetic main --rounds 1500
+python tests/synthetic_runs.py runs/synthetic main --rounds 1500
 """
 
 from __future__ import annotations
@@ -18,7 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fedlada_mpi import config, experiments
 
-SPEED = {"fedavg": 1.0, "fedprox": 1.05, "scaffold": 1.5, "fedcm": 1.7, "fedadam": 0.8, "localadam": 1.6, "fedlada": 2.2}
+SPEED = {
+    "fedavg": 1.0,
+    "fedprox": 1.05,
+    "scaffold": 1.5,
+    "fedcm": 1.7,
+    "fedadam": 0.8,
+    "localadam": 1.6,
+    "fedlada": 2.2,
+}
 VECTORS = {"fedavg": (1, 1), "fedprox": (1, 1), "fedadam": (1, 1), "fedcm": (2, 1), "fedadam_amended": (2, 1)}
 TOP = {"digits": 0.97, "cifar10": 0.86, "cifar100": 0.53, "tinyimagenet": 0.42}
 PARAMETERS = {"digits": 10_000, "cifar10": 11_181_642, "cifar100": 11_227_812, "tinyimagenet": 11_279_112}

@@ -15,6 +15,7 @@ from fedlada_mpi import grid, lock
 from fedlada_mpi.errors import UserError
 from fedlada_mpi.experiments import experiments, load
 
+pytestmark = pytest.mark.serial  # nothing of it depends on ranks, and it starts processes
 ROOT = Path(__file__).resolve().parents[1]
 
 # Stands in for a launcher: gets the whole command of the run and plays its part.
@@ -201,7 +202,6 @@ def test_status_survives_a_line_that_is_being_written(small, tmp_path, capsys):
     assert lines[-1] == "0 of 3 runs finished"
 
 
-@pytest.mark.serial
 def test_a_run_is_started_once_and_then_skipped(small, tmp_path, capsys):
     assert grid.main([*small, "--index", "1"]) == 0
     assert grid.main([*small, "--index", "1"]) == 0
@@ -213,7 +213,6 @@ def test_a_run_is_started_once_and_then_skipped(small, tmp_path, capsys):
     assert not (tmp_path / "runs/digits_fedavg_seed=1" / lock.NAME).exists()
 
 
-@pytest.mark.serial
 def test_the_exit_status_passes_through(small, monkeypatch, capfd):
     monkeypatch.setenv("PRETEND", "fail")
     assert grid.main([*small, "--index", "0"]) == 3
@@ -222,7 +221,6 @@ def test_the_exit_status_passes_through(small, monkeypatch, capfd):
     assert grid.main([*small[:-1], "no-such-launcher", "--index", "0"]) == 2
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_second_start_is_refused_and_a_signal_stops_the_run(small, tmp_path, number, capsys):
     first = start([*small, "--index", "0"], PRETEND="wait")
@@ -258,7 +256,6 @@ def test_a_lock_elsewhere_holds_while_its_heart_beats(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.serial
 def test_a_lock_of_a_dead_process_or_a_reused_number_is_taken_over(tmp_path):
     host = lock._me()["host"]
     gone = subprocess.Popen([sys.executable, "-c", ""])

@@ -41,5 +41,6 @@ def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str
         told.append(f"{unreadable} unreadable lines in metrics.jsonl were left out")
     if not page.plotly():
         told.append('curves are pictures: for curves to look into, pip install "fedlada_mpi[report]"')
-    counts = f"{len(found)} runs in {len(groups)} settings, {len(all_tables)} tables, {len(names)} figures"
-    return [*told, f"{counts}: {out / 'index.html'}"]
+    counts = [(len(found), "run"), (len(groups), "setting"), (len(all_tables), "table"), (len(names), "figure")]
+    count, settings, *files = (f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
+    return [*told, f"{count} of {settings}, {', '.join(files)}: {out / 'index.html'}"]

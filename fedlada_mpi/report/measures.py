@@ -51,7 +51,7 @@ def total_to(name: str, level: float, per_participant: bool = False) -> Measure:
     def measure(run: Run) -> float | None:
         index = _first(run, "test_acc", level)
         if index is None or index < 0:
-            return index if index is None else math.inf
+            return None
         amounts = run.series[name][: index + 1]
         if per_participant:
             amounts = amounts / np.maximum(run.series["participants"][: index + 1], 1)

@@ -74,7 +74,7 @@
     title: title ? { text: title, font: { size: 14 }, x: 0.02, xanchor: "left" } : undefined,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: ink(), family: "system-ui, sans-serif", size: 12 },
-    margin: { l: 56, r: 12, t: title ? 36 : 12, b: 46 },
+    margin: { l: 56, r: 12, t: title ? 36 : 28, b: 46 },
     xaxis: { title: { text: x }, gridcolor: line(), zeroline: false, rangemode: "tozero" },
     yaxis: { title: { text: y }, gridcolor: line(), zeroline: false, type: log ? "log" : "linear" },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: faint("#808890", 0.6), activecolor: ink() },

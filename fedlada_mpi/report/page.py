@@ -157,8 +157,8 @@ def _picture(name: str, title: str) -> str:
 
 
 def _files(*names: str) -> str:
-    links = (f'<a href="figures/{n}.png">PNG</a>, <a href="figures/{n}.svg">SVG</a>' for n in names)
-    return f'<p class="source">{"; ".join(links)}</p>' if names else ""
+    links = (f'{n}: <a href="figures/{n}.png">PNG</a>, <a href="figures/{n}.svg">SVG</a>' for n in names)
+    return f'<p class="source">{" · ".join(links)}</p>' if names else ""
 
 
 def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> str:
