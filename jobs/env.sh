@@ -41,20 +41,21 @@ fi
 # Jobs run this clone, whatever folder they were submitted from.
 export PYTHONPATH=$FEDLADA_HOME${PYTHONPATH:+:$PYTHONPATH}
 
-# The command that starts the ranks of a run, into the array LAUNCH; for use inside a job.
-set_launcher() {
-    local kind=$FEDLADA_MPI
-    if [ "$kind" = auto ]; then
+# For use inside a job: MPI_KIND for srun, and the environment of the ranks.
+prepare_ranks() {
+    # shellcheck disable=SC2034
+    MPI_KIND=$FEDLADA_MPI
+    if [ "$MPI_KIND" = auto ]; then
         case $(python -c 'import mpi4py; mpi4py.rc.initialize = False
 from mpi4py import MPI; print(MPI.get_vendor()[0])') in
-            "Open MPI") kind=pmix ;;
-            "") echo "error: cannot import mpi4py with $(command -v python): see FEDLADA_VENV and FEDLADA_MODULES" >&2; exit 2 ;;
-            *) kind=pmi2 ;;
+            "Open MPI") MPI_KIND=pmix ;;
+            "")
+                echo "error: cannot import mpi4py with $(command -v python): see FEDLADA_VENV and FEDLADA_MODULES" >&2
+                exit 2
+                ;;
+            *) MPI_KIND=pmi2 ;;
         esac
     fi
-    # Where a rank dies, the others must end instead of waiting for it.
-    # shellcheck disable=SC2034
-    LAUNCH=(srun --kill-on-bad-exit=1 --mpi="$kind" bash "$FEDLADA_HOME/jobs/rank.sh")
     # srun does not take the cores per task over from sbatch by itself (since Slurm 22.05).
     export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SRUN_CPUS_PER_TASK}

@@ -1,9 +1,6 @@
 #!/usr/bin/env bash
-# Starts one rank of a job: srun --kill-on-bad-exit=1 ... bash jobs/rank.sh COMMAND...
-# srun reports only the largest status of all ranks, and kills the others at the first that is not 0. So a stop with a checkpoint
-# (75), which all ranks agree on, is an orderly end for srun, and what the job must know is noted in FEDLADA_STATE.
-state=${FEDLADA_STATE:-}
-if [ -z "$state" ]; then exec "$@"; fi
+# One rank, started by launch.sh, which reads from the files in FEDLADA_STATE how it ended.
+state=$FEDLADA_STATE
 
 trap '' USR1 # inherited by the rank, which a USR1 before Python's own handler would kill
 "$@" &
@@ -22,8 +19,9 @@ done
 wait $rank
 code=$?
 case $code in
-    0) ;;
+    0) : >"$state/finished" ;;
     2) : >"$state/refused" ;;
+    # All ranks agreed to stop: for srun that is no reason to kill the slower ones.
     75) : >"$state/stopped" && code=0 ;;
     *) : >"$state/died" ;;
 esac

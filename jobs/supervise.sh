@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # How a training job ends: sourced by the job scripts, after env.sh.
 #
-#   supervise COMMAND...      runs COMMAND, which starts ranks with "${LAUNCH[@]}", and ends the job:
+#   supervise COMMAND...      runs COMMAND, which starts the ranks by launch.sh, and ends the job:
 #     finished (0)                        the job completes
 #     bad input (2), no command (126-7)   the job fails with that status
 #     stopped with a checkpoint (75)      the job requeues itself, any number of times
@@ -17,7 +17,7 @@ supervise() {
     export FEDLADA_STATE=$FEDLADA_LOGS/.state-$job
     if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then rm -rf "$FEDLADA_STATE"; fi
     mkdir -p "$FEDLADA_STATE"
-    rm -f "$FEDLADA_STATE"/{ready,refused,stopped,died}
+    rm -f "$FEDLADA_STATE/ready"
     say "start $((${SLURM_RESTART_COUNT:-0} + 1)) on ${SLURM_JOB_NODELIST:-this node}"
 
     local stop=no terminated=no code=0
@@ -39,11 +39,6 @@ supervise() {
     wait "$child" || code=$?
     trap - USR1 TERM
 
-    if [ -e "$FEDLADA_STATE/refused" ]; then
-        code=2
-    elif [ $code = 0 ] && [ -e "$FEDLADA_STATE/stopped" ]; then
-        code=75
-    fi
     case $code in
         0) finish 0 "finished" ;;
         2) finish 2 "bad input, see above: not requeued" ;;

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(400)]
 RUN = (sys.executable, "-m", "fedlada_mpi.run")
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from cluster import wait_for
 
-pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(400)]
 TRAIN = ("--participation", 0.1, "--local-epochs", 1, "--rounds", 40)
 
 
@@ -87,17 +87,15 @@ JOB = """\
 set -euo pipefail
 . "$FEDLADA_HOME/jobs/env.sh"
 . "$FEDLADA_HOME/jobs/supervise.sh"
-FEDLADA_MPI=none
-set_launcher
-supervise "${LAUNCH[@]}" python stand_in.py "$@"
+supervise bash "$FEDLADA_HOME/jobs/launch.sh" pmix python stand_in.py "$@"
 """
 
 
-def submit_stand_in(user, *arguments: str) -> str:
+def submit_stand_in(user, argument: str, *options: str) -> str:
     (user.folder / "stand_in.py").write_text(STAND_IN)
     (user.folder / "job.sh").write_text(JOB)
     user.environment["FEDLADA_HOME"] = str(Path(__file__).resolve().parents[2])
-    return user.run("sbatch", "-o", "logs-%j.out", "-n", 2, "job.sh", *arguments).stdout.split()[-1]
+    return user.run("sbatch", "-o", "logs-%j.out", "-n", 2, *options, "job.sh", argument).stdout.split()[-1]
 
 
 def stand_in_output(user, job: str) -> str:
@@ -131,3 +129,14 @@ def test_failing_job_gives_up(user):
     )
     assert "failed 2 times in a row: not requeued" in stand_in_output(user, job)
     assert not list((user.folder / "logs").glob(".state-*"))
+
+
+def test_step_that_cannot_start_is_a_failure(user):
+    user.environment["FEDLADA_MAX_FAILURES"] = "0"
+    job = submit_stand_in(user, "run", "--hold")
+    # What a job of the same number, killed with its node, leaves behind; srun then returns 0.
+    (user.cluster.root / "tmp" / f"spmix_appdir_0_{job}.0").mkdir()
+    user.run("scontrol", "release", job)
+    fields = user.cluster.wait(job)
+    assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "1:0"), stand_in_output(user, job)
+    assert "srun could not start the ranks" in stand_in_output(user, job)
