@@ -32,7 +32,7 @@
 
   const ink = () => getComputedStyle(document.body).color;
   const line = () => getComputedStyle(document.documentElement).getPropertyValue("--line").trim();
-  const config = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
   const faint = (colour, share) => {
     const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
     return `rgba(${r},${g},${b},${share})`;
@@ -43,21 +43,19 @@
     chart.series.forEach((entry) => {
       const group = data.groups[entry.group], curve = group.curves[measure];
       if (!curve) return;
-      const limit = chart.rounds || Infinity;
-      const keep = curve.round.map((t) => t <= limit);
-      const pick = (values) => values.filter((_, i) => keep[i]);
-      const x = pick(axis === "round" ? curve.round : curve[axis]), y = pick(curve.mean);
+      const along = group.axes[curve.at], limit = chart.rounds || Infinity;
+      const pick = (values) => values.filter((_, i) => along.round[i] <= limit);
+      const x = pick(along[axis]), y = pick(curve.mean), std = curve.std && pick(curve.std);
       const shared = { x, legendgroup: entry.name, hoverinfo: "skip", showlegend: false, mode: "lines", line: { width: 0 } };
-      if (curve.std) {
-        const std = pick(curve.std);
+      if (std) {
         found.push({ ...shared, y: y.map((v, i) => v + (std[i] || 0)) });
         found.push({ ...shared, y: y.map((v, i) => v - (std[i] || 0)), fill: "tonexty", fillcolor: faint(entry.colour, 0.16) });
       }
       found.push({
         x, y, name: entry.name, legendgroup: entry.name, mode: y.length === 1 ? "markers" : "lines",
         line: { color: entry.colour, width: 1.8 }, marker: { color: entry.colour },
-        customdata: pick(curve.round).map((t, i) => [t, curve.std ? pick(curve.std)[i] : null]),
-        hovertemplate: `<b>%{fullData.name}</b><br>round %{customdata[0]}: %{y:.4~g}${curve.std ? " ± %{customdata[1]:.2~g}" : ""}<extra></extra>`,
+        customdata: pick(along.round).map((t, i) => [t, std && std[i]]),
+        hovertemplate: `<b>%{fullData.name}</b><br>round %{customdata[0]}: %{y:.4~g}${std ? " ± %{customdata[1]:.2~g}" : ""}<extra></extra>`,
       });
     });
     for (const mark of (measure === "test_acc" && axis === "round" && chart.marks) || []) {

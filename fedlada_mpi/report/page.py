@@ -21,7 +21,7 @@ from .load import PHASES
 from .series import MEASURES, colours, points, spent
 from .tables import MISSING, Cell, Table
 
-POINTS = 30_000  # of all curves of one measure together, so that the page stays small however many groups there are
+POINTS = 12_000  # of all curves of one measure together, so that the page stays small however many groups there are
 
 
 def render(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str], where: str) -> str:
@@ -231,7 +231,7 @@ def _time(groups: Sequence[Group], tables: Sequence[Table], library: bool, drawn
 def _data(groups: Sequence[Group]) -> dict[str, Any]:
     groups = [one for one in groups if one.done]
     position = {id(one): i for i, one in enumerate(groups)}
-    most = max(40, min(400, POINTS // max(1, len(groups))))
+    most = max(40, min(300, POINTS // max(1, len(groups))))
 
     def series(members: Sequence[Group]) -> list[dict[str, Any]]:
         return [
@@ -242,7 +242,7 @@ def _data(groups: Sequence[Group]) -> dict[str, Any]:
     problems = by_problem(groups)
     return {
         "measures": MEASURES,
-        "groups": [{"curves": {m: c for m in MEASURES if (c := _curve(one, m, most))}} for one in groups],
+        "groups": [_curves_of(one, most) for one in groups],
         "charts": [{"series": series(members)} for members in problems.values()],
         "panels": {
             f.id: [_panel(f, p, series(p.groups)) for p in f.panels] for f in paper.figures(groups) if not f.empty
@@ -270,18 +270,25 @@ def _panel(spec: paper.Figure, panel: paper.Panel, series: list[dict[str, Any]])
     }
 
 
-def _curve(one: Group, measure: str, most: int) -> dict[str, Any] | None:
-    rounds, mean, std, _ = points(one, measure, most)
-    if not len(rounds):
-        return None
-    return {
-        "round": rounds.tolist(),
-        "mean": _short(mean),
-        "std": None if np.isnan(std).all() else _short(std),
-        "units": _short(spent(one, "units", rounds)),
-        "gigabytes": _short(spent(one, "bytes", rounds) / 1e9),
-        "hours": _short(spent(one, "seconds", rounds) / 3600),
-    }
+def _curves_of(one: Group, most: int) -> dict[str, Any]:
+    """All curves of a group; those with points at the same rounds share what lies along their axis."""
+    along: dict[tuple[int, ...], int] = {}
+    curves = {}
+    for measure in MEASURES:
+        rounds, mean, std, _ = points(one, measure, most)
+        if len(rounds):
+            at = along.setdefault(tuple(rounds.tolist()), len(along))
+            curves[measure] = {"at": at, "mean": _short(mean), "std": None if np.isnan(std).all() else _short(std)}
+    axes = [
+        {
+            "round": rounds,
+            "units": _short(spent(one, "units", np.array(rounds))),
+            "gigabytes": _short(spent(one, "bytes", np.array(rounds)) / 1e9),
+            "hours": _short(spent(one, "seconds", np.array(rounds)) / 3600),
+        }
+        for rounds in along
+    ]
+    return {"axes": axes, "curves": curves}
 
 
 def _short(values: np.ndarray) -> list[float | None]:
