@@ -105,10 +105,12 @@ def _axis(axes: Axes, measure: str, x: str = "Round") -> None:
     axes.set_xlim(left=0)
 
 
-def _legend_below(drawing: Drawing, panels: Iterable[Axes], columns: int) -> None:
+def _legend_below(drawing: Drawing, panels: Iterable[Axes]) -> None:
     handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels())}
     if handles:
-        drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=min(columns, len(handles)))
+        inches = 0.65 + 0.075 * max(map(len, handles))
+        columns = max(1, min(len(handles), int(drawing.get_figwidth() / inches)))
+        drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
 
 def _paper(spec: paper.Figure) -> Drawing:
@@ -132,8 +134,8 @@ def _paper(spec: paper.Figure) -> Drawing:
         if not panel.groups:
             axes.text(0.5, 0.5, "no runs yet", transform=axes.transAxes, ha="center", color="#8a8f98")
             axes.set(xticks=[], yticks=[])
-    drawing.suptitle(f"{spec.title}\n" + ("× what the paper prints" if marked else ""), fontsize=11)
-    _legend_below(drawing, grid.flat, 7)
+    drawing.suptitle(spec.title + ("   (× as the paper prints)" if marked else ""), fontsize=11)
+    _legend_below(drawing, grid.flat)
     return drawing
 
 
@@ -153,7 +155,7 @@ def _together(problem: str, groups: Sequence[Group]) -> Drawing:
     for axes in list(grid.flat)[len(wanted) :]:
         axes.set_axis_off()
     drawing.suptitle(problem + _seeds(groups), fontsize=11)
-    _legend_below(drawing, grid.flat, 5)
+    _legend_below(drawing, grid.flat)
     return drawing
 
 
@@ -172,7 +174,8 @@ def _apart(problem: str, groups: Sequence[Group], measure: str) -> Drawing:
     facets: list[list[Group]] = []
     for method in dict.fromkeys(one.method for one in groups):
         kin = [one for one in groups if one.method == method]
-        facets += [kin[i : i + 8] for i in range(0, len(kin), 8)]
+        each = -(-len(kin) // -(-len(kin) // 8))
+        facets += [kin[i : i + each] for i in range(0, len(kin), each)]
     columns = min(3, len(facets))
     rows = -(-len(facets) // columns)
     drawing, grid = plt.subplots(
@@ -202,7 +205,7 @@ def _phases(problem: str, groups: Sequence[Group]) -> Drawing:
     """Seconds of a round by phase, a bar for each group."""
     means = [[_mean(one.curve(f"seconds_{phase}")[1]) for phase in PHASES] for one in groups]
     names = labels(groups)
-    drawing, axes = plt.subplots(figsize=(8.4, 0.28 * len(groups) + 1.4), layout="constrained")
+    drawing, axes = plt.subplots(figsize=(8.4, 0.28 * len(groups) + 1.5), layout="constrained")
     left = np.zeros(len(groups))
     for phase, colour, values in zip(PHASES, PHASE_COLOURS, np.nan_to_num(means).T):
         axes.barh(names, values, left=left, color=colour, label=phase, height=0.7)
@@ -211,7 +214,8 @@ def _phases(problem: str, groups: Sequence[Group]) -> Drawing:
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("Seconds a round (slowest rank of each phase; evaluation may overlap the next round)")
     axes.set_title(f"{problem}: where the time goes", loc="left")
-    axes.legend(ncols=len(PHASES), loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.2)
+    axes.margins(y=0.01)
+    _legend_below(drawing, [axes])
     return drawing
 
 
@@ -239,7 +243,7 @@ def _ranks(problem: str, groups: Sequence[Group]) -> Drawing:
         axes.set_axis_off()
     grid[0, 0].set_ylabel("Seconds a round")
     drawing.suptitle(f"{problem}: who waits", fontsize=11)
-    _legend_below(drawing, grid.flat, 2)
+    _legend_below(drawing, grid.flat)
     return drawing
 
 
