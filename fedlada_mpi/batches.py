@@ -46,7 +46,9 @@ def plan(config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes:
     shape = (int(steps.max()), len(clients), width)
     index, weight = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
     flip, down, right = np.zeros(shape, bool), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    for c, (client, start, n, count) in enumerate(zip(clients.tolist(), starts.tolist(), sizes.tolist(), steps.tolist())):
+    for c, (client, start, n, count) in enumerate(
+        zip(clients.tolist(), starts.tolist(), sizes.tolist(), steps.tolist())
+    ):
         batch = min(config.batch_size or n, n)
         per_epoch = -(-n // batch)
         epochs = -(-count // per_epoch)

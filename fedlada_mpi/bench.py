@@ -28,14 +28,13 @@ from .batches import Normaliser, local_steps
 from .config import Config, resolve
 from .errors import UserError
 from .evaluate import evaluate
-from .gradients import Generic, Stacked
-from .models import kernels
+from .gradients import create
 from .session import choose_device, set_precision
 from .trainer import Resident, Trainer
 
 SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cifar100": ((32, 32, 3), 100, 500)}
 SHAPES["tinyimagenet"] = ((64, 64, 3), 200, 1000)
-SECTIONS = ("roofline", "round", "evaluation", "transport")
+SECTIONS = ("start", "roofline", "round", "evaluation", "transport")
 
 
 def since_start() -> float:
@@ -91,15 +90,12 @@ class Bench:
         data = Resident(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
         self.network = models.build(config.model, classes, shape, config.activation, stacked=config.engine != "generic")
         self.algorithm = algorithms.create(config)
-        if self.network.forward is None:
-            self.network.module.to(device)
-            gradient = Generic(self.network)
-        else:
-            use = device.type == "cuda" and config.compile != "off" and kernels.available()
-            gradient = Stacked(self.network, kernels if use else None)
+        gradient = create(self.network, config, device)
         self.trainer = Trainer(config, self.algorithm, gradient, data, device, dtype)
         a, size = self.algorithm, self.network.layout.size
-        self.s = Vectors(**{n: torch.zeros(size, dtype=dtype, device=device) for n in (*a.down, *a.derived, *a.private)})
+        self.s = Vectors(
+            **{n: torch.zeros(size, dtype=dtype, device=device) for n in (*a.down, *a.derived, *a.private)}
+        )
         self.s.x.copy_(self.network.initial(dtype))
         a.start(self.s)
         self.sums = {name: torch.zeros_like(self.s.x) for name in a.up}
@@ -118,8 +114,8 @@ class Bench:
         evaluate(t.gradient, self.s.x, t.data.images, t.data.labels, t.data.normalise, t.compute)
 
     def floor(self, limits: dict[str, float]) -> float:
-        """Seconds of a round that no program beats by much: the arithmetic at the measured rate, and each state
-        vector read and written once a step (and weights and gradients once more for the passes) at the measured bandwidth."""
+        """Seconds of a round that no program beats by much: the arithmetic at the measured rate, and at the measured
+        bandwidth each state vector read and written once a step, weights and gradients twice more for the passes."""
         from torch.utils.flop_counter import FlopCounterMode
 
         shape, _, _ = SHAPES[self.config.dataset]
@@ -142,10 +138,14 @@ class Bench:
                     p.copy_(start[n])
             optimizer = torch.optim.SGD(module.parameters(), lr=config.lr, weight_decay=config.weight_decay)
             if config.algorithm in ("fedlada", "localadam"):
-                optimizer = torch.optim.AdamW(module.parameters(), lr=config.lr, amsgrad=True, weight_decay=config.weight_decay)
+                optimizer = torch.optim.AdamW(
+                    module.parameters(), lr=config.lr, amsgrad=True, weight_decay=config.weight_decay
+                )
             rows = torch.arange(data.starts[client], data.starts[client] + data.sizes[client], device=device)
             for step in range(self.steps):
-                pick = rows[torch.arange(step * config.batch_size, (step + 1) * config.batch_size, device=device) % len(rows)]
+                pick = rows[
+                    torch.arange(step * config.batch_size, (step + 1) * config.batch_size, device=device) % len(rows)
+                ]
                 images = data.normalise(data.images[pick], torch.float32).permute(0, 3, 1, 2)
                 optimizer.zero_grad()
                 F.cross_entropy(module(images), data.labels[pick]).backward()
@@ -155,7 +155,9 @@ class Bench:
                 total[n] += start[n] - p.detach()
 
 
-def rounds(config: Config, clients: int, device: torch.device, limits: dict[str, float], repeats: int, baseline: bool) -> dict:
+def rounds(
+    config: Config, clients: int, device: torch.device, limits: dict[str, float], repeats: int, baseline: bool
+) -> dict:
     synchronise(device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -180,7 +182,7 @@ def rounds(config: Config, clients: int, device: torch.device, limits: dict[str,
     }
     found["fraction_of_floor"] = found["floor_seconds"] / median
     if device.type == "cuda":
-        found["predicted_bytes_per_client"] = bench.trainer.bytes_per_client()
+        found["predicted_bytes_per_client"] = bench.trainer.bytes_per_client
         found["measured_bytes_per_client"] = (torch.cuda.max_memory_reserved(device) - before) / clients
     if baseline:
         loop = timed(bench.baseline, device, 1, warm=1)[0]
@@ -188,12 +190,28 @@ def rounds(config: Config, clients: int, device: torch.device, limits: dict[str,
     return found
 
 
+def first_step(config: Config, clients: int, device: torch.device) -> dict:
+    """From the start of the process, imports included, to the end of the first local step."""
+    from dataclasses import replace
+
+    Bench(replace(config, local_steps=1), clients, device).round()
+    synchronise(device)
+    return {
+        "what": f"start to first step, {config.precision}, compile {config.compile}",
+        "start_seconds": since_start(),
+    }
+
+
 def evaluation(config: Config, device: torch.device, repeats: int) -> dict:
     count = 120 if device.type == "cuda" else 2
     bench = Bench(config, count, device)
     seconds = statistics.median(timed(bench.evaluate, device, repeats))
     images = len(bench.trainer.data.images)
-    return {"what": f"evaluating {images:,} images, {config.precision}", "seconds": seconds, "images_per_s": images / seconds}
+    return {
+        "what": f"evaluating {images:,} images, {config.precision}",
+        "seconds": seconds,
+        "images_per_s": images / seconds,
+    }
 
 
 def transport(world: mpi.World, size: int, device: torch.device, kinds: list[str], repeats: int) -> list[dict]:
@@ -211,22 +229,35 @@ def transport(world: mpi.World, size: int, device: torch.device, kinds: list[str
         found.append(row)
     host = torch.rand(size, pin_memory=device.type == "cuda")
     for name, action in (("bcast", mpi.plain_bcast), ("reduce", mpi.plain_reduce)):
-        found.append({"what": f"plain {name}, host buffers", f"{name}_seconds": mpi.slowest(world, lambda a=action: a(world, host), repeats)})
+        found.append(
+            {
+                "what": f"plain {name}, host buffers",
+                f"{name}_seconds": mpi.slowest(world, lambda a=action: a(world, host), repeats),
+            }
+        )
     return found
 
 
 def table(found: dict[str, Any]) -> str:
-    lines = [f"fedlada_mpi {__version__} on {found['device']}, torch {found['torch']}, {found['mpi']}, {found['date']}", ""]
+    lines = [
+        f"fedlada_mpi {__version__} on {found['device']}, torch {found['torch']}, {found['mpi']}, {found['date']}",
+        "",
+    ]
     for name, limits in found.get("roofline", {}).items():
-        lines.append(f"roofline {name}: copy {limits['copy_bytes_per_s'] / 1e9:,.0f} GB/s, products {limits['product_flop_per_s'] / 1e12:,.2f} TFLOP/s")
+        copy, product = limits["copy_bytes_per_s"] / 1e9, limits["product_flop_per_s"] / 1e12
+        lines.append(f"roofline {name}: copy {copy:,.0f} GB/s, products {product:,.2f} TFLOP/s")
     for row in found["results"]:
         text = f"{row['what']:<48}"
         if "seconds" in row:
             text += f" {row['seconds']:9.4f} s  {row['images_per_s']:11,.0f} images/s"
         if "floor_seconds" in row:
-            text += f"  floor {row['floor_seconds']:.4f} s ({row['fraction_of_floor']:.0%})  first {row['first_round_seconds']:.1f} s"
+            floor, share, first = (row[k] for k in ("floor_seconds", "fraction_of_floor", "first_round_seconds"))
+            text += f"  floor {floor:.4f} s ({share:.0%})  first {first:.1f} s"
         if "measured_bytes_per_client" in row:
-            text += f"  {row['measured_bytes_per_client'] / 1e6:,.0f} MB/client"
+            measured, predicted = (row[f"{k}_bytes_per_client"] / 1e6 for k in ("measured", "predicted"))
+            text += f"  {measured:,.0f} MB/client (predicted {predicted:,.0f})"
+        if "start_seconds" in row:
+            text += f" {row['start_seconds']:9.2f} s"
         if "baseline_seconds" in row:
             text += f"  baseline {row['baseline_seconds']:.3f} s ({row['times_faster_than_baseline']:.1f}x)"
         text += "".join(f"  {k[:-8]} {1e3 * row[k]:.1f} ms" for k in ("bcast_seconds", "reduce_seconds") if k in row)
@@ -256,7 +287,9 @@ def main(argv=None) -> int:
     repeats = options.rounds or (20 if cuda else 3)
     precisions = options.precision or (["tf32", "bf16"] if cuda else ["fp32"])
     found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device) if cuda else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "device": torch.cuda.get_device_name(device)
+        if cuda
+        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "mpi": mpi.library(),
         "date": time.strftime("%Y-%m-%d"),
@@ -267,6 +300,10 @@ def main(argv=None) -> int:
     flags |= {"model": options.model} if options.model else {}
     flags |= {"local_steps": options.local_steps} if options.local_steps else {}
     if world.rank == 0:
+        if "start" in options.only:
+            config = resolve({**flags, "precision": precisions[0], "algorithm": options.algorithm[0]}).config
+            set_precision(config.precision)
+            found["results"].append(first_step(config, options.participants[0], device))
         for precision in precisions if {"roofline", "round", "evaluation"} & set(options.only) else ():
             set_precision(precision)
             limits = found["roofline"][precision] = roofline(device, precision)
@@ -281,7 +318,6 @@ def main(argv=None) -> int:
         network = models.build(resolve(flags).config.model, *reversed(SHAPES[options.dataset][:2]))
         kinds = ["direct", "shared", "staged"] if cuda else ["shared", "host"]
         found["results"] += transport(world, network.layout.size, device, kinds, repeats)
-    found["seconds_since_start"] = since_start()
     if world.rank == 0:
         print(table(found), flush=True)
         if options.json:

@@ -65,7 +65,9 @@ def save(world: World, out: Path, t: int, config: Config, s: Vectors, kept: dict
                 rows = {f"{client}/{name}": v for name, clients in kept.items() for client, v in clients.items()}
                 _write(temporary / f"clients_{world.rank:04d}.h5", rows, {})
         except OSError as error:
-            raise UserError(f"cannot write the checkpoint {temporary}: {error}; free some space and use --resume") from None
+            raise UserError(
+                f"cannot write the checkpoint {temporary}: {error}; free some space and use --resume"
+            ) from None
 
     def publish() -> None:
         shutil.rmtree(final, ignore_errors=True)
@@ -91,7 +93,9 @@ def latest(out: Path, config: Config) -> int:
         raise _damaged(path, error) from None
     changed = differences(saved, config)
     if changed:
-        raise UserError(f"--resume: {out} was started with other settings ({'; '.join(changed)}): use them, or another --out")
+        raise UserError(
+            f"--resume: {out} was started with other settings ({'; '.join(changed)}): use them, or another --out"
+        )
     return t
 
 

@@ -68,13 +68,17 @@ class Config:
     )
     dirichlet: float = setting(0.6, "concentration of the label priors", above=0)
     exhausted: str = setting("refill", "when a class runs out", choices=("refill", "exact"))
+    classes_per_client: int = setting(2, "classes of a client under --partition pathological", low=1)
+    size_sigma: float = setting(0.0, "spread of the clients' sizes (lognormal); 0 = equal", low=0, high=10)
     partition_seed: int = setting(20, "seed of the partition", low=0)
 
     augment: str = setting("paper", "flip and padded crop, or nothing", choices=("paper", "none"))
     crop_padding: int = setting(4, "zero pixels around an image before the crop", low=0)
     seed: int = setting(0, "seed of sampling, batches, augmentation and initialisation", low=0)
     precision: str = setting(
-        "fp32", "arithmetic of gradients; states are float32 (fp64: all double)", choices=("fp64", "fp32", "tf32", "bf16")
+        "fp32",
+        "arithmetic of gradients; states are float32 (fp64: all double)",
+        choices=("fp64", "fp32", "tf32", "bf16"),
     )
 
     device: str = setting("auto", "where to train", choices=("auto", "cpu", "cuda"), runtime=True)
@@ -92,7 +96,9 @@ class Config:
         runtime=True,
     )
     server_trains: bool = setting(False, "rank 0 owns shards too", runtime=True)
-    max_clients_at_once: int = setting(0, "clients trained together on a rank; 0 = as memory allows", low=0, runtime=True)
+    max_clients_at_once: int = setting(
+        0, "clients trained together on a rank; 0 = as memory allows", low=0, runtime=True
+    )
     eval_every: int = setting(1, "evaluate every this many rounds; 0 = only at the end", low=0, runtime=True)
     targets: list[float] = setting([], "test accuracies whose first round is reported", runtime=True)
     checkpoint_every: int = setting(50, "checkpoint every this many rounds; 0 = only at the end", low=0, runtime=True)
@@ -179,7 +185,9 @@ def resolve(
     for name in (*file, *flags):
         if name not in FIELDS:
             raise UserError(f"unknown setting {name!r}{nearest(name, FIELDS)}")
-    values: dict[str, Any] = {n: (f.default if f.default is not MISSING else f.default_factory()) for n, f in FIELDS.items()}
+    values: dict[str, Any] = {
+        n: (f.default if f.default is not MISSING else f.default_factory()) for n, f in FIELDS.items()
+    }
     sources = dict.fromkeys(FIELDS, "default")
 
     def take(new: Mapping[str, Any], source: str) -> None:
@@ -218,7 +226,9 @@ def coerce(name: str, value: Any) -> Any:
                 raise ValueError
             return float(value)
         if kind == "list[float]":
-            return [float(v) for v in (value if isinstance(value, (list, tuple)) else str(value).replace(",", " ").split())]
+            return [
+                float(v) for v in (value if isinstance(value, (list, tuple)) else str(value).replace(",", " ").split())
+            ]
         if not isinstance(value, str):
             raise ValueError
         return value
@@ -243,7 +253,9 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
                 raise UserError(f"--{flag(name)}: found {value}, expected {text} {meta[bound]}")
     method = values["algorithm"]
     if method not in METHODS:
-        raise UserError(f"--algorithm: found {method!r}, expected one of {', '.join(METHODS)}{nearest(method, METHODS)}")
+        raise UserError(
+            f"--algorithm: found {method!r}, expected one of {', '.join(METHODS)}{nearest(method, METHODS)}"
+        )
     for name, methods in USED_BY.items():
         if name in by_hand and method not in methods and not (method == "localadam" and values[name] == 1.0):
             raise UserError(f"--{flag(name)} has no effect on {method}, only on {', '.join(methods)}: leave it out")

@@ -11,8 +11,8 @@ from .errors import UserError
 from .shards import MANIFEST, Manifest, read_manifest
 
 # Settings of a run that a directory of shards has fixed, and what they are called there.
-_FIXED = {"clients": "clients", "partition": "kind", "dirichlet": "dirichlet", "exhausted": "exhausted"}
-_FIXED["partition_seed"] = "seed"
+_FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_per_client", "size_sigma")}
+_FIXED |= {"partition": "kind", "partition_seed": "seed"}
 
 
 def settle(flags: Mapping[str, Any], file: Mapping[str, Any]) -> tuple[Resolved, Path]:
@@ -52,8 +52,10 @@ def ensure(config: Config, directory: Path, silos: int) -> Manifest:
             clients=config.clients,
             silos=min(silos, config.clients),
             partition=config.partition,
-            dirichlet=config.dirichlet,
+            dirichlet=config.dirichlet if config.partition == "dirichlet" else None,
             exhausted=config.exhausted,
+            classes_per_client=config.classes_per_client,
+            size_sigma=config.size_sigma,
             seed=config.partition_seed,
             download=False,
         )
@@ -62,9 +64,10 @@ def ensure(config: Config, directory: Path, silos: int) -> Manifest:
     for name, value in _prepared_with(manifest).items():
         wanted = getattr(config, name)
         if value is not None and value != wanted:
+            mend = command(config, directory, silos, suffix=f"-{name}-{wanted}")
             raise UserError(
                 f"the shards in {directory} were prepared with {name} {value}, but the run asks for {wanted}: "
-                f"prepare others with {command(config, directory, silos, suffix=f'-{name}-{wanted}')} and pass that as --dataset"
+                f"prepare others with {mend} and pass that as --dataset"
             )
     return manifest
 
@@ -73,8 +76,15 @@ def command(config: Config, directory: Path, silos: int, suffix: str = "") -> st
     """The data_prep command for this run."""
     kind = config.dataset if config.dataset in DATASETS else read_manifest(directory).dataset
     raw = "" if kind == "digits" else " --raw PATH"
-    return (
-        f"python -m data_prep --dataset {kind}{raw} --out {directory}{suffix} --clients {config.clients} "
-        f"--silos {min(silos, config.clients)} --partition {config.partition} --dirichlet {config.dirichlet:g} "
-        f"--exhausted {config.exhausted} --seed {config.partition_seed}"
-    )
+    options = {"clients": config.clients, "silos": min(silos, config.clients), "partition": config.partition}
+    if config.partition == "dirichlet":
+        options["dirichlet"] = f"{config.dirichlet:g}"
+    if config.partition in ("dirichlet", "pathological"):
+        options["exhausted"] = config.exhausted
+    if config.partition == "pathological":
+        options["classes-per-client"] = config.classes_per_client
+    if config.size_sigma:
+        options["size-sigma"] = f"{config.size_sigma:g}"
+    options["seed"] = config.partition_seed
+    text = " ".join(f"--{name} {value}" for name, value in options.items())
+    return f"python -m data_prep --dataset {kind}{raw} --out {directory}{suffix} {text}"

@@ -13,7 +13,9 @@ BATCH = {"cuda": 5000, "cpu": 250}
 
 
 @torch.no_grad()
-def evaluate(gradient, x: Tensor, images: Tensor, labels: Tensor, normalise: Normaliser, dtype: torch.dtype) -> list[float]:
+def evaluate(
+    gradient, x: Tensor, images: Tensor, labels: Tensor, normalise: Normaliser, dtype: torch.dtype
+) -> list[float]:
     """[sum of losses, number correct, number of images]."""
     totals = torch.zeros(2, dtype=torch.float64, device=images.device)
     batch = BATCH[images.device.type]

@@ -11,8 +11,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from .models import Network
+from .config import Config
+from .models import Network, kernels
 from .models.ops import Stack
+
+
+def create(network: Network, config: Config, device: torch.device) -> Stacked | Generic:
+    """The gradients of ``network`` on ``device``; compiled kernels where they can run (they sum in float32)."""
+    if network.forward is None:
+        network.module.to(device)
+        return Generic(network)
+    use = device.type == "cuda" and config.compile != "off" and config.precision != "fp64" and kernels.available()
+    return Stacked(network, kernels if use else None)
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:

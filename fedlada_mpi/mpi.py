@@ -59,7 +59,8 @@ class World:
             kinds = "srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 (MPICH)"
             hint = kinds if "SLURM_STEP_NUM_TASKS" in os.environ else "the mpirun of the same MPI library"
             raise UserError(
-                f"the launcher started {launched} processes, but MPI ({library()}) sees a world of 1: start them with {hint}"
+                f"the launcher started {launched} processes, but MPI ({library()}) sees a world of 1: "
+                f"start them with {hint}"
             )
         self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.seconds_waiting = 0.0
@@ -85,7 +86,9 @@ class World:
         if isinstance(error, UserError):
             text = f"error: {error}\n"
         else:
-            text = f"rank {self.rank} of {self.size} failed:\n" + "".join(traceback.format_exception(kind, error, trace))
+            text = f"rank {self.rank} of {self.size} failed:\n" + "".join(
+                traceback.format_exception(kind, error, trace)
+            )
         sys.stderr.write(text)
         sys.stderr.flush()
         if self.size > 1:
@@ -140,7 +143,11 @@ class World:
             failed = np.flatnonzero(lengths)
             if len(failed):
                 first = int(failed[0])
-                buffer = np.frombuffer(text, np.uint8).copy() if self.rank == first else np.empty(int(lengths[first]), np.uint8)
+                buffer = (
+                    np.frombuffer(text, np.uint8).copy()
+                    if self.rank == first
+                    else np.empty(int(lengths[first]), np.uint8)
+                )
                 self.comm.Bcast(buffer, root=first)
                 words = buffer.tobytes().decode()
         if words:
@@ -206,11 +213,15 @@ class Transport:
         if self.world.size == 1:
             return "none"
         if kind == "direct" and not (cuda and cuda_aware()):
-            raise UserError(f"--transport direct: {library()} is not CUDA-aware here, or the run is on the CPU; use auto")
+            raise UserError(
+                f"--transport direct: {library()} is not CUDA-aware here, or the run is on the CPU; use auto"
+            )
         if kind == "staged" and not cuda:
             raise UserError("--transport staged copies device vectors, but the run is on the CPU: use auto or host")
         if kind == "host" and cuda:
-            raise UserError("--transport host needs vectors in host memory, but the run is on the GPU: use auto or staged")
+            raise UserError(
+                "--transport host needs vectors in host memory, but the run is on the GPU: use auto or staged"
+            )
         if kind == "auto":
             if cuda and self._all(cuda_aware()) and self._all(self._device_buffers_work()):
                 return "direct"

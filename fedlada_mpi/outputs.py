@@ -29,7 +29,9 @@ def claim(config: Config, resume: bool, overwrite: bool) -> int:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         start = 0
     elif (out / "metrics.jsonl").exists():
-        raise UserError(f"{out} already holds a run: add --resume to go on, --overwrite to discard it, or another --out")
+        raise UserError(
+            f"{out} already holds a run: add --resume to go on, --overwrite to discard it, or another --out"
+        )
     else:
         start = 0
     try:

@@ -50,7 +50,9 @@ class Server:
         steps = float(local_steps(config, sizes).mean()) if len(participants) else 0.0
         r = Round(t, config.lr * config.lr_decay**t, steps, len(participants), config.clients)
         evaluated = t + 1 == config.rounds or bool(config.eval_every and (t + 1) % config.eval_every == 0)
-        self.world.tell({"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": evaluated})
+        self.world.tell(
+            {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": evaluated}
+        )
 
         totals = silo.train(r, participants)
         with silo.clock("server"):
@@ -72,7 +74,8 @@ class Server:
         sums = dict(zip(NUMBERS, ranks[:, : len(NUMBERS)].sum(0).tolist()))
         weights = float(sizes.sum()) if config.weighting == "size" else float(max(1, r.participants))
         record = self._record(r, participants, sums, ranks)
-        record["consistency"] = sums["offset_norm2"] / weights + offset2 if r.participants else None
+        consistency = max(0.0, sums["offset_norm2"] / weights + offset2)  # rounding can leave it just under zero
+        record["consistency"] = consistency if r.participants else None
         record["bytes_mpi"] = self.world.bytes_moved - moved
         self.recorder.add(record)
         self.show.round(record, evaluated)

@@ -19,9 +19,8 @@ from .batches import Normaliser
 from .config import Config
 from .data import ensure
 from .errors import UserError
-from .gradients import Generic, Stacked
+from .gradients import create
 from .metrics import Recorder, summarise, write_atomically
-from .models import kernels
 from .server import Server
 from .shards import Manifest, read_manifest, read_silos, read_test
 from .show import Show, amount, banner, summary
@@ -33,7 +32,9 @@ def choose_device(world: mpi.World, config: Config) -> torch.device:
     """A GPU by local rank (several ranks may share one), or the CPU with its share of the cores."""
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
-        raise UserError("--device cuda: torch sees no GPU here; use --device cpu, or check CUDA_VISIBLE_DEVICES and the driver")
+        raise UserError(
+            "--device cuda: torch sees no GPU here; use --device cpu, or check CUDA_VISIBLE_DEVICES and the driver"
+        )
     if available and config.device != "cpu":
         device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
@@ -72,12 +73,7 @@ class Session:
         self.network = world.together(lambda: self._network())
         self.algorithm = algorithms.create(config)
         layout = self.network.layout
-        if self.network.forward is None:
-            gradient = Generic(self.network)
-            self.network.module.to(self.device)
-        else:
-            use = self.device.type == "cuda" and config.compile != "off" and config.precision != "fp64"
-            gradient = Stacked(self.network, kernels if use and kernels.available() else None)
+        gradient = create(self.network, config, self.device)
         self.trainer = Trainer(config, self.algorithm, gradient, data, self.device, self.dtype)
         self.transport = mpi.Transport(world, layout.size, self.dtype, self.device, config.transport)
         a = self.algorithm
@@ -121,7 +117,9 @@ class Session:
         found = {name: tuple(value.shape) for name, value in state.items()}
         if found != wanted:
             odd = sorted({*found.items()} ^ {*wanted.items()})[:3]
-            raise UserError(f"--init: {path} does not fit {self.config.model} (differs in {', '.join(n for n, _ in odd)})")
+            raise UserError(
+                f"--init: {path} does not fit {self.config.model} (differs in {', '.join(n for n, _ in odd)})"
+            )
         return self.network.layout.pack(state, self.dtype)
 
     def run(self, start: int) -> str:
@@ -178,8 +176,10 @@ class Session:
         participants = c.participation * c.clients
         share = max(per_silo) / c.clients * participants
         sends = f"{'+'.join(a.down)} down, {'+'.join(a.up)} up"
-        where = self.environment()["device"] + (f", {torch.get_num_threads()} threads a rank" if self.device.type == "cpu" else "")
-        memory = share * self.trainer.bytes_per_client() + 2 * vector * (len(a.up) + len(a.down))
+        where = self.environment()["device"] + (
+            f", {torch.get_num_threads()} threads a rank" if self.device.type == "cpu" else ""
+        )
+        memory = share * self.trainer.bytes_per_client + 2 * vector * (len(a.up) + len(a.down))
         path = "generic (functional torch; the stacked path is several times faster)"
         if self.network.forward is not None:
             path = "stacked" + (", compiled kernels" if self.trainer.kernels is not None else "")
@@ -189,8 +189,14 @@ class Session:
             ("model", f"{c.model}, {d:,} parameters, {c.precision}, {path}"),
             ("ranks", f"{w.size} ({w.node.size} on this node), {min(per_silo)} to {max(per_silo)} clients a silo"),
             ("device", where),
-            ("MPI", f"{mpi.library()}, {'' if mpi.cuda_aware() else 'not '}CUDA-aware; transport: {self.transport.kind}"),
-            ("a round", f"{participants:g} participants; {sends}: {amount(participants * (len(a.down) + len(a.up)) * vector)}"),
+            (
+                "MPI",
+                f"{mpi.library()}, {'' if mpi.cuda_aware() else 'not '}CUDA-aware; transport: {self.transport.kind}",
+            ),
+            (
+                "a round",
+                f"{participants:g} participants; {sends}: {amount(participants * (len(a.down) + len(a.up)) * vector)}",
+            ),
             ("memory", f"about {amount(memory)} a rank for {share:.1f} clients at once"),
             ("files", c.out),
         ]

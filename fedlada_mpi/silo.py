@@ -23,9 +23,22 @@ NUMBERS += ("test_loss", "test_correct", "test_count", "stop", "wait")
 
 class Silo:
     def __init__(
-        self, world: World, config: Config, algorithm: Algorithm, trainer: Trainer, transport: Transport, s: Vectors, test=None
+        self,
+        world: World,
+        config: Config,
+        algorithm: Algorithm,
+        trainer: Trainer,
+        transport: Transport,
+        s: Vectors,
+        test=None,
     ):
-        self.world, self.config, self.algorithm, self.trainer, self.transport = world, config, algorithm, trainer, transport
+        self.world, self.config, self.algorithm, self.trainer, self.transport = (
+            world,
+            config,
+            algorithm,
+            trainer,
+            transport,
+        )
         self.s, self.test = s, test
         self.sums = {name: torch.zeros_like(s.x) for name in algorithm.up}
         self.before = torch.zeros_like(s.x)

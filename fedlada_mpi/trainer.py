@@ -13,6 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -62,7 +63,9 @@ def local_step(algorithm: Algorithm, c: Vectors, s: Vectors, lr: Tensor, keep_g:
 
 
 class Trainer:
-    def __init__(self, config: Config, algorithm: Algorithm, gradient: Stacked | Generic, data: Resident, device, dtype):
+    def __init__(
+        self, config: Config, algorithm: Algorithm, gradient: Stacked | Generic, data: Resident, device, dtype
+    ):
         self.config, self.algorithm, self.gradient, self.data = config, algorithm, gradient, data
         self.device, self.dtype = device, dtype
         layout = gradient.network.layout
@@ -82,12 +85,15 @@ class Trainer:
             self.keep_g = True  # a fused kernel need not write the gradient back
             self._step = torch.compile(local_step, dynamic=True)
 
+    @cached_property
     def bytes_per_client(self) -> int:
         """Stacked state of one client, and its activations."""
         vectors = 1 + len(self.algorithm.slots) + len(self.algorithm.kept)
         low = 2 * self.compute.itemsize if self.compute != self.dtype else self.dtype.itemsize
         state = self.live * (vectors * self.dtype.itemsize + low)
-        return state + self.gradient.network.activation_bytes(tuple(self.data.images.shape[1:]), self.width, self.compute)
+        return state + self.gradient.network.activation_bytes(
+            tuple(self.data.images.shape[1:]), self.width, self.compute
+        )
 
     def _allocate(self, count: int) -> None:
         """Stacked buffers for ``count`` clients, zero."""
@@ -134,7 +140,9 @@ class Trainer:
     def _gather(self, b: Plan) -> Tensor:
         images, normalise = self.data.images, self.data.normalise
         if self.kernels is not None:
-            return self.kernels.gather(images, b.index, b.flip, b.down, b.right, normalise.mean, normalise.std, self.compute)
+            return self.kernels.gather(
+                images, b.index, b.flip, b.down, b.right, normalise.mean, normalise.std, self.compute
+            )
         return gather(images, b, normalise, self.compute, self.config.augment == "paper")
 
     def _steps(self, s: Vectors, count: int, first: int, last: int) -> None:
@@ -148,7 +156,7 @@ class Trainer:
             self._one_step(parts, self.plan.at(k, count))
 
     def _capture(self, s: Vectors, count: int) -> None:
-        """The step of ``count`` clients as a graph. Trial runs come first and leave rubbish in the state."""
+        """The step of ``count`` clients as a graph; the trial runs before it move the state."""
         parts = self._parts(s, count)
 
         def step() -> None:
@@ -185,7 +193,7 @@ class Trainer:
         if self.device.type != "cuda":
             return 0
         free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
-        return max(1, self.at_once, int(0.8 * free / self.bytes_per_client()))
+        return max(1, self.at_once, int(0.8 * free / self.bytes_per_client))
 
     @torch.no_grad()
     def round(self, s: Vectors, r: Round, participants: np.ndarray, sums: dict[str, Tensor]) -> Totals:
@@ -206,21 +214,13 @@ class Trainer:
             self._allocate(count)
         self._load_plan(plan(self.config, r.t, clients, data.starts[chunk], sizes, self.width, self.dtype))
         self.lr.fill_(r.lr)
-        if self.device.type == "cuda":
-            for running, _ in lengths:
-                if (running, s.x.data_ptr()) not in self._graphs:
-                    self._capture(s, running)
-        self.k.zero_()
-        self.loss.zero_()
         parts = self._parts(s, count)
-        for c, part in parts:
-            c.steps.copy_(torch.from_numpy(steps[: len(c.steps)]).unsqueeze(1))
-            for name, kept in self.kept.items():
-                for row, client in zip(getattr(c, name), clients.tolist()):
-                    row.copy_(kept[client]) if client in kept else row.zero_()
-            self.algorithm.begin(c, part)
-            if c.low is not None:
-                c.low.copy_(c.x)
+        self._begin(parts, clients, steps)
+        missing = [n for n, _ in lengths if self.device.type == "cuda" and (n, s.x.data_ptr()) not in self._graphs]
+        for running in missing:
+            self._capture(s, running)
+        if missing:
+            self._begin(parts, clients, steps)
 
         done = 0
         for running, length in lengths:
@@ -231,7 +231,10 @@ class Trainer:
         norms2 = self._zeros(count, dtype=torch.float64)
         for (c, part), where in zip(parts, (slice(0, self.live), slice(self.live, None))):
             sent = self.algorithm.finish(c, part, r)
-            norms2 += torch.linalg.vector_norm(sent["offset"], dim=1, dtype=torch.float64).square()
+            # Row by row: in double, all rows at once would take twice the offsets' memory.
+            norms2 += torch.stack(
+                [torch.linalg.vector_norm(row, dtype=torch.float64) for row in sent["offset"]]
+            ).square()
             shares = weights if len(c.x) == count else [weights.sum()]
             for name, rows in sent.items():
                 for weight, row in zip(shares, rows):
@@ -242,6 +245,18 @@ class Trainer:
         local = self.loss[:count].double().cpu().numpy() / steps
         totals.loss += float(local.sum())
         totals.offset_norm2 += float((norms2.cpu().numpy() * weights).sum())
+
+    def _begin(self, parts: list[tuple[Vectors, Vectors]], clients: np.ndarray, steps: np.ndarray) -> None:
+        self.k.zero_()
+        self.loss.zero_()
+        for c, s in parts:
+            c.steps.copy_(torch.from_numpy(steps[: len(c.steps)]).unsqueeze(1))
+            for name, kept in self.kept.items():
+                for row, client in zip(getattr(c, name), clients.tolist()):
+                    row.copy_(kept[client]) if client in kept else row.zero_()
+            self.algorithm.begin(c, s)
+            if c.low is not None:
+                c.low.copy_(c.x)
 
     def _load_plan(self, made: Plan) -> None:
         for f in fields(Plan):

@@ -47,7 +47,9 @@ class Network:
 
         alive: list[Tensor] = []
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            self.forward(Stack(self.layout, values, values), torch.empty(1, images, *image_shape, device="meta", dtype=dtype))
+            self.forward(
+                Stack(self.layout, values, values), torch.empty(1, images, *image_shape, device="meta", dtype=dtype)
+            )
         return sum(kept.values()) + max(kept.values(), default=0)
 
     def initial(self, dtype: torch.dtype = torch.float32) -> Tensor:

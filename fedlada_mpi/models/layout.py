@@ -94,9 +94,7 @@ class Layout:
                 silent = round_up(silent + rows * out, ALIGN)
             offset = round_up(offset + prod(entries[-1].stored), ALIGN)
         self.live, self.size = offset, offset + silent
-        self.entries = tuple(
-            replace(e, silent_offset=e.silent_offset + offset) if e.kernel else e for e in entries
-        )
+        self.entries = tuple(replace(e, silent_offset=e.silent_offset + offset) if e.kernel else e for e in entries)
         self.numel = sum(prod(e.shape) for e in entries)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
@@ -112,4 +110,3 @@ class Layout:
     def unpack(self, flat: Tensor) -> dict[str, Tensor]:
         """The state_dict in ``flat`` [size], torch shapes, own memory."""
         return {e.name: e.load(flat.detach()) for e in self.entries}
-

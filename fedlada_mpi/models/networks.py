@@ -35,7 +35,9 @@ def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str):
     """torchvision's ResNet-18 with its ImageNet stem; GroupNorm(2) for every BatchNorm."""
     import torchvision
 
-    module = torchvision.models.resnet18(num_classes=classes, norm_layer=lambda channels: nn.GroupNorm(GROUPS, channels))
+    module = torchvision.models.resnet18(
+        num_classes=classes, norm_layer=lambda channels: nn.GroupNorm(GROUPS, channels)
+    )
 
     def block(p: Stack, name: str, x: Tensor, stride: int) -> Tensor:
         shortcut = x

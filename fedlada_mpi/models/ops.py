@@ -153,7 +153,12 @@ class _GroupNorm(torch.autograd.Function):
     def forward(ctx, x, gamma, gamma_grad, beta, beta_grad, groups, residual, relu, kernels):
         out, mean, rstd = (kernels or _PLAIN).group_norm(x, gamma, beta, groups, residual, relu)
         ctx.save_for_backward(x, gamma, mean, rstd, out if relu else None)
-        ctx.groups, ctx.kernels, ctx.has_residual, ctx.grads = groups, kernels, residual is not None, (gamma_grad, beta_grad)
+        ctx.groups, ctx.kernels, ctx.has_residual, ctx.grads = (
+            groups,
+            kernels,
+            residual is not None,
+            (gamma_grad, beta_grad),
+        )
         return out
 
     @staticmethod

@@ -1,0 +1,71 @@
+"""The GPU path against the CPU path; skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedlada_mpi import algorithms
+from fedlada_mpi.bench import Bench
+from fedlada_mpi.config import resolve
+
+pytestmark = [pytest.mark.serial, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+CUDA = torch.device("cuda", 0)
+
+
+def moved(device: torch.device, **settings) -> dict[str, torch.Tensor]:
+    """What three clients send after two rounds from the same state, as flat torch-ordered vectors."""
+    bench = Bench(resolve({"dataset": "cifar10", "batch_size": 8, "local_steps": 3, **settings}).config, 3, device)
+    for _ in range(2):
+        bench.round()
+    layout = bench.network.layout
+    return {k: torch.cat([p.flatten() for p in layout.unpack(v.cpu()).values()]).double() for k, v in bench.sums.items()}
+
+
+def distance(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((ours - reference).norm() / reference.norm())
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_method_as_on_the_cpu(name):
+    cpu = moved(torch.device("cpu"), algorithm=name, model="lenet", precision="fp64")
+    for precision, bound in (("fp64", 1e-10), ("fp32", 1e-4)):
+        gpu = moved(CUDA, algorithm=name, model="lenet", precision=precision)
+        for quantity, reference in cpu.items():
+            assert distance(gpu[quantity], reference) < bound, (precision, quantity)
+
+
+def gradient(precision: str, device: torch.device, **settings) -> torch.Tensor:
+    """Gradients of three ResNets on their first batches: what one step of plain SGD without decay moves by."""
+    config = resolve(
+        {"dataset": "cifar10", "algorithm": "fedavg", "precision": precision, "batch_size": 16, "local_steps": 1, "lr": 1e-3,
+         "weight_decay": 0, "clip": 0, **settings}
+    ).config  # fmt: skip
+    bench = Bench(config, 3, device)
+    bench.round()
+    return torch.cat([p.flatten() for p in bench.network.layout.unpack(bench.sums["offset"].cpu()).values()]).double()
+
+
+def test_each_precision_on_one_step():
+    reference = gradient("fp64", torch.device("cpu"))
+    found = {p: distance(gradient(p, CUDA), reference) for p in ("fp64", "fp32", "tf32", "bf16")}
+    print(found)
+    bounds = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 3e-2, "bf16": 2e-1}
+    assert all(found[p] < bounds[p] for p in bounds), found
+
+
+def test_without_a_compiler():
+    """The captured plain path is the kernels' specification."""
+    assert distance(gradient("fp32", CUDA, compile="off"), gradient("fp32", CUDA)) < 1e-4
+
+
+def test_uneven_draws_compile_nothing():
+    bench = Bench(resolve({"dataset": "cifar10", "batch_size": 8, "local_steps": 2, "precision": "fp32"}).config, 4, CUDA)
+    bench.round()
+    import torch._dynamo.utils as counters
+
+    before = counters.counters["stats"]["unique_graphs"]
+    for clients in (2, 3, 1):
+        bench.clients = clients
+        bench.round()
+    assert counters.counters["stats"]["unique_graphs"] <= before + 1  # a single row is a shape of its own
