@@ -5,6 +5,9 @@
 state=${FEDLADA_STATE:?set by jobs/supervise.sh}
 rm -f "$state"/{ready,finished,refused,stopped,died}
 
+# A killed step leaves shared memory (MPICH) or folders (PMIx) under its number, and the same number again would hang or not start.
+for ((step = 0; step < ${SLURM_RESTART_COUNT:-0}; step++)); do srun --nodes=1 --ntasks=1 true; done
+
 trap : TERM USR1 # SLURM signals the ranks itself
 # Where a rank dies, the others must end instead of waiting for it.
 srun --kill-on-bad-exit=1 --mpi="$1" bash "$(dirname "$0")/rank.sh" "${@:2}" &

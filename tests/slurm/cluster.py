@@ -10,23 +10,27 @@ bound to 127.0.0.1. The daemons are children of this process and die with it.
 from __future__ import annotations
 
 import os
+import random
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 INSTALL = "apt-get install --no-install-recommends slurm-wlm munge libpmix-dev"
 # The jobs' own resume logic is under test, so SLURM must be quick: cred_expire is also the delay of a requeue
-# (120 s by default and for values below 5). TmpFS is the cluster's own because PMIx folders that a killed job of the
-# same number has left there keep a step from starting.
+# (120 s by default and for values below 5). FirstJobId and TmpFS: what a killed job has left in /dev/shm and for PMIx
+# would be in the way of one that bears the same number.
 CONF = """\
 ClusterName=throwaway
+FirstJobId={first_job}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller_port}
 CommunicationParameters=NoCtldInAddrAny,NoInAddrAny
@@ -140,7 +144,8 @@ class Cluster:
         conf.write_text(
             CONF.format(
                 root=self.root, host=node_name(), controller_port=controller_port, node_port=node_port,
-                cpus=self.cpus, memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
+                first_job=random.randrange(1000, 60000), cpus=self.cpus,
+                memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20,
             )
         )  # fmt: skip
         files = {name: f"--{name}-file={self.root}/munge.{name}" for name in ("key", "pid", "seed")}
@@ -185,6 +190,9 @@ class Cluster:
                 except subprocess.TimeoutExpired:
                     daemon.kill()
                     daemon.wait()
+            for process in self._descendants():
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
             shutil.rmtree(self.root, ignore_errors=True)
 
     def logs(self) -> str:
@@ -228,14 +236,22 @@ class Cluster:
 
     def processes(self, job: str, rank: int) -> list[int]:
         """The Python processes of one rank of a job's step."""
-        wanted = {f"SLURM_CONF={self.root}/slurm.conf", f"SLURM_JOB_ID={job}", f"SLURM_PROCID={rank}"}
-        found = []
+        wanted = {f"SLURM_JOB_ID={job}", f"SLURM_PROCID={rank}"}
+        return [process for process, words in self._descendants().items() if wanted <= words and _is_python(process)]
+
+    def _descendants(self) -> dict[int, set[str]]:
+        """All processes that this cluster has started, with their environment; its configuration file marks them."""
+        found = {}
         for entry in Path("/proc").glob("[0-9]*"):
-            try:
-                environment = (entry / "environ").read_text(errors="replace").split("\0")
-                program = (entry / "cmdline").read_text(errors="replace").split("\0")[0]
-            except OSError:
-                continue
-            if "python" in program and wanted <= set(environment):
-                found.append(int(entry.name))
+            with suppress(OSError):
+                words = set((entry / "environ").read_text(errors="replace").split("\0"))
+                if f"SLURM_CONF={self.root}/slurm.conf" in words:
+                    found[int(entry.name)] = words
         return found
+
+
+def _is_python(process: int) -> bool:
+    try:
+        return "python" in Path(f"/proc/{process}/cmdline").read_text(errors="replace").split("\0")[0]
+    except OSError:
+        return False
