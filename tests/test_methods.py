@@ -44,6 +44,17 @@ SERVER_VECTORS = {
     "localadam": ["v"],
     "fedlada": ["v", "g_a"],
 }
+# Vectors per participant and round: down and up for a client without memory, and as the paper charges them.
+TRAFFIC = {
+    "fedavg": (1, 1, 1),
+    "fedprox": (1, 1, 1),
+    "scaffold": (2, 2, 2),
+    "fedcm": (2, 1, 2),
+    "fedadam": (1, 1, 1),
+    "fedadam_amended": (2, 1, 2),
+    "localadam": (2, 2, 2),
+    "fedlada": (3, 2, 2),
+}
 FOR_ALL = [dict(clip=0.0), dict(lr_decay=1.0), dict(weight_decay=0.0), dict(weighting="size"), dict(server_lr=1.3)]
 FOR_ADAM = [dict(beta1=0.0), dict(beta2=0.5)]
 FOR_ADAPTIVE = [
@@ -104,6 +115,9 @@ def test_method_agrees_with_the_reference(method, data, run_dir):
     np.testing.assert_allclose([r["lr"] for r in run.metrics], [BASE[method]["lr"] * 0.8**t for t in range(ROUNDS)])
     for record, reference in zip(run.metrics, expected):
         assert record["consistency"] == pytest.approx(reference.consistency, rel=1e-9)
+        down, up, paper = (vectors * len(record["participants"]) for vectors in TRAFFIC[method])
+        assert (record["bytes_down"], record["bytes_up"]) == (8 * len(data.start) * down, 8 * len(data.start) * up)
+        assert record["paper_units"] == paper
     assert set(run.server) == {"x", *SERVER_VECTORS[method]}
     for name in SERVER_VECTORS[method]:
         vector, reference = run.server[name], expected[-1].vectors[name]
