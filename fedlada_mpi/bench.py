@@ -183,11 +183,23 @@ def rounds(
     found["fraction_of_floor"] = found["floor_seconds"] / median
     if device.type == "cuda":
         found["predicted_bytes_per_client"] = bench.trainer.bytes_per_client
-        found["measured_bytes_per_client"] = (torch.cuda.max_memory_reserved(device) - before) / clients
+        found["clients"] = clients
+        found["memory_bytes"] = torch.cuda.max_memory_reserved(device) - before
     if baseline:
         loop = timed(bench.baseline, device, 1, warm=1)[0]
         found["baseline_seconds"], found["times_faster_than_baseline"] = loop, loop / median
     return found
+
+
+def add_memory_slopes(rows: list[dict]) -> None:
+    """Memory per client: what the clients of a row take beyond those of another row of the same method."""
+    for row in rows:
+        method = row["what"].split()[0], row["what"].split()[-1]
+        for other in rows:
+            if "memory_bytes" in row and "memory_bytes" in other and row["clients"] > other["clients"]:
+                if method == (other["what"].split()[0], other["what"].split()[-1]):
+                    extra = row["memory_bytes"] - other["memory_bytes"]
+                    row["measured_bytes_per_client"] = extra / (row["clients"] - other["clients"])
 
 
 def first_step(config: Config, clients: int, device: torch.device) -> dict:
@@ -311,6 +323,7 @@ def main(argv=None) -> int:
                 config = resolve({**flags, "precision": precision, "algorithm": name}).config
                 for clients in options.participants:
                     found["results"].append(rounds(config, clients, device, limits, repeats, options.baseline))
+            add_memory_slopes(found["results"])
             if "evaluation" in options.only:
                 config = resolve({**flags, "precision": precision}).config
                 found["results"].append(evaluation(config, device, max(3, repeats // 4)))

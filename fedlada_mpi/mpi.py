@@ -223,10 +223,12 @@ class Transport:
                 "--transport host needs vectors in host memory, but the run is on the GPU: use auto or staged"
             )
         if kind == "auto":
+            # Within a node the window beats a CUDA-aware library too, whose Reduce adds up on the host.
+            if self._all(mpi_shared.fits(self.world, self.size * self.dtype.itemsize)):
+                return "shared"
             if cuda and self._all(cuda_aware()) and self._all(self._device_buffers_work()):
                 return "direct"
-            room = mpi_shared.fits(self.world, self.size * self.dtype.itemsize)
-            return "shared" if self._all(room) else "staged" if cuda else "host"
+            return "staged" if cuda else "host"
         return kind
 
     def _all(self, true_here: bool) -> bool:

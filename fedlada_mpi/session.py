@@ -132,10 +132,11 @@ class Session:
             world.alone(self._start)
         silo.share((*self.algorithm.down, *self.algorithm.derived))
         world.bytes_moved = 0
+        needs = world.collect([self.trainer.bytes_per_client, self.trainer.bytes_beside])
         if world.rank != 0:
             return silo.serve()
         write_atomically(out / "config.json", json.dumps(asdict(config), indent=2) + "\n")
-        print(self.banner(start), flush=True)
+        print(self.banner(start, needs), flush=True)
         recorder, show = Recorder(out, start), Show(config.rounds, start)
         try:
             status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, show).run(start)
@@ -168,7 +169,7 @@ class Session:
             "command": sys.argv,
         }
 
-    def banner(self, start: int) -> str:
+    def banner(self, start: int, needs: np.ndarray) -> str:
         c, w, m, d = self.config, self.world, self.manifest, self.network.layout.numel
         a, vector = self.algorithm, self.network.layout.numel * self.dtype.itemsize
         per_silo = [int(sum(len(m.client_ids[i]) for i in silos)) for silos in self.owner]
@@ -179,7 +180,8 @@ class Session:
         where = self.environment()["device"] + (
             f", {torch.get_num_threads()} threads a rank" if self.device.type == "cpu" else ""
         )
-        memory = share * self.trainer.bytes_per_client + 2 * vector * (len(a.up) + len(a.down))
+        per_client, beside = needs.max(0)
+        memory = share * per_client + beside + vector * (len(a.up) + len(a.down) + len(a.derived) + 1)
         path = "generic (functional torch; the stacked path is several times faster)"
         if self.network.forward is not None:
             path = "stacked" + (", compiled kernels" if self.trainer.kernels is not None else "")

@@ -84,6 +84,8 @@ class Trainer:
         if device.type == "cuda" and self.kernels is not None:
             self.keep_g = True  # a fused kernel need not write the gradient back
             self._step = torch.compile(local_step, dynamic=True)
+            # Every method and precision of a process counts against one limit, whose default is 8.
+            torch._dynamo.config.recompile_limit = 64
 
     @cached_property
     def bytes_per_client(self) -> int:
@@ -94,6 +96,12 @@ class Trainer:
         return state + self.gradient.network.activation_bytes(
             tuple(self.data.images.shape[1:]), self.width, self.compute
         )
+
+    @property
+    def bytes_beside(self) -> int:
+        """State that does not depend on the number of clients: the silent elements', where clients share them."""
+        vectors = 3 + len(self.algorithm.slots)
+        return (self.size - self.live) * vectors * self.dtype.itemsize
 
     def _allocate(self, count: int) -> None:
         """Stacked buffers for ``count`` clients, zero."""

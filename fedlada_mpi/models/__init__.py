@@ -34,8 +34,8 @@ class Network:
 
     def activation_bytes(self, image_shape: tuple[int, int, int], images: int, dtype: torch.dtype) -> int:
         """What the stacked forward keeps for the backward pass, and the largest columns beside it."""
-        if self.forward is None:
-            return 0  # unknown: a user's own module is not run to find out
+        if self.forward is None or not images:
+            return 0  # a user's own module is not run to find out
         values = torch.empty(1, self.layout.live, device="meta", dtype=dtype)
         kept: dict[int, int] = {}
 
@@ -46,7 +46,7 @@ class Network:
             return tensor
 
         alive: list[Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
             self.forward(
                 Stack(self.layout, values, values), torch.empty(1, images, *image_shape, device="meta", dtype=dtype)
             )
