@@ -21,10 +21,7 @@ def test_eleven_ranks_end_with_one_summary(user):
     assert summary["rounds"] == 2
     assert user.last_round("run") == 2
     assert (user.folder / "run/model.pt").stat().st_size > 0
-    # Eleven ranks, one voice.
-    lines = done.stdout.strip().splitlines()
-    assert f"{100 * summary['final']['test_acc']:.2f}" in done.stdout or "finished" in done.stdout.lower()
-    assert len(lines) == len(set(lines)), done.stdout
+    assert done.stdout.count("finished after 2 rounds") == 1, done.stdout  # eleven ranks, one voice
 
 
 def test_without_mpi_the_hint_comes_in_seconds_and_nothing_is_written(user):
@@ -34,4 +31,4 @@ def test_without_mpi_the_hint_comes_in_seconds_and_nothing_is_written(user):
     assert "srun --mpi=pmix" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (user.folder / "run").exists()
-    assert time.monotonic() - before < 30
+    assert time.monotonic() - before < 60
