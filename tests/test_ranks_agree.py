@@ -67,6 +67,15 @@ def test_the_server_that_trains_agrees_with_the_one_that_does_not(runs):
         assert disagreement(working.x, plain.x, plain.data.start) < 1e-10
 
 
+def test_the_work_was_really_spread(runs):
+    """4 files on 3 silos: at most 2 files a rank, so participants from 3 files are on at least 2 ranks."""
+    from fedlada_mpi.shards import read_manifest
+
+    files = read_manifest(runs[4]["fedlada"].data.shards).client_ids
+    spread = [sum(bool({*map(int, ids)} & {*p}) for ids in files) for p in runs[4]["fedlada"].participants]
+    assert max(spread) >= 3
+
+
 def test_draws_of_participants(runs):
     for participants in runs[1]["fedlada"].participants:
         assert len(participants) == len(set(participants)) == 3

@@ -43,7 +43,7 @@ def start(data, out, *, ranks=1, resume=False, **settings) -> subprocess.Popen:
     line = [sys.executable, "-m", "fedlada_mpi.run", *arguments(data, out, settings), *(["--resume"] if resume else [])]
     if ranks > 1:
         line = [find_mpirun() or pytest.skip("no mpirun"), "-n", str(ranks), *line]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
     return subprocess.Popen(
         line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
     )
@@ -53,9 +53,9 @@ def finish(process: subprocess.Popen, expected: int = 0) -> str:
     try:
         out, err = process.communicate(timeout=90)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        pytest.fail("the run did not end in 90 s")
+        process.send_signal(signal.SIGABRT)
+        out, err = process.communicate()
+        pytest.fail(f"the run did not end in 90 s\n{out[-2000:]}\n{err[-6000:]}")
     assert process.returncode == expected, f"status {process.returncode}\n{out[-2000:]}\n{err[-4000:]}"
     return err
 
@@ -128,6 +128,7 @@ def test_killed_at_a_random_moment(algorithm, ranks, data, run_dir, whole):
             same(Run(out, data), expected)
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: killed after {logged} rounds (aimed at {target}): {error}") from error
+        print(f"kill {kills}: seed {seed}, {algorithm}, {ranks} ranks, after {logged} rounds: identical", flush=True)
     assert kills > 0
     print(f"{algorithm} on {ranks} ranks: {kills} kills, every resumed run identical")
 
