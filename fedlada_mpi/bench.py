@@ -193,13 +193,13 @@ def rounds(
 
 def add_memory_slopes(rows: list[dict]) -> None:
     """Memory per client: what the clients of a row take beyond those of another row of the same method."""
-    for row in rows:
-        method = row["what"].split()[0], row["what"].split()[-1]
-        for other in rows:
-            if "memory_bytes" in row and "memory_bytes" in other and row["clients"] > other["clients"]:
-                if method == (other["what"].split()[0], other["what"].split()[-1]):
-                    extra = row["memory_bytes"] - other["memory_bytes"]
-                    row["measured_bytes_per_client"] = extra / (row["clients"] - other["clients"])
+    methods = [(row["what"].split()[0], row["what"].split()[-1]) for row in rows]
+    sized = [(method, row) for method, row in zip(methods, rows) if "memory_bytes" in row]
+    for method, row in sized:
+        for other_method, other in sized:
+            if method == other_method and row["clients"] > other["clients"]:
+                extra = row["memory_bytes"] - other["memory_bytes"]
+                row["measured_bytes_per_client"] = extra / (row["clients"] - other["clients"])
 
 
 def first_step(config: Config, clients: int, device: torch.device) -> dict:

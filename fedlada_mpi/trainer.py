@@ -2,7 +2,7 @@
 
 A step is: gather the batches, gradients of C models, clip, the method's direction, move. On the CPU it runs
 as written; on the GPU the step is captured once per number of clients as a CUDA graph, its elementwise part
-compiled into one kernel, and replayed K times without the host.
+fused into one kernel, and replayed K times without the host.
 
 Elements that never have a gradient (``Layout.live`` counts the others) move alike on all clients under most
 methods; they are then stepped once for all, as a second, single-row part of the state.
@@ -22,6 +22,7 @@ from torch import Tensor
 from .algorithms import Algorithm, Round, Vectors
 from .batches import Normaliser, Plan, gather, local_steps, plan
 from .config import Config
+from .fuse import Fused, Unfusable
 from .gradients import Generic, Stacked
 
 
@@ -45,11 +46,15 @@ class Totals:
     offset_norm2: float = 0.0  # weighted sum of ||offset_i||^2
 
 
-def local_step(algorithm: Algorithm, c: Vectors, s: Vectors, lr: Tensor, keep_g: bool) -> None:
-    """One local step of the method from the gradients ``c.g``, in place; ``c.g`` is overwritten unless kept."""
+def local_step(algorithm: Algorithm, c: Vectors, s: Vectors, lr: Tensor, silent: bool, keep_g: bool) -> None:
+    """One local step of the method from the gradients ``c.g``, in place; ``c.g`` is overwritten unless kept.
+
+    ``silent`` elements have no gradient, nothing to clip and no ``c.g``.
+    """
     config = algorithm.config
-    g = algorithm.amend(c, s, c.g.to(c.x.dtype, copy=keep_g))
-    if config.clip:
+    g = torch.zeros_like(c.x) if silent else c.g.to(c.x.dtype, copy=keep_g)
+    g = algorithm.amend(c, s, g)
+    if config.clip and not silent:
         norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
         g = g.mul_((config.clip / norm).clamp_(max=1))
     if config.weight_decay and config.decay_mode == "l2":
@@ -81,11 +86,8 @@ class Trainer:
         self.at_once = 0
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._step = local_step
-        if device.type == "cuda" and self.kernels is not None:
-            self.keep_g = True  # a fused kernel need not write the gradient back
-            self._step = torch.compile(local_step, dynamic=True)
-            # Every method and precision of a process counts against one limit, whose default is 8.
-            torch._dynamo.config.recompile_limit = 64
+        if self.kernels is not None:
+            self._step = Fused(local_step)
 
     @cached_property
     def bytes_per_client(self) -> int:
@@ -100,7 +102,7 @@ class Trainer:
     @property
     def bytes_beside(self) -> int:
         """State that does not depend on the number of clients: the silent elements', where clients share them."""
-        vectors = 3 + len(self.algorithm.slots)
+        vectors = 1 + len(self.algorithm.slots)
         return (self.size - self.live) * vectors * self.dtype.itemsize
 
     def _allocate(self, count: int) -> None:
@@ -108,7 +110,9 @@ class Trainer:
         self._graphs.clear()
         self.at_once = count
         self.c = self._vectors(count, self.live)
+        self.c.g = self._zeros(count, self.live, dtype=self.compute)
         self.tail = self._vectors(count if self._uneven() else 1, self.size - self.live)
+        self.tail.low = None
         self.loss, self.lr, self.k = self._zeros(count), self._zeros(()), self._zeros(1, dtype=torch.int64)
         shape = (self.longest, count, self.width)
         kinds = dict(index=torch.int64, weight=self.dtype, flip=torch.bool, down=torch.int32, right=torch.int32)
@@ -120,7 +124,6 @@ class Trainer:
     def _vectors(self, count: int, size: int) -> Vectors:
         names = ("x", *self.algorithm.slots, *self.algorithm.kept)
         c = Vectors(**{name: self._zeros(count, size) for name in names})
-        c.g = self._zeros(count, size, dtype=self.compute)
         c.low = self._zeros(count, size, dtype=self.compute) if self.compute != self.dtype else None
         c.steps = self._zeros(count, 1)
         return c
@@ -141,9 +144,9 @@ class Trainer:
         values = c.x if c.low is None else c.low
         labels = self.data.labels[batch.index]
         self.loss[: len(c.x)].add_(self.gradient(values, c.g, self._gather(batch), labels, batch.weight))
-        self._step(self.algorithm, c, s, self.lr, self.keep_g)
+        self._step(self.algorithm, c, s, self.lr, False, self.keep_g)
         for c, s in silent:
-            self._step(self.algorithm, c, s, self.lr, True)
+            self._step(self.algorithm, c, s, self.lr, True, True)
 
     def _gather(self, b: Plan) -> Tensor:
         images, normalise = self.data.images, self.data.normalise
@@ -176,10 +179,8 @@ class Trainer:
         with torch.cuda.stream(side):
             try:
                 step()
-            except Exception as error:
-                if self._step is local_step:
-                    raise
-                warnings.warn(f"the compiled update failed, going on without: {error}", stacklevel=2)
+            except Unfusable as error:
+                warnings.warn(f"{self.algorithm.name}: {error} cannot be fused; its steps run one by one", stacklevel=2)
                 self._step = local_step
                 step()
             step()

@@ -31,13 +31,52 @@ class Activation(nn.Module):
         return ACTIVATIONS[self.name](x)
 
 
-def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str):
-    """torchvision's ResNet-18 with its ImageNet stem; GroupNorm(2) for every BatchNorm."""
-    import torchvision
+class BasicBlock(nn.Module):
+    def __init__(self, channels: int, out: int, stride: int):
+        super().__init__()
+        downsample = None
+        if stride != 1 or channels != out:
+            downsample = nn.Sequential(nn.Conv2d(channels, out, 1, stride, bias=False), nn.GroupNorm(GROUPS, out))
+        self.conv1 = nn.Conv2d(channels, out, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.GroupNorm(GROUPS, out)
+        self.conv2 = nn.Conv2d(out, out, 3, padding=1, bias=False)
+        self.bn2 = nn.GroupNorm(GROUPS, out)
+        self.downsample = downsample
 
-    module = torchvision.models.resnet18(
-        num_classes=classes, norm_layer=lambda channels: nn.GroupNorm(GROUPS, channels)
-    )
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))) + shortcut)
+
+
+class ResNet18(nn.Module):
+    """torchvision's ``resnet18(norm_layer=GroupNorm(2, .))``: same names, same initial values, same outputs.
+
+    Importing torchvision itself takes longer than everything else before the first step.
+    """
+
+    def __init__(self, classes: int, channels: int):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.GroupNorm(GROUPS, 64)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        widths = (64, 64, 128, 256, 512)
+        for i in range(1, 5):
+            first = BasicBlock(widths[i - 1], widths[i], 1 if i == 1 else 2)
+            self.add_module(f"layer{i}", nn.Sequential(first, BasicBlock(widths[i], widths[i], 1)))
+        self.fc = nn.Linear(512, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(x.mean((2, 3)))
+
+
+def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str):
+    """ResNet-18 with its ImageNet stem; GroupNorm(2) for every BatchNorm."""
+    module = ResNet18(classes, image_shape[2])
 
     def block(p: Stack, name: str, x: Tensor, stride: int) -> Tensor:
         shortcut = x
