@@ -74,7 +74,7 @@ class Config:
 
     augment: str = setting("paper", "flip and padded crop, or nothing", choices=("paper", "none"))
     crop_padding: int = setting(4, "zero pixels around an image before the crop", low=0)
-    seed: int = setting(0, "seed of sampling, batches, augmentation and initialisation", low=0)
+    seed: int = setting(0, "seed of sampling, batches, augmentation and initialisation", low=0, high=2**63 - 1)
     precision: str = setting(
         "fp32",
         "arithmetic of gradients; states are float32 (fp64: all double)",
@@ -192,7 +192,10 @@ def resolve(
 
     def take(new: Mapping[str, Any], source: str) -> None:
         for name, value in new.items():
-            values[name], sources[name] = coerce(name, value), source
+            value = coerce(name, value)
+            # A run's own config.json names every setting: those that a preset gives anyway were not chosen by hand.
+            if source != "file" or value != values[name] or len(new) < len(FIELDS):
+                values[name], sources[name] = value, source
 
     given = {**file, **flags}
     kind = dataset_kind or str(given.get("dataset", values["dataset"]))
@@ -220,7 +223,7 @@ def coerce(name: str, value: Any) -> Any:
         if kind == "int":
             if isinstance(value, bool) or float(value) != int(float(value)):
                 raise ValueError
-            return int(float(value))
+            return int(value) if str(value).lstrip("-").isdigit() else int(float(value))
         if kind == "float":
             if isinstance(value, bool) or not math.isfinite(float(value)):
                 raise ValueError
@@ -257,7 +260,7 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
             f"--algorithm: found {method!r}, expected one of {', '.join(METHODS)}{nearest(method, METHODS)}"
         )
     for name, methods in USED_BY.items():
-        if name in by_hand and method not in methods and not (method == "localadam" and values[name] == 1.0):
+        if name in by_hand and method not in methods and (method, name, values[name]) != ("localadam", "alpha", 1.0):
             raise UserError(f"--{flag(name)} has no effect on {method}, only on {', '.join(methods)}: leave it out")
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:
         raise UserError("--local-steps and --local-epochs contradict each other: give one of them")

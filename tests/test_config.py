@@ -1,0 +1,228 @@
+"""Settings: the paper's values, where each came from, and what is refused."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import asdict
+
+import pytest
+
+from fedlada_mpi import config as settings
+from fedlada_mpi.config import Config, differences, dumps, load, resolve
+from fedlada_mpi.errors import UserError
+
+# The paper's table, written out: what the data set decides, and what the method decides on top of it.
+PAPER_DATA = {
+    "cifar10": dict(clients=100, participation=0.1, local_epochs=5, batch_size=50, crop_padding=4),
+    "cifar100": dict(clients=100, participation=0.1, local_epochs=2, batch_size=50, crop_padding=4),
+    "tinyimagenet": dict(clients=100, participation=0.1, local_epochs=2, batch_size=50, crop_padding=8),
+}
+EVERYWHERE = dict(
+    model="resnet18", rounds=1500, dirichlet=0.6, partition="dirichlet", exhausted="refill", sampling="fixed",
+    weighting="uniform", local_steps=0, lr_decay=0.998, clip=10.0, augment="paper",
+)  # fmt: skip
+SGD = dict(lr=0.1, weight_decay=0.001, decay_mode="l2", server_lr=1.0)
+ADAPTIVE = dict(
+    lr=0.001, weight_decay=0.01, decay_mode="decoupled", server_lr=1.0, beta1=0.9, beta2=0.99, eps_v=1e-8, v_init="zero"
+)
+PAPER_METHOD = {
+    "fedavg": SGD,
+    "fedprox": dict(SGD, mu=0.1),
+    "scaffold": dict(SGD, alpha=1.0),
+    "fedcm": dict(SGD, alpha=0.1),
+    "fedadam": dict(SGD, server_lr=0.1, beta1=0.9, beta2=0.99, eps=0.01),
+    "fedadam_amended": dict(SGD, server_lr=0.1, beta1=0.9, beta2=0.99, eps=0.01, alpha=0.1),
+    "localadam": ADAPTIVE,
+    "fedlada": ADAPTIVE,
+}
+PAPER_ALPHA = {"cifar10": 0.1, "cifar100": 0.05, "tinyimagenet": 0.05}
+DIGITS = dict(model="cnn", rounds=60, clients=50, participation=0.2, local_epochs=5, batch_size=10, dirichlet=0.3)
+
+
+@pytest.mark.parametrize("method", PAPER_METHOD)
+@pytest.mark.parametrize("dataset", [*PAPER_DATA, "digits"])
+def test_presets_are_the_papers(dataset, method):
+    found = asdict(resolve({"dataset": dataset, "algorithm": method}).config)
+    expected = dict(EVERYWHERE, **PAPER_DATA[dataset]) if dataset in PAPER_DATA else dict(DIGITS, augment="none")
+    expected |= PAPER_METHOD[method]
+    if method == "fedlada":
+        expected["alpha"] = PAPER_ALPHA.get(dataset, 0.1)
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_first_of_flag_file_preset_default():
+    file = {"dataset": "cifar100", "rounds": 7, "lr": 0.5}
+    found = resolve({"lr": "0.25", "algorithm": "fedlada"}, file)
+    wanted = {
+        "lr": (0.25, "flag"),
+        "rounds": (7, "file"),
+        "dataset": ("cifar100", "file"),
+        "alpha": (0.05, "preset cifar100, fedlada"),
+        "weight_decay": (0.01, "preset fedlada"),
+        "local_epochs": (2, "preset cifar100"),
+        "seed": (0, "default"),
+    }
+    assert {name: (getattr(found.config, name), found.sources[name]) for name in wanted} == wanted
+    rows = dict(line.split(maxsplit=1) for line in found.table().splitlines())
+    assert list(rows) == list(settings.FIELDS)
+    assert rows["lr"].split() == ["0.25", "flag"]
+    assert rows["out"].split() == ["runs/cifar100-fedlada-seed0", "default"]
+
+
+def test_shards_stand_between_preset_and_file():
+    shards = {"clients": 30, "dirichlet": 0.2}
+    found = resolve({"dataset": "some/where", "clients": 10}, {}, dataset_kind="cifar10", shards=shards)
+    assert (found.config.clients, found.sources["clients"]) == (10, "flag")
+    assert (found.config.dirichlet, found.sources["dirichlet"]) == (0.2, "shards")
+    assert (found.config.model, found.sources["model"]) == ("resnet18", "preset cifar10")
+    assert found.config.out == "runs/where-fedlada-seed0"
+
+
+@pytest.mark.parametrize("suffix", [".json", ".toml"])
+@pytest.mark.parametrize("method", PAPER_METHOD)
+def test_a_runs_own_settings_read_back(method, suffix, tmp_path):
+    chosen = {
+        "dataset": "cifar100",
+        "algorithm": method,
+        "local_steps": 3,
+        "targets": [0.4, 0.45],
+        "server_trains": True,
+    }
+    config = resolve(chosen).config
+    path = tmp_path / f"config{suffix}"
+    path.write_text(dumps(config, suffix))
+    assert load(path) == asdict(config)
+    assert resolve({}, load(path)).config == config
+
+
+def test_a_file_written_by_hand_is_held_to_what_it_says():
+    with pytest.raises(UserError, match="--mu has no effect on fedavg"):
+        resolve({}, {"algorithm": "fedavg", "mu": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("rounds", "1e3", 1000),
+        ("seed", "9007199254740993", 9007199254740993),  # 2^53 + 1 has no float
+        ("lr", "1e-3", 0.001),
+        ("server_trains", "yes", True),
+        ("targets", "0.4,0.5 0.6", [0.4, 0.5, 0.6]),
+        ("targets", ["0.4", "0.5"], [0.4, 0.5]),
+        ("out", "some/where", "some/where"),
+    ],
+)
+def test_text_becomes_the_fields_type(name, text, value):
+    found = getattr(resolve({name: text}).config, name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+REFUSED = [
+    ({"rouns": 3}, "unknown setting 'rouns' (did you mean 'rounds'?)"),
+    ({"qqqq": 3}, "unknown setting 'qqqq'"),
+    ({"rounds": "many"}, "--rounds: found 'many', expected int"),
+    ({"rounds": "1.5"}, "--rounds: found '1.5', expected int"),
+    ({"rounds": True}, "--rounds: found True, expected int"),
+    ({"lr": "nan"}, "--lr: found 'nan', expected float"),
+    ({"lr": "inf"}, "--lr: found 'inf', expected float"),
+    ({"server_trains": "maybe"}, "--server-trains: found 'maybe', expected bool"),
+    ({"model": 5}, "--model: found 5, expected str"),
+    ({"rounds": -1}, "--rounds: found -1, expected at least 0"),
+    ({"participation": 1.5}, "--participation: found 1.5, expected at most 1"),
+    ({"participation": 0}, "--participation: found 0.0, expected more than 0"),
+    ({"lr_decay": 1.01}, "--lr-decay: found 1.01, expected at most 1"),
+    ({"seed": 2**64}, f"--seed: found {2**64}, expected at most {2**63 - 1}"),
+    ({"clients": 0}, "--clients: found 0, expected at least 1"),
+    (
+        {"sampling": "bernouli"},
+        "--sampling: found 'bernouli', expected one of fixed, bernoulli (did you mean 'bernoulli'?)",
+    ),
+    (
+        {"algorithm": "fedlad"},
+        "--algorithm: found 'fedlad', expected one of fedavg, fedprox, scaffold, fedcm, fedadam, fedadam_amended, "
+        "localadam, fedlada (did you mean 'fedlada'?)",
+    ),
+    ({"algorithm": "fedavg", "mu": 0.1}, "--mu has no effect on fedavg, only on fedprox: leave it out"),
+    ({"algorithm": "localadam", "mu": 1}, "--mu has no effect on localadam, only on fedprox: leave it out"),
+    (
+        {"algorithm": "localadam", "alpha": 0.5},
+        "--alpha has no effect on localadam, only on scaffold, fedcm, fedadam_amended, fedlada: leave it out",
+    ),
+    (
+        {"local_steps": 3, "local_epochs": 2},
+        "--local-steps and --local-epochs contradict each other: give one of them",
+    ),
+    ({"algorithm": "fedcm", "alpha": 1.5}, "--alpha: found 1.5, expected at most 1 for fedcm"),
+    (
+        {"alpha": 0},
+        "--alpha: found 0, expected more than 0 for fedlada (the local gradient would have no weight)",
+    ),
+    ({"beta2": 1}, "--beta2: found 1, expected less than 1 (the gradient would have no weight)"),
+    (
+        {"clients": 20, "participation": 0.01},
+        "--participation 0.01 of 20 clients is nobody: expected at least 0.05, or --sampling bernoulli",
+    ),
+    ({"targets": [70]}, "--targets: found [70.0], expected fractions between 0 and 1, such as 0.7"),
+]
+
+
+@pytest.mark.parametrize(("given", "words"), REFUSED, ids=lambda v: str(v)[:40] if isinstance(v, dict) else "")
+def test_refused_in_one_line(given, words):
+    with pytest.raises(UserError) as found:
+        resolve(given)
+    assert str(found.value) == words
+
+
+def test_accepted_at_the_edge():
+    resolve({"algorithm": "scaffold", "alpha": 1.5})
+    resolve({"algorithm": "localadam", "alpha": 1.0})
+    resolve({"local_steps": 0, "local_epochs": 2})
+    resolve({"clients": 20, "participation": 0.01, "sampling": "bernoulli"})
+    resolve({"rounds": 0, "clip": 0, "weight_decay": 0, "batch_size": 0, "eval_every": 0})
+
+
+def test_files_that_are_not_settings(tmp_path):
+    for name, text, words in (
+        ("a.json", "{", "a.json is not valid JSON: "),
+        ("b.toml", "lr 3", "b.toml is not valid TOML: "),
+        ("c.json", "[1]", "c.json holds list, expected one table of settings"),
+    ):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UserError) as found:
+            load(tmp_path / name)
+        assert str(found.value).startswith("--config: ")
+        assert words in str(found.value)
+    with pytest.raises(UserError, match=r"--config: cannot read .*absent.toml: No such file or directory"):
+        load(tmp_path / "absent.toml")
+
+
+def test_only_what_changes_the_result_is_a_difference():
+    old = asdict(Config())
+    new = Config(lr=0.2, sampling="bernoulli", rounds=7, out="elsewhere", device="cuda", eval_every=3)
+    assert differences(old, new) == [
+        "sampling: fixed in the checkpoint, bernoulli now",
+        "lr: 0.1 in the checkpoint, 0.2 now",
+    ]
+    del old["lr"]  # a setting that the checkpoint's version did not have
+    assert differences(old, Config(lr=0.2)) == []
+
+
+def test_every_setting_has_a_flag():
+    parser = argparse.ArgumentParser()
+    settings.add_arguments(parser)
+    assert vars(parser.parse_args([])) == {}
+    line = ["--batch-size", "7", "--server-trains", "--targets", "0.4", "0.5", "--lr-decay", "1"]
+    given = vars(parser.parse_args(line))
+    assert given == {"batch_size": "7", "server_trains": True, "targets": ["0.4", "0.5"], "lr_decay": "1"}
+    assert vars(parser.parse_args(["--no-server-trains"])) == {"server_trains": False}
+    flags = {word for action in parser._actions for word in action.option_strings}
+    assert {f"--{name.replace('_', '-')}" for name in settings.FIELDS} <= flags
+
+
+def test_where_shards_lie(monkeypatch):
+    monkeypatch.delenv("FEDLADA_DATA", raising=False)
+    assert str(settings.data_root(Config())) == "data"
+    monkeypatch.setenv("FEDLADA_DATA", "/scratch/shards")
+    assert str(settings.data_root(Config())) == "/scratch/shards"
+    assert str(settings.data_root(Config(data_dir="here"))) == "here"
