@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from . import __version__, algorithms, models, mpi
+from . import __version__, algorithms, models, mpi, mpi_transport
 from .algorithms import Round, Vectors
 from .batches import Normaliser, local_steps
 from .config import Config, resolve
@@ -231,20 +231,20 @@ def transport(world: mpi.World, size: int, device: torch.device, kinds: list[str
     found = []
     for kind in kinds:
         try:
-            planned = mpi.Transport(world, size, torch.float32, device, kind)
+            planned = mpi_transport.Transport(world, size, torch.float32, device, kind)
         except UserError:
             continue
         vector = torch.rand(size, device=device)
         row: dict[str, Any] = {"what": f"transport {planned.kind}", "ranks": world.size, "bytes": 4 * size}
         for name, action in (("bcast", planned.bcast), ("reduce", planned.reduce)):
-            row[f"{name}_seconds"] = mpi.slowest(world, lambda act=action, v=vector: act([v]), repeats)
+            row[f"{name}_seconds"] = mpi_transport.slowest(world, lambda act=action, v=vector: act([v]), repeats)
         found.append(row)
     host = torch.rand(size, pin_memory=device.type == "cuda")
-    for name, action in (("bcast", mpi.plain_bcast), ("reduce", mpi.plain_reduce)):
+    for name, action in (("bcast", mpi_transport.plain_bcast), ("reduce", mpi_transport.plain_reduce)):
         found.append(
             {
                 "what": f"plain {name}, host buffers",
-                f"{name}_seconds": mpi.slowest(world, lambda a=action: a(world, host), repeats),
+                f"{name}_seconds": mpi_transport.slowest(world, lambda a=action: a(world, host), repeats),
             }
         )
     return found

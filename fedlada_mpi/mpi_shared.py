@@ -37,6 +37,7 @@ class Window:
         self.leaders = world.comm.Split(0 if leader else MPI.UNDEFINED, world.rank)
         self.numpy_type = np.dtype(str(dtype).removeprefix("torch."))
         self.window = MPI.Win.Allocate_shared(size * dtype.itemsize, dtype.itemsize, comm=self.node)
+        self.window.Lock_all()  # MPICH takes Sync only between locks
         self.segments = [self._segment(rank, size) for rank in range(self.node.size)]
         self.mine = torch.from_numpy(self.segments[self.node.rank])
         self.leader = torch.from_numpy(self.segments[0])

@@ -21,6 +21,7 @@ from .data import ensure
 from .errors import UserError
 from .gradients import create
 from .metrics import Recorder, summarise, write_atomically
+from .mpi_transport import Transport, cuda_aware
 from .server import Server
 from .shards import Manifest, read_manifest, read_silos, read_test
 from .show import Show, amount, banner, summary
@@ -75,7 +76,7 @@ class Session:
         layout = self.network.layout
         gradient = create(self.network, config, self.device)
         self.trainer = Trainer(config, self.algorithm, gradient, data, self.device, self.dtype)
-        self.transport = mpi.Transport(world, layout.size, self.dtype, self.device, config.transport)
+        self.transport = Transport(world, layout.size, self.dtype, self.device, config.transport)
         a = self.algorithm
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
         s = Vectors(**{name: torch.zeros(layout.size, dtype=self.dtype, device=self.device) for name in names})
@@ -193,7 +194,7 @@ class Session:
             ("device", where),
             (
                 "MPI",
-                f"{mpi.library()}, {'' if mpi.cuda_aware() else 'not '}CUDA-aware; transport: {self.transport.kind}",
+                f"{mpi.library()}, {'' if cuda_aware() else 'not '}CUDA-aware; transport: {self.transport.kind}",
             ),
             (
                 "a round",

@@ -1,4 +1,6 @@
-"""SIGTERM and SIGUSR1 end the run at the next round boundary; a second one ends it at once.
+"""SIGTERM and SIGUSR1 end the run at the next round boundary; another one, seconds later, ends it at once.
+
+Launchers deliver one signal by several ways, so repeats within ``GRACE`` seconds count as the same one.
 
 Only the standard library is imported here: the handlers must be in place before torch and MPI are loaded,
 or a signal in those seconds would kill the process.
@@ -8,10 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 STOPPED = 75  # exit code: stopped by a signal, checkpoint written, --resume continues
 
-_received: list[int] = []
+GRACE = 2.0
+
+_received: list[float] = []
 
 
 def install() -> None:
@@ -21,9 +26,9 @@ def install() -> None:
 
 
 def _handle(number: int, frame) -> None:
-    if _received:
+    if _received and time.monotonic() - _received[0] > GRACE:
         os._exit(128 + number)
-    _received.append(number)
+    _received.append(time.monotonic())
 
 
 def stop_requested() -> bool:

@@ -12,7 +12,8 @@ from .algorithms import Algorithm, Round, Vectors
 from .config import Config
 from .evaluate import evaluate
 from .metrics import Clock
-from .mpi import Transport, World
+from .mpi import World
+from .mpi_transport import Transport
 from .signals import stop_requested
 from .trainer import Totals, Trainer
 
