@@ -38,7 +38,7 @@ class Stacked:
         self._stacks: dict[tuple, Stack] = {}
 
     def __call__(self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        key = (values.data_ptr(), len(values))
+        key = (values.data_ptr(), grads.data_ptr(), len(values))
         if key not in self._stacks:
             self._stacks[key] = Stack(self.network.layout, values, grads, self.kernels)
         with torch.enable_grad():
