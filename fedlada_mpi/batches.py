@@ -59,13 +59,15 @@ def plan(config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes:
         index[:count, c, :batch] = start + np.maximum(order, 0)
         weight[:count, c, :batch] = there / there.sum(1, keepdims=True)
         if config.augment == "paper":
-            drawn = rng.bits(count * width, config.seed, rng.AUGMENT, t, client).reshape(count, width)
-            flip[:count, c] = drawn & 1
-            moves, side = drawn & 2, np.uint64(2 * config.crop_padding + 1)
-            down[:count, c] = np.where(moves, (drawn >> np.uint64(2)) % (1 << 20) % side, config.crop_padding)
-            right[:count, c] = np.where(moves, (drawn >> np.uint64(22)) % (1 << 20) % side, config.crop_padding)
-            down[:count, c] -= config.crop_padding
-            right[:count, c] -= config.crop_padding
+            # As many draws as the client's own batches have places, whatever the width of this rank's plan.
+            drawn = rng.bits(count * batch, config.seed, rng.AUGMENT, t, client).reshape(count, batch)
+            flip[:count, c, :batch] = drawn & 1
+            moves, pad = drawn & 2, config.crop_padding
+            side = np.uint64(2 * pad + 1)
+            down[:count, c, :batch] = np.where(moves, (drawn >> np.uint64(2)) % (1 << 20) % side, pad)
+            right[:count, c, :batch] = np.where(moves, (drawn >> np.uint64(22)) % (1 << 20) % side, pad)
+            down[:count, c, :batch] -= pad
+            right[:count, c, :batch] -= pad
     return Plan(
         torch.from_numpy(index),
         torch.from_numpy(weight).to(dtype),

@@ -1,0 +1,206 @@
+"""A round's plan, augmentation and sampling; randomness is a function of (seed, round, client) alone."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from fedlada_mpi import rng
+from fedlada_mpi.batches import Normaliser, Plan, gather, local_steps, plan
+from fedlada_mpi.config import Config
+
+
+def planned(config: Config, sizes: list[int], t: int = 0, clients=None, width: int | None = None) -> Plan:
+    """The plan of clients whose images lie one after another, from 100 on."""
+    sizes = np.array(sizes)
+    clients = np.arange(len(sizes)) if clients is None else np.array(clients)
+    starts = 100 + np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    width = width or int(min(config.batch_size or 2**62, sizes.max()))
+    return plan(config, t, clients, starts, sizes, width, torch.float64)
+
+
+def test_local_steps_by_hand():
+    sizes = np.array([1, 4, 5, 9])
+    for settings, steps in (
+        (dict(local_epochs=2, batch_size=4), [2, 2, 4, 6]),
+        (dict(local_epochs=3, batch_size=0), [3, 3, 3, 3]),
+        (dict(local_epochs=5, batch_size=4, local_steps=7), [7, 7, 7, 7]),
+        (dict(local_epochs=1, batch_size=100), [1, 1, 1, 1]),
+    ):
+        assert local_steps(Config(**settings), sizes).tolist() == steps
+
+
+def test_a_plan_by_hand():
+    """Five images in batches of two, two epochs: 2 + 2 + 1 and again; beside a client of three images."""
+    found = planned(Config(local_epochs=2, batch_size=2, augment="none"), [5, 3])
+    assert found.index.shape == (6, 2, 2)
+    assert found.weight[:, 0].tolist() == [[0.5, 0.5], [0.5, 0.5], [1, 0]] * 2
+    assert found.weight[:, 1].tolist() == [[0.5, 0.5], [1, 0]] * 2 + [[0, 0]] * 2
+    for client, (own, steps) in enumerate(((range(100, 105), 3), (range(105, 108), 2))):
+        for epoch in range(2):
+            rows = slice(epoch * steps, (epoch + 1) * steps)
+            seen = found.index[rows, client][found.weight[rows, client] > 0]
+            assert sorted(seen.tolist()) == list(own), "every image once in an epoch"
+    assert not found.flip.any()
+    assert not found.down.any()
+
+
+def test_epochs_are_shuffled_anew():
+    found = planned(Config(local_epochs=3, batch_size=0, augment="none"), [20])
+    orders = {tuple(row.tolist()) for row in found.index[:, 0]}
+    assert len(orders) == 3
+    assert tuple(range(100, 120)) not in orders
+
+
+def test_fixed_steps_start_new_epochs_as_needed():
+    found = planned(Config(local_steps=5, batch_size=2, augment="none"), [4])
+    assert found.weight.shape == (5, 1, 2)
+    for epoch in (slice(0, 2), slice(2, 4)):
+        assert sorted(found.index[epoch].flatten().tolist()) == [100, 101, 102, 103]
+    assert torch.all(found.weight == 0.5)
+
+
+def test_a_batch_larger_than_the_client_is_all_of_it():
+    whole, larger = (planned(Config(local_epochs=2, batch_size=b), [3]) for b in (0, 50))
+    assert all(torch.equal(getattr(whole, f.name), getattr(larger, f.name)) for f in fields(Plan))
+    torch.testing.assert_close(whole.weight, torch.full((2, 1, 3), 1 / 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("batch_size", [0, 3, 50])
+def test_a_clients_plan_depends_on_nobody_else(batch_size):
+    """Alone on a rank, or beside larger and smaller clients: the same images, flips and crops."""
+    config = Config(local_epochs=2, batch_size=batch_size, augment="paper", crop_padding=2, seed=9)
+    sizes = [4, 11, 7]
+    everyone = planned(config, sizes, t=6, clients=[40, 41, 42])
+    for c, n in enumerate(sizes):
+        alone = planned(config, [n], t=6, clients=[40 + c])
+        steps, _, width = alone.index.shape
+        used = alone.weight[:, 0] > 0
+        alone.index += sum(sizes[:c])
+        for f in fields(Plan):
+            together, mine = getattr(everyone, f.name)[:steps, c, :width], getattr(alone, f.name)[:, 0]
+            assert torch.equal(together[used], mine[used]), f.name
+
+
+def test_plans_differ_by_seed_round_and_client():
+    def key(seed=0, t=0, client=0):
+        found = planned(Config(seed=seed, batch_size=0, augment="paper"), [30], t=t, clients=[client])
+        return tuple(found.index.flatten().tolist()), tuple(found.flip.flatten().tolist())
+
+    keys = [key(), key(seed=1), key(t=1), key(client=1)]
+    assert key() == keys[0]
+    assert len({order for order, _ in keys}) == 4
+    assert len({flips for _, flips in keys}) == 4
+
+
+def test_how_often_images_are_flipped_and_moved():
+    """Flip with 1/2; with 1/2 a crop, uniform over the (2p+1)^2 = 25 places, of which one does not move."""
+    found = planned(Config(local_epochs=40, batch_size=0, augment="paper", crop_padding=2), [500])
+    n = found.flip.numel()
+    error = 5 * 0.5 / n**0.5
+    assert abs(found.flip.double().mean() - 0.5) < error
+    moved = (found.down != 0) | (found.right != 0)
+    assert abs(moved.double().mean() - 0.5 * 24 / 25) < error
+    assert abs((moved & found.flip).double().mean() - 0.25 * 24 / 25) < error, "flip and crop are independent"
+    places = torch.bincount(((found.down + 2) * 5 + found.right + 2).flatten(), minlength=25).double() / n
+    places[12] -= 0.5
+    assert (places - 0.5 / 25).abs().max() < 5 * (0.02 / n) ** 0.5
+
+
+def by_image(image, flip, down, right, mean, std):
+    """The augmentation as it would be told: normalise, flip, pad with zeros, cut out."""
+    rows, columns, _ = image.shape
+    normal = (image / 255.0 - mean) / std
+    if flip:
+        normal = normal[:, ::-1]
+    pad = 3
+    padded = np.zeros((rows + 2 * pad, columns + 2 * pad, image.shape[2]))
+    padded[pad : pad + rows, pad : pad + columns] = normal
+    return padded[pad + down : pad + down + rows, pad + right : pad + right + columns]
+
+
+def test_gather_against_one_image_at_a_time():
+    random = np.random.default_rng(3)
+    images = random.integers(0, 256, (9, 5, 7, 2), dtype=np.uint8)
+    shape = (3, 8)
+    batch = Plan(
+        torch.from_numpy(random.integers(0, 9, shape)),
+        torch.ones(shape),
+        torch.from_numpy(random.integers(0, 2, shape).astype(bool)),
+        *(torch.from_numpy(random.integers(-3, 4, shape).astype(np.int32)) for _ in range(2)),
+    )
+    mean, std = np.array([0.3, 0.6]), np.array([0.2, 0.5])
+    normalise = Normaliser(torch.from_numpy(mean), torch.from_numpy(std))
+    found = gather(torch.from_numpy(images), batch, normalise, torch.float64, augment=True)
+    plain = gather(torch.from_numpy(images), batch, normalise, torch.float64, augment=False)
+    assert found.shape == (3, 8, 5, 7, 2)
+    for place in np.ndindex(shape):
+        image = images[batch.index[place]]
+        moves = (bool(batch.flip[place]), int(batch.down[place]), int(batch.right[place]))
+        np.testing.assert_allclose(found[place], by_image(image, *moves, mean, std), atol=1e-12)
+        np.testing.assert_allclose(plain[place], (image / 255.0 - mean) / std, atol=1e-12)
+
+
+def test_one_step_of_a_plan_by_number_and_by_tensor():
+    found = planned(Config(local_epochs=2, batch_size=2, augment="paper"), [5, 5, 5])
+    by_number, by_tensor = found.at(3, 2), found.at(torch.tensor([3]), 2)
+    for f in fields(Plan):
+        expected = getattr(found, f.name)[3, :2]
+        assert torch.equal(getattr(by_number, f.name), expected)
+        assert torch.equal(getattr(by_tensor, f.name), expected)
+
+
+@pytest.mark.parametrize(("clients", "share", "count"), [(100, 0.1, 10), (50, 0.2, 10), (7, 0.3, 2), (5, 1.0, 5)])
+def test_fixed_sampling_draws_exactly_s(clients, share, count):
+    for t in range(20):
+        found = rng.participants(clients, share, "fixed", 0, t)
+        assert len(found) == len(set(found.tolist())) == count
+        assert found.tolist() == sorted(found.tolist())
+        assert 0 <= found[0] <= found[-1] < clients
+
+
+def test_fixed_sampling_is_uniform():
+    rounds = 3000
+    counts = np.zeros(20)
+    for t in range(rounds):
+        counts[rng.participants(20, 0.25, "fixed", 1, t)] += 1
+    assert np.abs(counts / rounds - 0.25).max() < 5 * (0.25 * 0.75 / rounds) ** 0.5
+
+
+def test_bernoulli_sampling_has_the_rate_and_the_spread():
+    sizes = np.array([len(rng.participants(100, 0.1, "bernoulli", 2, t)) for t in range(1000)])
+    assert abs(sizes.mean() - 10) < 5 * (9 / 1000) ** 0.5
+    assert 7 < sizes.var() < 11, "the variance of a binomial of 100 with 0.1 is 9"
+    assert len(rng.participants(100, 1.0, "bernoulli", 2, 0)) == 100
+
+
+def test_draws_are_a_pure_function():
+    """Whatever was drawn before, by whom and in which order; and numpy's own state is not touched."""
+    state = np.random.get_state()[1].tolist()  # noqa: NPY002 (the global one must stay as it is)
+    first = {(t, client): rng.permutations(6, 2, 3, t, client).tolist() for t in range(3) for client in range(3)}
+    again = {key: rng.permutations(6, 2, 3, *key).tolist() for key in reversed(first)}
+    assert again == first
+    assert len({str(v) for v in first.values()}) == 9
+    assert rng.bits(4, 1, rng.SAMPLE, 0).tolist() == rng.bits(9, 1, rng.SAMPLE, 0)[:4].tolist()
+    assert len({tuple(rng.bits(2, 1, purpose, 5, 5)) for purpose in (rng.SAMPLE, rng.SHUFFLE, rng.AUGMENT)}) == 3
+    assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
+
+
+def test_draws_stay_the_same_over_versions():
+    """Philox4x64-10 with key (20, 0) and counter (1, 0, 0, 0), from the definition of the generator."""
+    assert rng.bits(4, 20, rng.SAMPLE, 0).tolist() == philox((20, 0), (1, 0, 0, 0))
+    assert rng.bits(4, 7, rng.AUGMENT, 3, 12).tolist() == philox((7, 2), (1, 3, 12, 0))
+
+
+def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> list[int]:
+    """Salmon et al., 2011: ten rounds of two multiplications, and a key that grows by constants."""
+    mask = 2**64 - 1
+    (k0, k1), (c0, c1, c2, c3) = key, counter
+    for _ in range(10):
+        left, right = 0xD2E7470EE14C6C93 * c0, 0xCA5A826395121157 * c2
+        c0, c1, c2, c3 = (right >> 64) ^ c1 ^ k0, right & mask, (left >> 64) ^ c3 ^ k1, left & mask
+        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & mask, (k1 + 0xBB67AE8584CAA73B) & mask
+    return [c0, c1, c2, c3]
