@@ -70,11 +70,11 @@ def summary(found: dict[str, Any], records: list[dict[str, Any]], out: str) -> s
         lines.append(
             "  time           " + ", ".join(f"{p} {s / total:.0%}" for p, s in phases.items()) + " (slowest rank)"
         )
-        train = [
-            sum(r["seconds_by_rank"]["train"][i] for r in records)
-            for i in range(len(records[0]["seconds_by_rank"]["train"]))
-        ]
-        busy = [(t, i) for i, t in enumerate(train) if t > 0.01 * max(train)]
+        train: dict[int, float] = {}
+        for record in records:
+            for rank, seconds in enumerate(record["seconds_by_rank"]["train"]):
+                train[rank] = train.get(rank, 0.0) + seconds
+        busy = [(t, i) for i, t in train.items() if t > 0.01 * max(train.values())]
         if len(busy) > 1:
             (slow, i), (quick, j) = max(busy), min(busy)
             lines.append(f"  silos          slowest rank {i} trained {slow:.1f} s, quickest rank {j} {quick:.1f} s")

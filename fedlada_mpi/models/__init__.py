@@ -36,21 +36,19 @@ class Network:
         """What the stacked forward keeps for the backward pass, and the largest columns beside it."""
         if self.forward is None or not images:
             return 0  # a user's own module is not run to find out
-        values = torch.empty(1, self.layout.live, device="meta", dtype=dtype)
-        kept: dict[int, int] = {}
+        values, kept, alive = torch.zeros(1, self.layout.live), {}, []
+        own = values.untyped_storage().data_ptr()
 
         def keep(tensor: Tensor) -> Tensor:
-            if tensor.untyped_storage()._cdata != values.untyped_storage()._cdata:
-                kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
-                alive.append(tensor)
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() != own:
+                kept[storage.data_ptr()] = storage.nbytes()
+                alive.append(tensor)  # or the next one could get its address
             return tensor
 
-        alive: list[Tensor] = []
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            self.forward(
-                Stack(self.layout, values, values), torch.empty(1, images, *image_shape, device="meta", dtype=dtype)
-            )
-        return sum(kept.values()) + max(kept.values(), default=0)
+            self.forward(Stack(self.layout, values, values), torch.zeros(1, 1, *image_shape))
+        return (sum(kept.values()) + max(kept.values())) * images * dtype.itemsize // values.element_size()
 
     def initial(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The module's own parameters as a flat vector."""
@@ -89,8 +87,9 @@ def build(
         return Network(module, Layout(parameters), None)
     kernels = {n: tuple(s) if len(s) == 4 else (*s, 1, 1) for n, s in parameters if len(s) > 1} | maps
     layout = Layout(parameters, kernels)
-    seen = Stack(layout, torch.empty(1, layout.size, device="meta"))
-    forward(seen, torch.empty(1, 1, *image_shape, device="meta"))
+    seen = Stack(layout, torch.zeros(1, layout.size))
+    with torch.no_grad():
+        forward(seen, torch.zeros(1, 1, *image_shape))
     dead = {name: window.dead for name, window in seen.windows.items() if window.dead}
     return Network(module, Layout(parameters, kernels, dead), forward)
 
