@@ -23,12 +23,7 @@ def claim(config: Config, resume: bool, overwrite: bool) -> int:
             return FINISHED
         if start > config.rounds:
             raise UserError(f"--resume: {out} is at round {start}, past --rounds {config.rounds}: ask for more rounds")
-    elif overwrite:
-        for name in _FILES:
-            path = out / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        start = 0
-    elif (out / "metrics.jsonl").exists():
+    elif (out / "metrics.jsonl").exists() and not overwrite:
         raise UserError(
             f"{out} already holds a run: add --resume to go on, --overwrite to discard it, or another --out"
         )
@@ -42,3 +37,10 @@ def claim(config: Config, resume: bool, overwrite: bool) -> int:
     except OSError as error:
         raise UserError(f"--out: cannot write to {out}: {error.strerror}; choose another directory") from None
     return start
+
+
+def clear(out: Path) -> None:
+    """Make way for a new run: remove what an earlier one left."""
+    for name in _FILES:
+        path = out / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)

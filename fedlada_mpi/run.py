@@ -21,11 +21,15 @@ from .errors import UserError
 
 def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict]:
     parser = argparse.ArgumentParser(
-        prog="python -m fedlada_mpi.run", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m fedlada_mpi.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="settings from a TOML or JSON file")
-    parser.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
-    parser.add_argument("--overwrite", action="store_true", help="discard a run that is already in --out")
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
+    earlier.add_argument("--overwrite", action="store_true", help="discard a run that is already in --out")
     parser.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
     add_arguments(parser.add_argument_group("settings"))
     options = parser.parse_args(argv)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import __version__, algorithms, checkpoint, models, mpi
+from . import __version__, algorithms, checkpoint, models, mpi, outputs
 from .algorithms import Vectors
 from .batches import Normaliser
 from .config import Config
@@ -108,6 +108,7 @@ class Session:
             x = self._load_model(Path(config.init))
         s.x.copy_(x)
         self.algorithm.start(s)
+        outputs.clear(Path(config.out))  # not before everything that could be refused has been read
 
     def _load_model(self, path: Path) -> torch.Tensor:
         try:
@@ -115,12 +116,12 @@ class Session:
         except Exception as error:
             raise UserError(f"--init: cannot read {path} as a state_dict: {str(error).splitlines()[0]}") from None
         wanted = {e.name: e.shape for e in self.network.layout.entries}
+        if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
+            raise UserError(f"--init: {path} is not a state_dict of tensors: expected one such as a run's model.pt")
         found = {name: tuple(value.shape) for name, value in state.items()}
         if found != wanted:
-            odd = sorted({*found.items()} ^ {*wanted.items()})[:3]
-            raise UserError(
-                f"--init: {path} does not fit {self.config.model} (differs in {', '.join(n for n, _ in odd)})"
-            )
+            odd = sorted({name for name, _ in {*found.items()} ^ {*wanted.items()}})[:3]
+            raise UserError(f"--init: {path} does not fit {self.config.model} (differs in {', '.join(odd)})")
         return self.network.layout.pack(state, self.dtype)
 
     def run(self, start: int) -> str:

@@ -1,0 +1,292 @@
+"""The command: what it writes, what it refuses and in which words, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+import torch
+from product import CLASSES, Run, arguments, make_data, run_here
+from world import SIZE, communicator
+
+from fedlada_mpi import models
+from fedlada_mpi.run import main
+
+SIZES = [4, 6, 5, 3]
+SHORT = dict(algorithm="fedlada", rounds=2, local_steps=1, eval_every=1, lr=0.01)
+METRICS = {
+    "round", "lr", "participants", "local_loss", "train_loss", "train_acc", "test_loss", "test_acc", "consistency",
+    "bytes_down", "bytes_up", "bytes_mpi", "paper_units", "seconds", "seconds_by_rank",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data(shared_tmp):
+    return make_data(shared_tmp / "run", SIZES, silos=2)
+
+
+@pytest.fixture
+def out(shared_tmp, request):
+    return shared_tmp / "run-out" / re.sub(r"\W+", "-", request.node.name)
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run a command line that must end with 2 and one line; that line."""
+
+    def run(words: list[str]) -> str:
+        capsys.readouterr()
+        assert main(words) == 2
+        captured = capsys.readouterr()
+        assert captured.err.startswith("error: ")
+        assert captured.err.count("\n") == 1
+        return captured.err.removeprefix("error: ").rstrip("\n")
+
+    return run
+
+
+def files(directory) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def test_what_a_run_writes(data, out):
+    run = run_here(data, out, participation=0.5, targets="0.01", **SHORT)
+    assert {"config.json", "metrics.jsonl", "summary.json", "model.pt", "checkpoint"} <= files(out)
+    assert not [name for name in files(out) if name.endswith(".tmp") or name.startswith(".")]
+    for t, record in enumerate(run.metrics):
+        assert set(record) == METRICS
+        assert record["round"] == t + 1
+        assert len(record["participants"]) == 2
+        assert record["lr"] == pytest.approx(0.01 * 0.998**t)
+        assert 0 <= record["test_acc"] <= 1
+        assert set(record["seconds"]) == {"bcast", "train", "reduce", "server", "eval", "total"}
+        assert [len(v) for v in record["seconds_by_rank"].values()] == [SIZE, SIZE]
+        # Two vectors down and two up, padded to multiples of 64, to and from each rank but the first.
+        assert record["bytes_mpi"] == (SIZE - 1) * 4 * 8 * data.network.layout.size
+    config = json.loads((out / "config.json").read_text())
+    assert (config["algorithm"], config["clients"], config["out"]) == ("fedlada", 4, str(out))
+    assert list(run.model) == data.names
+    assert all(value.dtype == torch.float64 for value in run.model.values())
+
+
+def test_summary(data, out):
+    run = run_here(data, out, targets="0.6", **{**SHORT, "rounds": 5, "eval_every": 2})
+    found = json.loads((out / "summary.json").read_text())
+    evaluated = [record for record in run.metrics if record["test_acc"] is not None]
+    assert [record["round"] for record in evaluated] == [2, 4, 5], "every second round, and the last"
+    assert all(record["train_loss"] is None for record in run.metrics if record not in evaluated)
+    best = max(record["test_acc"] for record in evaluated)
+    first = next(record["round"] for record in evaluated if record["test_acc"] == best)
+    last = evaluated[-1]
+    assert (found["status"], found["rounds"]) == ("finished", 5)
+    assert found["final"] == {n: last[n] for n in ("round", "train_loss", "train_acc", "test_loss", "test_acc")}
+    assert found["best"] == {"round": first, "test_acc": best}
+    assert found["targets"] == {"0.6": next((r["round"] for r in evaluated if r["test_acc"] >= 0.6), None)}
+    assert found["seconds"] == pytest.approx(sum(record["seconds"]["total"] for record in run.metrics))
+    assert found["environment"]["ranks"] == SIZE
+    assert found["environment"]["torch"] == torch.__version__
+
+
+def test_targets_by_hand():
+    from fedlada_mpi.metrics import summarise
+
+    seen = {2: 0.3, 4: 0.7, 6: 0.65, 8: 0.7}
+    same = dict(train_acc=0.1, train_loss=1.0, test_loss=2.0, seconds={"total": 0.5})
+    records = [dict(same, round=t, test_acc=seen.get(t)) for t in range(1, 10)]
+    found = summarise(records, [0.3, 0.65, 0.9])
+    assert found["targets"] == {"0.3": 2, "0.65": 4, "0.9": None}
+    assert found["best"] == {"round": 4, "test_acc": 0.7}
+    assert (found["rounds"], found["final"]["round"], found["seconds"]) == (9, 8, 4.5)
+    assert summarise([], [0.5]) == {"rounds": 0, "final": None, "best": None, "targets": {"0.5": None}, "seconds": 0}
+
+
+def test_no_rounds_write_the_first_model(data, out):
+    run = run_here(data, out, **{**SHORT, "rounds": 0, "init": "", "seed": 6})
+    expected = models.build("cnn", CLASSES, (8, 8, 3), "gelu", seed=6).module.state_dict()
+    assert list(run.model) == list(expected)
+    assert all(torch.equal(run.model[n], expected[n].double()) for n in expected)
+    assert run.metrics == []
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"], summary["final"]) == ("finished", 0, None)
+
+
+def test_the_server_may_train_too(data, out):
+    """And with more ranks than silo files, some ranks have nobody to train."""
+    plain = run_here(data, out / "plain", weighting="size", **SHORT)
+    working = run_here(data, out / "working", weighting="size", server_trains=True, **SHORT)
+    assert working.participants == plain.participants
+    for name in data.names:
+        torch.testing.assert_close(working.model[name], plain.model[name], rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.serial
+def test_a_directory_that_holds_a_run(data, out, refused):
+    first = run_here(data, out, **SHORT).model
+    (out / "notes.txt").write_text("mine")
+    words = arguments(data, out, dict(SHORT, lr=0.02))
+    before = (out / "metrics.jsonl").read_text()
+    expected = f"{out} already holds a run: add --resume to go on, --overwrite to discard it, or another --out"
+    assert refused(words) == expected
+    assert (out / "metrics.jsonl").read_text() == before
+    assert main([*words, "--overwrite"]) == 0
+    again = Run(out, data)
+    assert len(again.metrics) == 2
+    assert not all(torch.equal(again.model[n], first[n]) for n in first)
+    assert (out / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.serial
+def test_overwriting_waits_until_the_new_run_can_start(data, out, refused):
+    run_here(data, out, **SHORT)
+    before = (out / "metrics.jsonl").read_text()
+    refused([*arguments(data, out, dict(SHORT, init="absent.pt")), "--overwrite"])
+    assert (out / "metrics.jsonl").read_text() == before
+
+
+@pytest.mark.serial
+def test_a_missing_data_set_names_the_command(tmp_path, refused):
+    words = ["--dataset", "cifar10", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    where = tmp_path / "cifar10"
+    assert refused(words) == (
+        f"no shards of cifar10 in {where} and no raw data beside them; prepare them with: python -m data_prep "
+        f"--dataset cifar10 --raw PATH --out {where} --clients 100 --silos 1 --partition dirichlet --dirichlet 0.6 "
+        "--exhausted refill --seed 20"
+    )
+
+
+@pytest.mark.serial
+def test_shards_for_other_clients(digits_dir, tmp_path, refused):
+    words = ["--data-dir", str(digits_dir.parent), "--clients", "20", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert refused(words) == (
+        f"the shards in {digits_dir} were prepared with clients 50, but the run asks for 20: prepare others with "
+        f"python -m data_prep --dataset digits --out {digits_dir}-clients-20 --clients 20 --silos 1 "
+        "--partition dirichlet --dirichlet 0.3 --exhausted refill --seed 20 and pass that as --dataset"
+    )
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (dict(dataset="cifar1"), "--dataset: found 'cifar1', expected one of digits, cifar10, cifar100, tinyimagenet"),
+        (dict(model="lenet"), "--model lenet: lenet needs images of at least 16x16, found 8x8"),
+        (dict(init="absent.pt"), "--init: cannot read absent.pt as a state_dict: "),
+        (dict(activation="relu", model="resnet18"), "does not fit resnet18 (differs in "),
+        (dict(lr="-1"), "--lr: found -1.0, expected more than 0"),
+        (dict(config="absent.toml"), "--config: cannot read absent.toml: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_refused(data, out, refused, settings, words):
+    assert words in refused(arguments(data, out, {**SHORT, **settings}))
+    assert not (out / "metrics.jsonl").exists()
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("content", [torch.zeros(3), {"model": {"fc.weight": torch.zeros(3)}, "epoch": 4}])
+def test_something_else_than_a_state_dict(data, out, refused, content, tmp_path):
+    torch.save(content, tmp_path / "other.pt")
+    assert refused(arguments(data, out, dict(SHORT, init=tmp_path / "other.pt"))).startswith("--init: ")
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("more", [[], ["--overwrite"]])
+def test_out_is_a_file(data, out, refused, more, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    message = refused([*arguments(data, tmp_path / "file", SHORT), *more])
+    assert message.startswith(f"--out: cannot write to {tmp_path / 'file'}: ")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.serial
+def test_unknown_flags(capsys):
+    for words, expected in (
+        (["--lrr", "1"], "unrecognized arguments: --lrr"),
+        (["--round", "1"], "unrecognized arguments: --round"),
+        (["--resume", "--overwrite"], "--overwrite: not allowed with argument --resume"),
+    ):
+        with pytest.raises(SystemExit) as found:
+            main([*words, "--print-config"])
+        assert found.value.code == 2
+        assert expected in capsys.readouterr().err
+
+
+@pytest.mark.serial
+def test_print_config(data, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.toml").write_text('dataset = "cifar10"\nrounds = 7\n')
+    assert main(["--config", "mine.toml", "--algorithm", "scaffold", "--print-config"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["rounds"].split() == ["7", "file"]
+    assert rows["algorithm"].split() == ["scaffold", "flag"]
+    assert rows["alpha"].split() == ["1.0", "preset", "scaffold"]
+    assert rows["local_epochs"].split() == ["5", "preset", "cifar10"]
+    assert main(["--dataset", str(data.shards), "--print-config"]) == 0
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["clients"].split() == ["4", "shards"]
+    assert rows["partition"].split() == ["natural", "shards"]
+    assert files(tmp_path) == {"mine.toml"}
+
+
+@pytest.mark.serial
+def test_a_wrong_launcher_writes_nothing(data, out, refused, monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "11")
+    assert "the launcher started 11 processes" in refused(arguments(data, out, SHORT))
+    assert not out.exists()
+
+
+RAISES = """
+import sys
+from mpi4py import MPI
+from torch import nn
+
+def model(classes, image_shape):
+    if MPI.COMM_WORLD.rank == 1:
+        raise RuntimeError("no such layer on this silo")
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
+"""
+
+
+@pytest.mark.serial
+def test_an_exception_on_one_rank_ends_all(data, tmp_path, mpirun):
+    (tmp_path / "raises.py").write_text(RAISES)
+    words = arguments(data, tmp_path / "out", {**SHORT, "init": "", "model": "raises:model"})
+    start = time.monotonic()
+    done = mpirun(3, *words, cwd=tmp_path, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback (most recent call last)") == 1
+    assert "rank 1 of 3 failed:" in done.stderr
+    assert "RuntimeError: no such layer on this silo" in done.stderr
+    assert time.monotonic() - start < 45
+
+
+@pytest.mark.serial
+def test_bad_input_is_told_once_by_all_ranks(data, tmp_path, mpirun):
+    done = mpirun(3, *arguments(data, tmp_path / "out", {**SHORT, "model": "lenet"}), timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.count("error: --model lenet: lenet needs images of at least 16x16, found 8x8") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_users_own_model_trains(data, out, shared_tmp, monkeypatch):
+    folder = shared_tmp / "own-model"
+    if SIZE == 1 or communicator().rank == 0:
+        folder.mkdir()
+        (folder / "mine.py").write_text(RAISES.replace("rank == 1", "rank < 0"))
+    if SIZE > 1:
+        communicator().Barrier()
+    monkeypatch.chdir(folder)
+    run = run_here(data, out, **{**SHORT, "init": "", "model": "mine:model", "max_clients_at_once": 1})
+    assert set(run.model) == {"1.weight", "1.bias"}
+    assert run.metrics[-1]["test_loss"] < run.metrics[0]["test_loss"]
+    assert (
+        main([*arguments(data, out / "stacked", {**SHORT, "init": "", "model": "mine:model"}), "--engine", "stacked"])
+        == 2
+    )
+
+
+def test_transports_are_told(data, out):
+    run_here(data, out, transport="host", **SHORT)
+    kind = json.loads((out / "summary.json").read_text())["environment"]["transport"]
+    assert kind == ("host" if SIZE > 1 else "none")
