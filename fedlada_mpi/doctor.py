@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from . import __version__, doctor_machine  # noqa: F401  (registers its checks)
-from .doctor_checks import CHECKS, FAIL, OK, WARN, Check, Here, share
+from .doctor_checks import CHECKS, FAIL, OK, SKIP, WARN, Check, Here, share
 from .errors import UserError
 
 PATIENCE = 120  # seconds for one check, after which some rank must be missing
@@ -45,9 +45,9 @@ class Row(NamedTuple):
 
 def examine(here: Here, check: Check, before: Sequence[Row] = ()) -> Row:
     """One row, whatever happens in the check."""
-    missing = [row.name for row in before if row.name in check.needs.split() and row.status == FAIL]
+    missing = [row.name for row in before if row.name in check.needs.split() and row.status in (FAIL, SKIP)]
     if missing:
-        return Row(check.name, FAIL, f"not examined: it needs {missing[0]}")
+        return Row(check.name, SKIP, f"it needs {missing[0]}")
     try:
         return Row(check.name, *check.examine(here))
     except UserError as error:
@@ -62,10 +62,10 @@ def elsewhere(mine: Sequence[Row], everyone: Sequence[tuple[str, Sequence[Row]]]
     seen: dict[Row, list[str]] = {}
     for rank, (host, rows) in enumerate(everyone):
         for here, there in zip(mine, rows):
-            if there.status not in (OK, here.status):
+            if there.status in (WARN, FAIL) and there.status != here.status:
                 seen.setdefault(there, []).append(f"{rank} on {host}")
-            elif here.name in SAME_EVERYWHERE and here.found != there.found:
-                row = Row(here.name, WARN if there.status == OK else FAIL, there.found, there.do or ONE_ENVIRONMENT)
+            elif here.name in SAME_EVERYWHERE and there.status == OK and there.found != here.found:
+                row = Row(here.name, WARN, there.found, ONE_ENVIRONMENT)
                 seen.setdefault(row, []).append(f"{rank} on {host}")
     return [row._replace(found=f"rank {', '.join(where)}: {row.found}") for row, where in seen.items()]
 
@@ -103,11 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows, everyone = report(options.out, speaks=rank == "0")
     failed, warnings = (sum(row.status == status for row in rows) for status in (FAIL, WARN))
     if rank == "0":
-        plural = "" if warnings == 1 else "s"
-        print(
-            f"\n{failed or 'nothing'} failed, {warnings or 'no'} warning{plural}; after -> stands what to do",
-            flush=True,
-        )
+        print(f"\n{failed or 'nothing'} failed, {warnings or 'no'} warning{'s'[: warnings != 1]}", flush=True)
         if options.json:
             ranks = [{"host": host, "rows": [row._asdict() for row in found]} for host, found in everyone]
             found = {"version": __version__, "failed": failed, "warnings": warnings, "ranks": ranks}

@@ -21,7 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-OK, WARN, FAIL = "ok", "warn", "FAIL"
+OK, WARN, FAIL, SKIP = "ok", "warn", "FAIL", "skip"
 LEAST = {"numpy": "1.24", "h5py": "3.8", "matplotlib": "3.6", "pillow": "0", "tqdm": "0"}
 LEAST_PYTHON = (3, 10)
 LEAST_TORCH = "2.4"
@@ -114,31 +114,6 @@ def mpi_loads(here: Here) -> tuple[str, ...]:
     return OK, found
 
 
-@check("launcher", needs="MPI")
-def launcher(here: Here) -> tuple[str, ...]:
-    from .mpi import library
-
-    open_mpi, srun = library().startswith("Open MPI"), shutil.which("srun")
-    wanted = "pmix" if open_mpi else "pmi2"
-    kinds = sorted(set(re.findall(r"\b(?:pmi\w+|cray_\w+)", _ask("srun", "--mpi=list")))) if srun else []
-    kinds = [kind for kind in kinds if kind != "pmix_v"]
-    found = f"srun --mpi={'|'.join(kinds)}" if kinds else "srun finds no cluster" if srun else "no srun"
-    run = shutil.which("mpirun") or shutil.which("mpiexec")
-    if run and ("open" in _ask(run, "--version").lower()) == open_mpi:
-        return OK, f"{run}; {found}"
-    beside = Path(sys.executable).with_name("mpirun")
-    do = f"use {beside}" if beside.exists() else f"use the mpirun of {library()}"
-    do += f", or srun --mpi={wanted}" if wanted in kinds else ""
-    if run:
-        return WARN, f"{run} belongs to another MPI than {library()}; {found}", do
-    return OK if wanted in kinds else WARN, f"no mpirun in PATH; {found}", do
-
-
-def _ask(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
-    return done.stdout + done.stderr
-
-
 @check("ranks", needs="MPI")
 def ranks(here: Here) -> tuple[str, ...]:
     from .mpi import World
@@ -162,8 +137,36 @@ def facts(local_rank: int = 0) -> dict[str, Any]:
         import torch
 
         facts["torch"] = True
-        facts["gpu"] = str(torch.cuda.get_device_properties(local_rank % torch.cuda.device_count()).uuid)
+        index = local_rank % torch.cuda.device_count()
+        facts["gpu"] = str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
     return facts
+
+
+@check("launcher", needs="MPI")
+def launcher(here: Here) -> tuple[str, ...]:
+    from .mpi import library
+
+    if here.world is not None and here.world.rank > 0:
+        return OK, "rank 0 has looked"
+    open_mpi, srun = library().startswith("Open MPI"), shutil.which("srun")
+    wanted = "pmix" if open_mpi else "pmi2"
+    kinds = sorted(set(re.findall(r"\b(?:pmi\w+|cray_\w+)", _ask("srun", "--mpi=list")))) if srun else []
+    kinds = [kind for kind in kinds if kind != "pmix_v"]
+    found = f"srun --mpi={'|'.join(kinds)}" if kinds else "srun finds no cluster" if srun else "no srun"
+    run = shutil.which("mpirun") or shutil.which("mpiexec")
+    if run and ("open" in _ask(run, "--version").lower()) == open_mpi:
+        return OK, f"{run}; {found}"
+    beside = Path(sys.executable).with_name("mpirun")
+    do = f"use {beside}" if beside.exists() else f"use the mpirun of {library()}"
+    do += f", or srun --mpi={wanted}" if wanted in kinds else ""
+    if run:
+        return WARN, f"{run} belongs to another MPI than {library()}; {found}", do
+    return OK if wanted in kinds else WARN, f"no mpirun in PATH; {found}", do
+
+
+def _ask(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    return done.stdout + done.stderr
 
 
 @check("torch", REINSTALL)

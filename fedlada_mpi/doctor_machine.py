@@ -9,7 +9,7 @@ import sysconfig
 import time
 from pathlib import Path
 
-from .doctor_checks import FAIL, OK, WARN, Here, check, share
+from .doctor_checks import FAIL, OK, SKIP, WARN, Here, check, share
 
 RESNET18 = 11_279_112  # elements of the largest vector that a preset moves, 45 MB
 YIELD = "OMPI_MCA_mpi_yield_when_idle"
@@ -128,7 +128,7 @@ def shared_memory(here: Here) -> tuple[str, ...]:
 @check("transport", "--transport host (on GPUs: staged); docs/troubleshooting.md, Running", needs="ranks")
 def transport(here: Here) -> tuple[str, ...]:
     if not all(rank["torch"] for rank in here.ranks):
-        return FAIL, "not examined: it needs torch on every rank"
+        return SKIP, "it needs torch on every rank"
     import torch
 
     from .mpi_transport import Transport
@@ -171,7 +171,7 @@ def data(here: Here) -> tuple[str, ...]:
                     f"{file} {what}",
                     f"python -m data_prep --dataset {manifest.dataset} --out {path.parent} --force",
                 )
-        found.append(f"{path.parent.name} ({int(manifest.sizes.sum())} images, {manifest.silos} silos)")
+        found.append(f"{path.parent.name} ({int(manifest.sizes.sum())} images, {manifest.clients} clients)")
     if not found:
         do = "the digits need nothing; others: python -m data_prep --dataset cifar10 --raw PATH --out data/cifar10"
         return OK, f"nothing prepared in {root.resolve()}", do.replace("data/", f"{root}/")

@@ -96,10 +96,10 @@ class World:
             self._poll(self.comm.Ibarrier())
 
     def _poll(self, request: MPI.Request) -> None:
-        start, pause = time.perf_counter(), 2e-5
+        start = time.perf_counter()
         while not request.Test():
-            time.sleep(pause)
-            pause = min(pause * 1.5, 1e-3)
+            # A twentieth of the wait so far: what is about to happen is met soon, long waits cost nothing.
+            time.sleep(min(max(2e-5, (time.perf_counter() - start) / 20), 1e-3))
         self.seconds_waiting += time.perf_counter() - start
 
     def tell(self, message: dict[str, Any] | None = None) -> dict[str, Any]:

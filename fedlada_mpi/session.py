@@ -25,7 +25,7 @@ from .mpi_transport import Transport, cuda_aware
 from .server import Server
 from .shards import Manifest, read_manifest, read_silos, read_test
 from .show import Show, amount, banner, summary
-from .silo import Silo
+from .silo import Silo, named_rows
 from .trainer import Resident, Trainer
 
 
@@ -79,7 +79,7 @@ class Session:
         self.transport = Transport(world, layout.size, self.dtype, self.device, config.transport)
         a = self.algorithm
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
-        s = Vectors(**{name: torch.zeros(layout.size, dtype=self.dtype, device=self.device) for name in names})
+        s = Vectors(**named_rows(names, layout.size, self.dtype, self.device))
         self.silo = Silo(world, config, a, self.trainer, self.transport, s, test)
 
     def _network(self) -> models.Network:
@@ -132,6 +132,7 @@ class Session:
             world.together(lambda: checkpoint.load(out, start, silo.s, silo.trainer.kept, ids, world.rank == 0))
         else:
             world.alone(self._start)
+        world.wait()
         silo.share((*self.algorithm.down, *self.algorithm.derived))
         world.bytes_moved = 0
         needs = world.collect([self.trainer.bytes_per_client, self.trainer.bytes_beside])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from . import checkpoint
 from .algorithms import Algorithm, Round, Vectors
@@ -20,6 +22,11 @@ from .trainer import Totals, Trainer
 # What every rank reports after a round, beside its phase times.
 NUMBERS = ("loss", "offset_norm2", "train_loss", "train_correct", "train_count")
 NUMBERS += ("test_loss", "test_correct", "test_count", "stop", "wait")
+
+
+def named_rows(names: Sequence[str], size: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    """Zero vectors that lie one after another, so that several can travel together."""
+    return dict(zip(names, torch.zeros(len(names), size, dtype=dtype, device=device)))
 
 
 class Silo:
@@ -41,7 +48,7 @@ class Silo:
             transport,
         )
         self.s, self.test = s, test
-        self.sums = {name: torch.zeros_like(s.x) for name in algorithm.up}
+        self.sums = named_rows(algorithm.up, len(s.x), s.x.dtype, s.x.device)
         self.before = torch.zeros_like(s.x)
         self.clock = Clock()
 
