@@ -4,7 +4,8 @@
     mpirun -n 4 python -m fedlada_mpi.doctor
     srun -n 4 --mpi=pmix python -m fedlada_mpi.doctor --json doctor.json
 
-A warning is something that works, but not as well as it could. Exit codes: 0 nothing failed on any rank, 1 otherwise.
+A warning is something that works, but not as well as it could. Exit codes: 0 nothing failed on any rank, 1
+something did, 2 bad input.
 """
 
 from __future__ import annotations
@@ -107,11 +108,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.json:
             ranks = [{"host": host, "rows": [row._asdict() for row in found]} for host, found in everyone]
             found = {"version": __version__, "failed": failed, "warnings": warnings, "ranks": ranks}
-            options.json.write_text(json.dumps(found, indent=2) + "\n")
+            try:
+                options.json.write_text(json.dumps(found, indent=2) + "\n")
+            except OSError as error:
+                print(f"error: --json: cannot write {options.json}: {error.strerror}", file=sys.stderr)
+                return 2
     elif len(everyone) == 1 and failed:
         # MPI did not bring this rank's rows to the one that speaks.
-        lines = [f"rank {rank} on {platform.node()}:{row}" for row in rows if row.name in SAME_EVERYWHERE]
-        print(*(line for line in lines if FAIL in line), sep="\n", file=sys.stderr, flush=True)
+        for row in rows:
+            if row.name in SAME_EVERYWHERE and row.status == FAIL:
+                print(f"rank {rank} on {platform.node()}:{row}", file=sys.stderr, flush=True)
         time.sleep(GRACE)
     return 1 if failed else 0
 
