@@ -17,6 +17,8 @@ from fedlada_mpi.gradients import Generic, Stacked, create, weighted_loss
 from fedlada_mpi.models.layout import Layout
 from fedlada_mpi.models.ops import Window
 
+# Nothing here depends on the ranks, and four at once would only wait for each other's cores.
+pytestmark = pytest.mark.serial
 CPU = torch.device("cpu")
 
 

@@ -160,6 +160,7 @@ class Local:
         return {name: self.layout.unpack(value) for name, value in sums.items()}, totals
 
 
+@pytest.mark.serial
 def test_engines_agree_on_resnet18():
     config = Config(algorithm="fedlada", local_epochs=1, batch_size=3, alpha=0.3, decay_mode="decoupled")
     networks = [models.build("resnet18", 3, SHAPE, stacked=stacked) for stacked in (True, False)]

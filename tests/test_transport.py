@@ -114,32 +114,57 @@ def test_vectors_of_another_plan_are_refused(ranks):
 
 
 @several
+@pytest.mark.parametrize("kind", ["host", "shared"])
+def test_neighbours_travel_together(kind, ranks):
+    """Rows of one matrix; between two of them lies one that stays at home."""
+    rows = torch.stack([part(ranks.rank + 10 * i, 33, torch.float64) for i in range(4)])
+    mine = rows.clone()
+    transport = mpi_transport.Transport(ranks, 33, torch.float64, CPU, kind)
+    transport.reduce([rows[0], rows[1]])
+    transport.reduce([rows[3]])
+    expected = mine.clone()
+    if ranks.rank == 0:
+        for i in (0, 1, 3):
+            expected[i] = sum(part(rank + 10 * i, 33, torch.float64) for rank in range(SIZE))
+    assert torch.equal(rows, expected)
+    rows.copy_(mine)
+    transport.bcast([rows[3], rows[1]])
+    expected = mine.clone()
+    for i in (1, 3):
+        expected[i] = part(10 * i, 33, torch.float64)
+    assert torch.equal(rows, expected)
+    assert ranks.bytes_moved == (SIZE - 1) * 5 * 33 * 8
+
+
+@several
 def test_little_shared_memory_means_the_library(ranks, monkeypatch):
-    """Four bytes a number, a thousand numbers and 1.2 for room to spare; one rank that is short decides for all."""
-    needed = 1.2 * SIZE * 4000
-    block = 512
+    """A window needs the vector once for every rank of the node, and 1.2 for room to spare; one node that is short
+    decides for all."""
+    size = 300_000
+    needed, block = int(1.2 * SIZE * 4 * size), 512
 
     def room(bytes_free):
         monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=bytes_free // block, f_frsize=block))
 
-    room(int(needed) + 2 * block)
-    assert mpi_shared.fits(ranks, 4000)
-    assert mpi_transport.Transport(ranks, 1000, torch.float32, CPU).kind == "shared"
-    room(int(needed) - block)
-    assert not mpi_shared.fits(ranks, 4000)
+    room(needed + 2 * block)
+    assert mpi_shared.fits(ranks, 4 * size)
+    assert not mpi_shared.fits(ranks, 4000), "small vectors need no window"
+    assert mpi_transport.Transport(ranks, size, torch.float32, CPU).kind == "shared"
+    room(needed - block)
+    assert not mpi_shared.fits(ranks, 4 * size)
     room(10**9 if ranks.rank else 0)
-    transport = mpi_transport.Transport(ranks, 1000, torch.float32, CPU)
+    transport = mpi_transport.Transport(ranks, size, torch.float32, CPU)
     assert transport.kind == "host"
-    vector = part(ranks.rank, 1000, torch.float32)
+    vector = part(ranks.rank, size, torch.float32)
     transport.reduce([vector])
     if ranks.rank == 0:
-        assert torch.equal(vector, total(1000, torch.float32))
+        assert torch.equal(vector, total(size, torch.float32))
 
     def absent(path):
         raise OSError
 
     monkeypatch.setattr(os, "statvfs", absent)
-    assert not mpi_shared.fits(ranks, 4000)
+    assert not mpi_shared.fits(ranks, 4 * size)
 
 
 def test_a_rank_alone_on_its_node_shares_with_nobody():
