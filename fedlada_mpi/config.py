@@ -132,8 +132,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "localadam": dict(_ADAPTIVE, alpha=1.0),
     "fedlada": dict(_ADAPTIVE),
 }
-# Where the paper's value depends on both.
+# Where a value depends on both.
 BOTH: dict[tuple[str, str], dict[str, Any]] = {
+    ("digits", "fedlada"): dict(lr=4e-3, alpha=0.3),
+    ("digits", "localadam"): dict(lr=4e-3),
     ("cifar100", "fedlada"): dict(alpha=0.05),
     ("tinyimagenet", "fedlada"): dict(alpha=0.05),
 }

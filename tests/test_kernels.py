@@ -16,10 +16,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedlada_mpi.models import conv_kernels, kernels, ops
+from fedlada_mpi import algorithms
+from fedlada_mpi.algorithms import Vectors
+from fedlada_mpi.config import resolve
+from fedlada_mpi.fuse import Fused, Unfusable
+from fedlada_mpi.models import kernels, ops
 from fedlada_mpi.models.layout import Layout
 from fedlada_mpi.models.ops import Window
 from fedlada_mpi.models.triton_support import triton
+from fedlada_mpi.trainer import local_step
 
 CUDA = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 DEVICE = "cuda" if CUDA else "cpu"
@@ -241,15 +246,6 @@ def test_gather(dtype, channels):
 
 
 @here
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("size", [64, 70_016])
-def test_row_norms(dtype, size, monkeypatch):
-    monkeypatch.setattr(kernels, "NORM_PROGRAMS", 8)
-    g = random(3, size + 64, dtype=dtype)[:, :size]
-    agree(kernels.row_norms(g), g.double().norm(dim=1), torch.float32)
-
-
-@here
 def test_double_precision_is_refused():
     with pytest.raises(TypeError, match="float64"):
         kernels.im2col(random(1, 1, 4, 4, 16, dtype=torch.float64), Window(4, 4, 3, 1, 1), 144)
@@ -287,29 +283,30 @@ def test_layers_together():
 
 
 @here
-@pytest.mark.parametrize("dtype", TYPES if CUDA else TYPES[:1])  # the interpreter multiplies a bfloat16's bits
-@pytest.mark.parametrize(
-    ("shape", "out", "kernel", "stride", "padding"),
-    [((5, 4, 64), 64, 3, 1, 1), ((1, 1, 64), 128, 3, 1, 1), ((2, 2, 64), 64, 3, 2, 1), ((2, 2, 64), 64, 1, 2, 0)],
-)
-def test_convolution(shape, out, kernel, stride, padding, dtype):
-    window = Window(*shape[:2], kernel, stride, padding)
-    (r0, r1), (c0, c1) = window.taps
-    rows = (r1 - r0) * (c1 - c0) * shape[2]
-    x = random(2, 4, *shape, dtype=dtype)
-    flat, flat_grad = (random(2, rows * out + 128, dtype=dtype) for _ in range(2))
-    weight, grad = (t[:, 64 : 64 + rows * out].view(2, rows, out) for t in (flat, flat_grad))
-    bias = flat[:, :out]
-    cols = ops.im2col(x.double(), window, rows)
-    result = conv_kernels.forward(x, weight, bias, window)
-    agree(result.flatten(1, 3), cols @ weight.double() + bias.double().unsqueeze(1), dtype)
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("name", algorithms.names())
+def test_fused_step(name, silent):
+    """The kernel made from a method's code does what the code does; twice, as the state moves on."""
+    config = resolve({"dataset": "cifar10", "algorithm": name, "clip": 1.0, "weight_decay": 0.1}).config
+    method = algorithms.create(config)
+    if silent and not method.silent_alike:
+        pytest.skip("its clients' silent elements differ, so they are not stepped apart")
+    clients = {n: random(3, 5000).abs() for n in ("x", *method.slots, *method.kept)} | {"g": random(3, 5000)}
+    s = Vectors(**{n: random(5000).abs() for n in (*method.down, *method.derived)})
+    lr = torch.tensor(0.1, device=DEVICE)
+    fused, plain = (Vectors(**{n: v.clone() for n, v in clients.items()}, low=None) for _ in range(2))
+    step = Fused(local_step)
+    for _ in range(2):
+        step(method, fused, s, lr, silent, True)
+        local_step(method, plain, s, lr, silent, True)
+    for n in clients:
+        agree(getattr(fused, n), getattr(plain, n))
 
-    dout = random(*result.shape, dtype=dtype)
-    expected = ops.col2im(dout.double().flatten(1, 3) @ weight.double().mT, window, x.shape)
-    agree(conv_kernels.input_gradient(dout, weight, window, x.shape), expected, dtype)
 
-    before = flat_grad.clone()
-    conv_kernels.weight_gradient(x, dout, grad, window)
-    agree(grad, cols.mT @ dout.double().flatten(1, 3), dtype)
-    assert torch.equal(before[:, :64], flat_grad[:, :64])
-    assert torch.equal(before[:, -64:], flat_grad[:, -64:])
+def test_a_step_that_cannot_be_fused_says_so():
+    def step(algorithm, c, s, lr, silent, keep_g):
+        c.x.sub_(c.g.cumsum(1))
+
+    c = Vectors(x=torch.zeros(1, 4), g=torch.ones(1, 4), low=None)
+    with pytest.raises(Unfusable, match="cumsum"):
+        Fused(step)(algorithms.create(resolve({}).config), c, Vectors(x=torch.zeros(4)), torch.tensor(0.1), False, True)

@@ -15,9 +15,7 @@ from torch.autograd.function import once_differentiable
 from .norm_kernels import group_norm, group_norm_backward
 from .triton_support import TILE, available, check, jit, tl, triton, vector
 
-__all__ = ["available", "col2im", "gather", "group_norm", "group_norm_backward", "im2col", "max_pool", "row_norms"]
-
-NORM_PROGRAMS = 1024
+__all__ = ["available", "col2im", "gather", "group_norm", "group_norm_backward", "im2col", "max_pool"]
 
 
 @jit(do_not_specialize=["pixels"])
@@ -234,36 +232,3 @@ def gather(
         images, index, flip, dy, dx, mean, std, out, index.shape[1], rows, columns, channels, TILE // 2
     )
     return out
-
-
-@jit(do_not_specialize=["steps"])
-def _squares(g, partial, stride, size, steps, TILE: tl.constexpr):
-    client = tl.program_id(1).to(tl.int64)
-    g += client * stride
-    total = tl.zeros([TILE], tl.float32)
-    for step in range(steps):
-        at = (step * tl.num_programs(0) + tl.program_id(0)) * TILE + tl.arange(0, TILE)
-        value = tl.load(g + at, mask=at < size, other=0.0).to(tl.float32)
-        total += value * value
-    tl.store(partial + client * tl.num_programs(0) + tl.program_id(0), tl.sum(total, 0))
-
-
-@jit(do_not_specialize=["blocks"])
-def _root(partial, norms, blocks, BLOCKS: tl.constexpr):
-    block = tl.arange(0, BLOCKS)
-    value = tl.load(partial + tl.program_id(0) * blocks + block, mask=block < blocks, other=0.0)
-    tl.store(norms + tl.program_id(0), tl.sqrt_rn(tl.sum(value, 0)))
-
-
-def row_norms(g: Tensor) -> Tensor:
-    """The L2 norms [C], float32, of the rows of ``g`` [C, D]."""
-    check("norms", g)
-    count, size = g.shape
-    tile = 2 * TILE
-    blocks = min(triton.cdiv(size, tile), max(NORM_PROGRAMS // count, 1))
-    partial = torch.empty(count, blocks, dtype=torch.float32, device=g.device)
-    norms = torch.empty(count, dtype=torch.float32, device=g.device)
-    steps = triton.cdiv(size, tile * blocks)
-    _squares[(blocks, count)](g, partial, g.stride(0), size, steps, tile, num_warps=8)
-    _root[(count,)](partial, norms, blocks, NORM_PROGRAMS)
-    return norms
