@@ -24,62 +24,60 @@ class Server:
     def run(self, start: int) -> str:
         """Rounds start+1 .. T; how it ended: finished or stopped."""
         config, status = self.config, "finished"
-        saved = start
         for t in range(start, config.rounds):
-            stop = self.round(t)
-            last = stop or t + 1 == config.rounds
-            if last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
+            stop, last = self.round(t), t + 1 == config.rounds
+            if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
                 self.recorder.sync()
                 self.world.tell({"do": "checkpoint", "round": t + 1})
                 self.silo.save(t + 1)
-                saved = t + 1
-            if stop and t + 1 < config.rounds:
+            if stop and not last:
                 status = "stopped"
                 break
-        assert saved >= min(start, config.rounds)
         self.world.tell({"do": "end", "status": status})
         return status
 
     def round(self, t: int) -> bool:
         """One round; whether a rank was told to stop."""
-        config, silo, s = self.config, self.silo, self.silo.s
+        config, silo = self.config, self.silo
         moved = self.world.bytes_moved
-
         participants = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
         sizes = self.sizes[participants]
         steps = float(local_steps(config, sizes).mean()) if len(participants) else 0.0
         r = Round(t, config.lr * config.lr_decay**t, steps, len(participants), config.clients)
         evaluated = t + 1 == config.rounds or bool(config.eval_every and (t + 1) % config.eval_every == 0)
-        self.world.tell(
-            {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": evaluated}
-        )
+        order = {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": evaluated}
+        self.world.tell(order)
 
         totals = silo.train(r, participants)
+        weight = float(sizes.sum()) if config.weighting == "size" else float(r.participants)
         with silo.clock("server"):
-            silo.before.copy_(s.x)
-            offset2 = 0.0
-            if r.participants:
-                weight = float(sizes.sum()) if config.weighting == "size" else float(r.participants)
-                mean = {name: total.div_(weight) for name, total in silo.sums.items()}
-                offset = mean["offset"].clone()
-                self.algorithm.server(s, mean, r)
-                # mean ||x_i - x^{t+1}||^2 = mean ||offset_i||^2 - 2 <mean offset, D> + ||D||^2, with D = x^t - x^{t+1}
-                moved_by = silo.before - s.x
-                inner = torch.dot(offset.double(), moved_by.double())
-                offset2 = float(torch.linalg.vector_norm(moved_by, dtype=torch.float64) ** 2 - 2 * inner)
-            silo.synchronise()
+            correction = self.step(r, weight)
         silo.receive(r)
         ranks = silo.report(totals, evaluated)
 
         sums = dict(zip(NUMBERS, ranks[:, : len(NUMBERS)].sum(0).tolist()))
-        weights = float(sizes.sum()) if config.weighting == "size" else float(max(1, r.participants))
         record = self._record(r, participants, sums, ranks)
-        consistency = max(0.0, sums["offset_norm2"] / weights + offset2)  # rounding can leave it just under zero
-        record["consistency"] = consistency if r.participants else None
+        # Rounding can leave it just under zero.
+        record["consistency"] = max(0.0, sums["offset_norm2"] / weight + correction) if r.participants else None
         record["bytes_mpi"] = self.world.bytes_moved - moved
         self.recorder.add(record)
         self.show.round(record, evaluated)
         return sums["stop"] > 0
+
+    def step(self, r: Round, weight: float) -> float:
+        """The method's server step, from sums with total ``weight``; what turns mean ||offset_i||^2 into consistency.
+
+        mean ||x_i - x^{t+1}||^2 = mean ||offset_i||^2 - 2 <mean offset, D> + ||D||^2,   D = x^t - x^{t+1}
+        """
+        silo, s = self.silo, self.silo.s
+        silo.before.copy_(s.x)
+        if not r.participants:
+            return 0.0
+        mean = {name: total.div_(weight) for name, total in silo.sums.items()}
+        offset = mean["offset"].double()
+        self.algorithm.server(s, mean, r)
+        moved = (silo.before - s.x).double()
+        return float(torch.dot(moved, moved) - 2 * torch.dot(offset, moved))
 
     def _record(self, r: Round, participants: np.ndarray, sums: dict[str, float], ranks: np.ndarray) -> dict[str, Any]:
         vector = self.numel * self.silo.s.x.element_size()

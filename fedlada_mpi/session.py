@@ -135,7 +135,7 @@ class Session:
         world.wait()
         silo.share((*self.algorithm.down, *self.algorithm.derived))
         world.bytes_moved = 0
-        needs = world.collect([self.trainer.bytes_per_client, self.trainer.bytes_beside])
+        needs = world.collect([self.trainer.bytes_per_client, self.trainer.bytes_beside, self.trainer.room()])
         if world.rank != 0:
             return silo.serve()
         write_atomically(out / "config.json", json.dumps(asdict(config), indent=2) + "\n")
@@ -183,7 +183,8 @@ class Session:
         where = self.environment()["device"] + (
             f", {torch.get_num_threads()} threads a rank" if self.device.type == "cpu" else ""
         )
-        per_client, beside = needs.max(0)
+        per_client, beside, _ = needs.max(0)
+        room = min((n for n in needs[:, 2] if n), default=0)
         memory = share * per_client + beside + vector * (len(a.up) + len(a.down) + len(a.derived) + 1)
         path = "generic (functional torch; the stacked path is several times faster)"
         if self.network.forward is not None:
@@ -205,6 +206,8 @@ class Session:
             ("memory", f"about {amount(memory)} a rank for {share:.1f} clients at once"),
             ("files", c.out),
         ]
+        if 0 < room < share:
+            rows.append(("note", f"{room:.0f} clients fit in a GPU's memory together; more train in turns"))
         if idle:
-            rows.append(("note", f"{idle} ranks have no clients: the shards were made for {m.silos} silos"))
+            rows.append(("note", f"{idle} ranks have no clients: prepare shards for more than {m.silos} silos"))
         return f"fedlada_mpi {__version__}\n{banner(rows)}"
