@@ -98,20 +98,22 @@ def test_engines_and_chunks_agree(method, run):
     same(run("generic-chunks", engine="generic", max_clients_at_once=2, weighting="uniform", **settings), generic)
 
 
+@pytest.mark.parametrize("steps", [dict(local_epochs=2), dict(local_steps=3)], ids=["uneven", "even"])
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 @pytest.mark.parametrize(("method", "decay_mode"), [("fedavg", "l2"), ("scaffold", "l2"), ("fedlada", "decoupled")])
-def test_silent_elements_only_decay(method, decay_mode, weighting, run):
+def test_silent_elements_only_decay(method, decay_mode, weighting, steps, run):
     """Without a gradient a step is x -= eta_t * lambda * x, so a round of K_i steps leaves (1 - eta_t lambda)^K_i of x.
 
-    In batches of 4 and two epochs, sizes 3, 9, 5, 1, 7 make 2, 6, 4, 2, 4 steps. SCAFFOLD's correction and FedLADA's
+    In batches of 4 and two epochs, sizes 3, 9, 5, 1, 7 make 2, 6, 4, 2, 4 steps; where all make the same number, most
+    methods step such elements once for all. SCAFFOLD's correction and FedLADA's
     g_a are zero in the first round; one round therefore tells all.
     """
     rate, decay, server_rate = 0.1, 0.5, 0.7
     found = run(
-        "run", algorithm=method, rounds=1, local_epochs=2, batch_size=4, lr=rate, weight_decay=decay, seed=3,
+        "run", algorithm=method, rounds=1, batch_size=4, lr=rate, weight_decay=decay, seed=3, **steps,
         server_lr=server_rate, decay_mode=decay_mode, weighting=weighting,
     )  # fmt: skip
-    left = (1 - rate * decay) ** np.array([2, 6, 4, 2, 4])
+    left = (1 - rate * decay) ** np.array([2, 6, 4, 2, 4] if "local_epochs" in steps else [3] * 5)
     weights = np.array(SIZES) if weighting == "size" else np.ones(5)
     factor = 1 - server_rate * (1 - (left * weights).sum() / weights.sum())
     begin = models.build("narrow", 3, SHAPE, seed=3).module.state_dict()["conv3.weight"].double()
