@@ -25,6 +25,7 @@ from .errors import UserError
 from .mpi import World
 
 KEPT = 2
+LIST = "files.json"  # names the files of a checkpoint, so that a lost one is missed
 CHUNK = 1 << 18
 
 
@@ -58,26 +59,32 @@ def save(world: World, out: Path, t: int, config: Config, s: Vectors, kept: dict
         temporary.mkdir(parents=True)
 
     def write() -> None:
-        try:
-            if world.rank == 0:
-                _write(temporary / "server.h5", vars(s), {"round": t, "config": json.dumps(asdict(config))})
-            if any(kept.values()):
-                rows = {f"{client}/{name}": v for name, clients in kept.items() for client, v in clients.items()}
-                _write(temporary / f"clients_{world.rank:04d}.h5", rows, {})
-        except OSError as error:
-            raise UserError(
-                f"cannot write the checkpoint {temporary}: {error}; free some space and use --resume"
-            ) from None
+        if world.rank == 0:
+            _write(temporary / "server.h5", vars(s), {"round": t, "config": json.dumps(asdict(config))})
+        if any(kept.values()):
+            rows = {f"{client}/{name}": v for name, clients in kept.items() for client, v in clients.items()}
+            _write(temporary / f"clients_{world.rank:04d}.h5", rows, {})
 
     def publish() -> None:
+        names = sorted(path.name for path in temporary.glob("*.h5"))
+        (temporary / LIST).write_text(json.dumps(names))
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
         for old in found(out)[:-KEPT]:
             shutil.rmtree(old)
 
-    world.alone(prepare)
-    world.together(write)
-    world.alone(publish)
+    def explained(action):
+        def act() -> None:
+            try:
+                action()
+            except OSError as error:
+                raise UserError(f"cannot write {temporary}: {error}; make room and use --resume") from None
+
+        return act
+
+    world.alone(explained(prepare))
+    world.together(explained(write))
+    world.alone(explained(publish))
 
 
 def latest(out: Path, config: Config) -> int:
@@ -109,7 +116,8 @@ def load(out: Path, t: int, s: Vectors, kept: dict[str, dict[int, Tensor]], clie
                 for name, vector in vars(s).items():
                     vector.copy_(torch.from_numpy(file[name][:]))
         if kept:
-            for path in sorted(folder(out, t).glob("clients_*.h5")):
+            names = json.loads((folder(out, t) / LIST).read_text())
+            for path in [folder(out, t) / name for name in names if name.startswith("clients_")]:
                 with h5py.File(path) as file:
                     for client in clients.intersection(map(int, file)):
                         for name in kept:

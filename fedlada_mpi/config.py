@@ -121,7 +121,6 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 _SGD = dict(lr=0.1, weight_decay=1e-3, decay_mode="l2", server_lr=1.0)
 _ADAPTIVE = dict(lr=1e-3, weight_decay=1e-2, decay_mode="decoupled", server_lr=1.0)
-_MOMENTS = ("beta1", "beta2")
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": dict(_SGD),
     "fedprox": dict(_SGD, mu=0.1),
@@ -273,7 +272,7 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     for name in ("beta1", "beta2"):
         if values[name] == 1:
             raise UserError(f"--{name}: found 1, expected less than 1 (the gradient would have no weight)")
-    if values["sampling"] == "fixed" and round(values["participation"] * values["clients"]) < 1:
+    if values["sampling"] == "fixed" and int(values["participation"] * values["clients"] + 0.5) < 1:
         raise UserError(
             f"--participation {values['participation']} of {values['clients']} clients is nobody: "
             f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"

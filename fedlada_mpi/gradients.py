@@ -46,6 +46,10 @@ class Stacked:
             losses.sum().backward()
         return losses.detach()
 
+    def forget(self) -> None:
+        """Let go of buffers that are no longer used."""
+        self._stacks.clear()
+
     @torch.no_grad()
     def logits(self, x: Tensor, images: Tensor) -> Tensor:
         live = x[: self.network.layout.live]
@@ -70,6 +74,9 @@ class Generic:
         for name, target in self.network.layout.views(grads).items():
             target.copy_(found[name])
         return losses
+
+    def forget(self) -> None:
+        """Nothing is held here."""
 
     @torch.no_grad()
     def logits(self, x: Tensor, images: Tensor) -> Tensor:

@@ -17,13 +17,15 @@ from mpi4py import MPI
 from torch import Tensor
 
 BLOCK = 1 << 16  # elements summed at a time: all ranks' blocks stay in the cache
-SMALL = 1 << 20  # bytes; below, the library's own collectives are quicker than meeting four times
+WORTH_IT = 1 << 22  # bytes of a window; below, the library's own collectives are quicker than meeting four times
+
+
+def worth_it(world, bytes_per_vector: int) -> bool:
+    return world.node.size > 1 and world.node.size * bytes_per_vector >= WORTH_IT
 
 
 def fits(world, bytes_per_vector: int) -> bool:
-    """Whether a window is worth it, and /dev/shm has room for it with some to spare."""
-    if world.node.size == 1 or bytes_per_vector < SMALL:
-        return False
+    """Whether /dev/shm has room for this node's window, with some to spare."""
     try:
         stat = os.statvfs("/dev/shm")
     except OSError:
@@ -50,6 +52,13 @@ class Window:
             for segment in {0, self.node.rank}:
                 array = self.segments[segment]
                 torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)
+
+    def close(self) -> None:
+        if self.device.type == "cuda":
+            for segment in {0, self.node.rank}:
+                torch.cuda.cudart().cudaHostUnregister(self.segments[segment].ctypes.data)
+        self.window.Unlock_all()
+        self.window.Free()
 
     def _segment(self, rank: int, size: int) -> np.ndarray:
         memory, _ = self.window.Shared_query(rank)

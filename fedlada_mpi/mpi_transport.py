@@ -65,14 +65,22 @@ class Transport:
             raise UserError(
                 "--transport host needs vectors in host memory, but the run is on the GPU: use auto or staged"
             )
+        fits = self._all(mpi_shared.fits(self.world, self.size * self.dtype.itemsize))
+        if kind == "shared" and not fits:
+            need = self.world.node.size * self.size * self.dtype.itemsize / 1e6
+            raise UserError(f"--transport shared needs {need:.0f} MB in /dev/shm for the ranks of a node: use auto")
         if kind == "auto":
             # Within a node the window beats a CUDA-aware library too, whose Reduce adds up on the host.
-            if self._all(mpi_shared.fits(self.world, self.size * self.dtype.itemsize)):
+            if fits and self._all(mpi_shared.worth_it(self.world, self.size * self.dtype.itemsize)):
                 return "shared"
             if cuda and self._all(cuda_aware()) and self._all(self._device_buffers_work()):
                 return "direct"
             return "staged" if cuda else "host"
         return kind
+
+    def close(self) -> None:
+        if self._window is not None:
+            self._window.close()
 
     def _all(self, true_here: bool) -> bool:
         """Whether it is so on every rank."""
@@ -134,9 +142,11 @@ class Transport:
             assert vector.is_contiguous()
             # Each rank but the root sends or receives the vector once.
             self.world.bytes_moved += (self.world.size - 1) * step
-        adjacent = all(v.data_ptr() == vectors[0].data_ptr() + i * step for i, v in enumerate(vectors))
+        first = vectors[0]
+        same = all(v.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for v in vectors)
+        adjacent = same and all(v.data_ptr() == first.data_ptr() + i * step for i, v in enumerate(vectors))
         if adjacent and self.kind in ("host", "direct"):
-            return [vectors[0].as_strided((len(vectors) * self.size,), (1,))]
+            return [first.as_strided((len(vectors) * self.size,), (1,))]
         return vectors
 
     @staticmethod

@@ -23,9 +23,14 @@ def permutations(n: int, count: int, seed: int, t: int, client: int) -> np.ndarr
     return np.argsort(keys, axis=1, kind="stable")
 
 
+def fixed_number(clients: int, share: float) -> int:
+    """S, with halves rounded up."""
+    return int(share * clients + 0.5)
+
+
 def participants(clients: int, share: float, sampling: str, seed: int, t: int) -> np.ndarray:
     """S^t, ascending."""
     keys = bits(clients, seed, SAMPLE, t)
     if sampling == "bernoulli":
         return np.flatnonzero(keys.astype(np.float64) < share * 2.0**64)
-    return np.sort(np.argsort(keys, kind="stable")[: round(share * clients)])
+    return np.sort(np.argsort(keys, kind="stable")[: fixed_number(clients, share)])

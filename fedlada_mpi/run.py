@@ -38,13 +38,20 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    signals.install()
-    options, flags = parse(argv)
+    with signals.handled():
+        options, flags = parse(argv)
+        return _main(options, flags)
+
+
+def _main(options: argparse.Namespace, flags: dict) -> int:
     try:
         if options.print_config:
             from .data import settle
+            from .mpi import first_to_speak
 
-            print(settle(flags, load(options.config) if options.config else {})[0].table())
+            resolved, _ = settle(flags, load(options.config) if options.config else {})
+            if first_to_speak():
+                print(resolved.table())
             return 0
         return _run(options, flags)
     except UserError as error:
@@ -74,9 +81,11 @@ def _run(options: argparse.Namespace, flags: dict) -> int:
     told = world.tell(world.alone(settings))
     config, start = Config(**told["config"]), told["start"]
     if start == outputs.FINISHED:
+        world.close()
         return 0
-    status = Session(world, config, Path(told["directory"])).run(start)
-    world.close()
+    session = Session(world, config, Path(told["directory"]))
+    status = session.run(start)
+    session.close()
     return signals.STOPPED if status == "stopped" else 0
 
 

@@ -152,6 +152,10 @@ class Session:
         print(summary(found, recorder.records, str(out)), flush=True)
         return status
 
+    def close(self) -> None:
+        self.transport.close()
+        self.world.close()
+
     def _save_model(self, path: Path) -> None:
         temporary = path.with_name(path.name + ".tmp")
         torch.save(self.network.layout.unpack(self.silo.s.x.cpu()), temporary)

@@ -8,9 +8,11 @@ or a signal in those seconds would kill the process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 STOPPED = 75  # exit code: stopped by a signal, checkpoint written, --resume continues
 
@@ -19,10 +21,16 @@ GRACE = 2.0
 _received: list[float] = []
 
 
-def install() -> None:
+@contextlib.contextmanager
+def handled() -> Iterator[None]:
+    """Within, the signals are taken as said above."""
     _received.clear()
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, _handle)
+    before = {number: signal.signal(number, _handle) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _handle(number: int, frame) -> None:

@@ -108,6 +108,7 @@ class Trainer:
     def _allocate(self, count: int) -> None:
         """Stacked buffers for ``count`` clients, zero."""
         self._graphs.clear()
+        self.gradient.forget()
         self.at_once = count
         self.c = self._vectors(count, self.live)
         self.c.g = self._zeros(count, self.live, dtype=self.compute)

@@ -26,7 +26,11 @@ def spread(function: Callable[[T], R], items: Sequence[T], least: int = 4) -> li
         return [function(item) for item in items]
     _work = function, items
     try:
-        with multiprocessing.get_context("fork").Pool(min(cores, len(items), 8)) as pool:
-            return pool.map(_one, range(len(items)), chunksize=1)
+        # The workers end by themselves: a SIGTERM could meet a handler that they inherited.
+        pool = multiprocessing.get_context("fork").Pool(min(cores, len(items), 8))
+        results = pool.map(_one, range(len(items)), chunksize=1)
+        pool.close()
+        pool.join()
+        return results
     finally:
         _work = None
