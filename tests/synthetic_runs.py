@@ -37,7 +37,8 @@ def records(settings: dict, rounds: int, ranks: int = 11) -> list[dict]:
     method, dataset = settings["algorithm"], settings["dataset"]
     down, up = VECTORS.get(method, (2, 2))
     d, sampled = PARAMETERS[dataset], round(settings["clients"] * settings["participation"])
-    penalty = abs(math.log10(max(settings["alpha"], 0.01) / 0.1)) if method == "fedlada" else 0.0
+    best = 0.3 if dataset == "digits" else 0.1
+    penalty = abs(math.log10(max(settings["alpha"], 0.01) / best)) if method == "fedlada" else 0.0
     speed, top = SPEED.get(method, 0.7) / (1 + penalty), TOP[dataset] * (1 - 0.04 * penalty)
     found = []
     for t in range(1, rounds + 1):

@@ -86,9 +86,19 @@ def test_clients_are_found_whichever_rank_wrote_them(world, tmp_path):
     folder = tmp_path / "checkpoint" / "round_000001"
     with h5py.File(folder / "clients_0009.h5", "w") as file:
         file["4/c_i"] = np.full(5, 44.0, np.float32)
+    (folder / checkpoint.LIST).write_text(json.dumps(["clients_0000.h5", "clients_0009.h5", "server.h5"]))
     own = {"c_i": {}}
     checkpoint.load(tmp_path, 1, s, own, {3, 4}, server=False)
     assert {client: float(row[0]) for client, row in own["c_i"].items()} == {3: 3.0, 4: 44.0}
+
+
+@pytest.mark.serial
+def test_a_lost_file_is_missed(world, tmp_path):
+    s, kept = state(0.0)
+    checkpoint.save(world, tmp_path, 1, Config(), s, kept)
+    (tmp_path / "checkpoint" / "round_000001" / "clients_0000.h5").unlink()
+    with pytest.raises(UserError, match=r"clients_0000.h5 is damaged .* --resume from the checkpoint before it"):
+        checkpoint.load(tmp_path, 1, s, {"c_i": {}}, {3}, server=False)
 
 
 @pytest.mark.serial
@@ -104,6 +114,7 @@ def test_one_that_was_not_finished_is_ignored_and_replaced(world, tmp_path):
     assert names(tmp_path) == ["round_000001", "round_000002"]
     assert sorted(p.name for p in (tmp_path / "checkpoint" / "round_000002").iterdir()) == [
         "clients_0000.h5",
+        checkpoint.LIST,
         "server.h5",
     ]
 
@@ -118,7 +129,9 @@ def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "_write", full)
-        with pytest.raises(UserError, match=r"cannot write the checkpoint .*No space left on device; free some space"):
+        with pytest.raises(
+            UserError, match=r"cannot write .*round_000002.tmp: No space left on device; make room and use --resume"
+        ):
             checkpoint.save(world, tmp_path, 2, Config(), s, kept)
     assert checkpoint.latest(tmp_path, Config()) == 1
     checkpoint.load(tmp_path, 1, s, kept, {3}, server=True)
