@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedlada_mpi import algorithms
+from fedlada_mpi import algorithms, fuse
 from fedlada_mpi.algorithms import Vectors
 from fedlada_mpi.config import resolve
 from fedlada_mpi.fuse import Fused, Unfusable
@@ -293,8 +293,9 @@ STEPS += [(name, True) for name in algorithms.names() if method(name).silent_ali
 
 @here
 @pytest.mark.parametrize(("name", "silent"), STEPS)
-def test_fused_step(name, silent):
+def test_fused_step(name, silent, monkeypatch):
     """The kernel made from a method's code does what the code does; twice, as the state moves on."""
+    monkeypatch.setattr(fuse, "PARTS", 4)
     chosen = method(name)
     clients = {n: random(3, 3000).abs() for n in ("x", *chosen.slots, *chosen.kept)} | {"g": random(3, 3000)}
     s = Vectors(**{n: random(3000).abs() for n in (*chosen.down, *chosen.derived)})
