@@ -113,7 +113,7 @@ _PAPER = dict(
 )  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": dict(model="cnn", rounds=60, clients=50, participation=0.2, batch_size=10, dirichlet=0.3, alpha=0.1,
-                   local_epochs=5, augment="none", crop_padding=1, eval_every=5),
+                   local_epochs=5, augment="none", crop_padding=1, eval_every=10),
     "cifar10": dict(_PAPER, local_epochs=5, crop_padding=4),
     "cifar100": dict(_PAPER, local_epochs=2, crop_padding=4),
     "tinyimagenet": dict(_PAPER, local_epochs=2, crop_padding=8),

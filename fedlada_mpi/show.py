@@ -74,7 +74,7 @@ def summary(found: dict[str, Any], records: list[dict[str, Any]], out: str) -> s
         for record in records:
             for rank, seconds in enumerate(record["seconds_by_rank"]["train"]):
                 train[rank] = train.get(rank, 0.0) + seconds
-        busy = [(t, i) for i, t in train.items() if t > 0.01 * max(train.values())]
+        busy = [(t, i) for i, t in train.items() if t > 0.1 * max(train.values())]
         if len(busy) > 1:
             (slow, i), (quick, j) = max(busy), min(busy)
             lines.append(f"  silos          slowest rank {i} trained {slow:.1f} s, quickest rank {j} {quick:.1f} s")
