@@ -14,6 +14,7 @@ from fedlada_mpi import models
 from fedlada_mpi.config import resolve
 from fedlada_mpi.errors import UserError
 from fedlada_mpi.gradients import Generic, Stacked, create, weighted_loss
+from fedlada_mpi.models import ops
 from fedlada_mpi.models.layout import Layout
 from fedlada_mpi.models.ops import Window
 
@@ -287,3 +288,22 @@ def test_models_that_are_refused(own, name, words):
         models.build(name, 3, (8, 8, 2))
     assert str(found.value).startswith("--model")
     assert words in str(found.value)
+
+
+@pytest.mark.serial
+def test_large_convolutions_of_the_cpu_are_the_librarys_own():
+    """Float32 maps whose columns would be large take another way; value and gradients are those of the plain module."""
+    network = models.build("lenet", 10, (32, 32, 3))
+    layout = network.layout
+    x, labels = torch.randn(2, 20, 32, 32, 3), torch.randint(10, (2, 20))
+    assert ops.one_by_one(x, ops.Window(32, 32, 5, 1, 0))
+    values, grads = torch.stack([layout.pack(network.module.state_dict())] * 2), torch.zeros(2, layout.live)
+    logits = network.forward(ops.Stack(layout, values, grads), x)
+    F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
+    for c in range(2):
+        network.module.zero_grad()
+        expected = network.module(x[c].permute(0, 3, 1, 2))
+        F.cross_entropy(expected, labels[c], reduction="sum").backward()
+        torch.testing.assert_close(logits[c], expected)
+        gradient = layout.pack({name: p.grad for name, p in network.module.named_parameters()})
+        assert (grads[c] - gradient).norm() < 1e-5 * gradient.norm()

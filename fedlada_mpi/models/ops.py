@@ -122,6 +122,56 @@ def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
         torch.bmm(a.mT, b, out=target)
 
 
+# On a CPU, columns beyond this many bytes a client cost more than the library's own convolution, client by client.
+LARGE = 1 << 22
+
+
+def one_by_one(x: Tensor, window: Window) -> bool:
+    """Whether this convolution is left to the library, one client after another."""
+    rows = x.shape[1] * window.out[0] * window.out[1]
+    size = rows * window.kernel**2 * x.shape[-1] * x.element_size()
+    return x.device.type == "cpu" and x.dtype == torch.float32 and not window.dead and size > LARGE
+
+
+def torch_kernel(weight: Tensor, window: Window, channels: int) -> Tensor:
+    """Stored weights [rows, out] as torch has them, [out, in, k, k]; a view."""
+    k = window.kernel
+    return weight[: k * k * channels].view(k, k, channels, -1).permute(3, 2, 0, 1)
+
+
+class _OneByOne(torch.autograd.Function):
+    """A convolution as torch's own, for every client in turn."""
+
+    @staticmethod
+    def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, kernels):
+        out = x.new_empty(*x.shape[:2], *window.out, weight.shape[-1])
+        for c in range(len(x)):
+            kernel = torch_kernel(weight[c], window, x.shape[-1])
+            b = None if bias is None else bias[c]
+            out[c] = F.conv2d(x[c].permute(0, 3, 1, 2), kernel, b, window.stride, window.padding).permute(0, 2, 3, 1)
+        ctx.save_for_backward(x, weight)
+        ctx.window, ctx.grads = window, (grad, bias_grad)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dout):
+        (x, weight), (grad, bias_grad), window = ctx.saved_tensors, ctx.grads, ctx.window
+        wanted = (ctx.needs_input_grad[0], True, bias_grad is not None)
+        steps = ([window.stride] * 2, [window.padding] * 2, [1, 1], False, [0, 0], 1)
+        dx = torch.empty_like(x) if wanted[0] else None
+        for c in range(len(x)):
+            image, d = x[c].permute(0, 3, 1, 2), dout[c].permute(0, 3, 1, 2)
+            kernel = torch_kernel(weight[c], window, x.shape[-1])
+            di, dk, db = torch.ops.aten.convolution_backward(d, image, kernel, [len(kernel)], *steps, wanted)
+            torch_kernel(grad[c], window, x.shape[-1]).copy_(dk)
+            if dx is not None:
+                dx[c] = di.permute(0, 2, 3, 1)
+            if bias_grad is not None:
+                bias_grad[c] = db
+        return dx, None, None, None, None, None, None, None
+
+
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, kernels):
@@ -212,7 +262,8 @@ def conv(p: Stack, name: str, x: Tensor, kernel: int, stride: int = 1, padding: 
     window = Window(x.shape[2], x.shape[3], kernel, stride, padding)
     weight, bias = f"{name}.weight", f"{name}.bias"
     p.windows[weight] = window
-    return _Convolution.apply(
+    layer = _OneByOne if one_by_one(x, window) else _Convolution
+    return layer.apply(
         x, p.anchor, p.value[weight], p.grad[weight], p.value.get(bias), p.grad.get(bias), window, p.kernels
     )
 
