@@ -85,7 +85,7 @@ def _facts(groups: Sequence[Group]) -> str:
         (len(runs), "runs"),
         (finished, "finished"),
         (len(groups), "settings"),
-        (len(by_problem(groups)), "problems"),
+        (len(by_problem(groups)), "tasks"),
     ]
     facts.append((f"{sum(run.done for run in runs):,}", "rounds"))
     hours = sum(float(np.nansum(run.series["seconds_total"])) for run in runs) / 3600
