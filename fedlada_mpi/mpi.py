@@ -55,7 +55,7 @@ class World:
             kinds = "srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 (MPICH)"
             hint = kinds if "SLURM_STEP_NUM_TASKS" in os.environ else "the mpirun of the same MPI library"
             raise UserError(
-                f"the launcher started {launched} processes, but MPI ({library()}) sees a world of 1: "
+                f"the launcher started {launched} processes, but MPI ({implementation()}) sees a world of 1: "
                 f"start them with {hint}"
             )
         self.node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
@@ -160,7 +160,7 @@ def first_to_speak() -> bool:
     return MPI.COMM_WORLD.rank == 0
 
 
-def library() -> str:
+def implementation() -> str:
     """The MPI library's name and version, in a few words."""
     text = MPI.Get_library_version().replace("\0", "").strip()
     line = text.splitlines()[0]

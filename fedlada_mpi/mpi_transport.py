@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import mpi_shared
 from .errors import UserError
-from .mpi import World, library
+from .mpi import World, implementation
 
 # Settings by which vendors' libraries are told, rather than asked, to take device buffers.
 _TOLD_CUDA = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")
@@ -57,7 +57,7 @@ class Transport:
             return "none"
         if kind == "direct" and not (cuda and cuda_aware()):
             raise UserError(
-                f"--transport direct: {library()} is not CUDA-aware here, or the run is on the CPU; use auto"
+                f"--transport direct: {implementation()} is not CUDA-aware here, or the run is on the CPU; use auto"
             )
         if kind == "staged" and not cuda:
             raise UserError("--transport staged copies device vectors, but the run is on the CPU: use auto or host")

@@ -167,7 +167,7 @@ class Session:
             "fedlada_mpi": __version__,
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "mpi": mpi.library(),
+            "mpi": mpi.implementation(),
             "ranks": self.world.size,
             "device": torch.cuda.get_device_name(self.device) if cuda else f"{platform.machine()} CPU",
             "threads": torch.get_num_threads(),
@@ -201,7 +201,7 @@ class Session:
             ("device", where),
             (
                 "MPI",
-                f"{mpi.library()}, {'' if cuda_aware() else 'not '}CUDA-aware; transport: {self.transport.kind}",
+                f"{mpi.implementation()}, {'' if cuda_aware() else 'not '}CUDA-aware; transport: {self.transport.kind}",
             ),
             (
                 "a round",

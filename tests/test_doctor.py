@@ -110,7 +110,7 @@ def test_world_of_one_by_mistake(mpirun, tmp_path):
 @pytest.mark.serial
 @pytest.mark.parametrize(("version", "status"), [("mpirun (Open MPI) 5.0.8", OK), ("HYDRA build details:", WARN)])
 def test_launcher_of_another_family(tmp_path, monkeypatch, version, status):
-    monkeypatch.setattr("fedlada_mpi.mpi.library", lambda: "Open MPI v5.0.8")
+    monkeypatch.setattr("fedlada_mpi.mpi.implementation", lambda: "Open MPI v5.0.8")
     for name, text in {"mpirun": version, "srun": "MPI plugin types are...\n\tnone\n\tpmi2\n\tpmix"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}' >&2\n")
         (tmp_path / name).chmod(0o755)
@@ -157,7 +157,7 @@ def test_cores_threads_and_bindings(monkeypatch):
 
 
 def test_spinning_is_found_under_srun_only(monkeypatch):
-    monkeypatch.setattr("fedlada_mpi.mpi.library", lambda: "Open MPI v5.0.8")
+    monkeypatch.setattr("fedlada_mpi.mpi.implementation", lambda: "Open MPI v5.0.8")
     for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_MCA_mpi_yield_when_idle"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
