@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -29,6 +30,15 @@ from .silo import Silo, named_rows
 from .trainer import Resident, Trainer
 
 
+def keep_freed_memory() -> None:
+    """A step's large temporaries come back at every step: glibc shall keep their pages, not return and clear them."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_max = -1, -4
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, -1)
+
+
 def choose_device(world: mpi.World, config: Config) -> torch.device:
     """A GPU by local rank (several ranks may share one), or the CPU with its share of the cores."""
     available = torch.cuda.is_available()
@@ -41,6 +51,7 @@ def choose_device(world: mpi.World, config: Config) -> torch.device:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
+        keep_freed_memory()
     if "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0))
         # Ranks that a launcher bound see their own cores; unbound ones share the node's.
