@@ -30,6 +30,7 @@ from .errors import UserError
 from .evaluate import evaluate
 from .gradients import create
 from .session import choose_device, set_precision
+from .silo import named_rows
 from .trainer import Resident, Trainer
 
 SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cifar100": ((32, 32, 3), 100, 500)}
@@ -93,12 +94,10 @@ class Bench:
         gradient = create(self.network, config, device)
         self.trainer = Trainer(config, self.algorithm, gradient, data, device, dtype)
         a, size = self.algorithm, self.network.layout.size
-        self.s = Vectors(
-            **{n: torch.zeros(size, dtype=dtype, device=device) for n in (*a.down, *a.derived, *a.private)}
-        )
+        self.s = Vectors(**named_rows((*a.down, *a.derived, *a.private), size, dtype, device))
         self.s.x.copy_(self.network.initial(dtype))
         a.start(self.s)
-        self.sums = {name: torch.zeros_like(self.s.x) for name in a.up}
+        self.sums = named_rows(a.up, size, dtype, device)
         self.steps = int(local_steps(config, data.sizes)[0])
         self.t = 0
 

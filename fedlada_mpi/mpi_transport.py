@@ -22,12 +22,14 @@ _TOLD_CUDA = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")
 
 def cuda_aware() -> bool:
     """Whether the library says that it takes device buffers; unknown means no."""
+    if any(os.environ.get(name) == "1" for name in _TOLD_CUDA):
+        return True
     try:
         query = ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support
     except (OSError, AttributeError):
-        return any(os.environ.get(name) == "1" for name in _TOLD_CUDA)
+        return False
     query.restype, query.argtypes = ctypes.c_int, []
-    return bool(query()) or any(os.environ.get(name) == "1" for name in _TOLD_CUDA)
+    return bool(query())
 
 
 class Transport:

@@ -46,20 +46,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(options: argparse.Namespace, flags: dict) -> int:
     try:
         if options.print_config:
-            from .data import settle
-            from .mpi import first_to_speak
-
-            resolved, _ = settle(flags, load(options.config) if options.config else {})
-            if first_to_speak():
-                print(resolved.table())
+            table = _settle(options, flags)[0].table()
+            if _speaks():
+                print(table)
             return 0
         return _run(options, flags)
     except UserError as error:
-        from .mpi import first_to_speak
-
-        if first_to_speak():
+        if _speaks():
             print(f"error: {error}", file=sys.stderr, flush=True)
         return 2
+
+
+def _settle(options: argparse.Namespace, flags: dict):
+    from .data import settle
+
+    return settle(flags, load(options.config) if options.config else {})
+
+
+def _speaks() -> bool:
+    from .mpi import first_to_speak
+
+    return first_to_speak()
 
 
 def _run(options: argparse.Namespace, flags: dict) -> int:
@@ -70,11 +77,10 @@ def _run(options: argparse.Namespace, flags: dict) -> int:
 
     from . import outputs
     from .config import Config
-    from .data import settle
     from .session import Session
 
     def settings() -> dict:
-        resolved, directory = settle(flags, load(options.config) if options.config else {})
+        resolved, directory = _settle(options, flags)
         start = outputs.claim(resolved.config, options.resume, options.overwrite)
         return {"config": vars(resolved.config), "directory": str(directory), "start": start}
 

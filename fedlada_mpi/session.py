@@ -71,18 +71,19 @@ def set_precision(precision: str) -> torch.dtype:
 class Session:
     def __init__(self, world: mpi.World, config: Config, directory: Path):
         self.world, self.config = world, config
-        self.trains = world.size == 1 or config.server_trains or world.rank > 0
-        ranks = world.size if world.size == 1 or config.server_trains else world.size - 1
+        # Rank 0 only serves, unless it is alone or told to train: the first rank with clients, and how many there are.
+        first = 0 if world.size == 1 or config.server_trains else 1
+        ranks = world.size - first
         world.alone(lambda: ensure(config, directory, ranks))
         self.manifest: Manifest = world.together(lambda: read_manifest(directory))
         self.device = world.together(lambda: choose_device(world, config))
         self.dtype = set_precision(config.precision)
         self.owner = np.array_split(np.arange(self.manifest.silos), ranks)
-        place = world.rank - (world.size - ranks)
-        data = world.together(lambda: self._resident(self.owner[place] if self.trains else []))
-        test = world.together(lambda: self._test()) if world.rank == 0 else world.together(lambda: None)
+        mine = self.owner[world.rank - first] if world.rank >= first else []
+        data = world.together(lambda: self._resident(mine))
+        test = world.alone(self._test)
 
-        self.network = world.together(lambda: self._network())
+        self.network = world.together(self._network)
         self.algorithm = algorithms.create(config)
         layout = self.network.layout
         gradient = create(self.network, config, self.device)
