@@ -62,22 +62,18 @@ def test_bad_input_is_not_tried_again(user):
     assert "bad input, see above: not requeued" in user.output(job)
 
 
-# A command that needs no MPI: it counts its starts, and stops at TERM and USR1 with status 75.
+# A command that needs no MPI: it waits in the job's first start, and stops at TERM and USR1 with status 75.
 STAND_IN = """\
-import signal, sys, time
+import os, signal, sys, time
 def stop(*_):
     print("stopping", flush=True)
     sys.exit(75)
 signal.signal(signal.SIGTERM, stop)
 signal.signal(signal.SIGUSR1, stop)
-with open("starts", "a+") as file:
-    file.write("x")
-    file.seek(0)
-    start = len(file.read())
-print("started", start, flush=True)
+print("started", flush=True)
 if sys.argv[1] == "fail":
     sys.exit(1)
-if start == 1:
+if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":
     time.sleep(60)
 """
 JOB = """\
@@ -103,9 +99,14 @@ def stand_in_output(user, job: str) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def wait_for_stand_in(user, job: str) -> None:
+    """Until both ranks handle signals."""
+    wait_for(lambda: stand_in_output(user, job).count("started") == 2, "the start", 20)
+
+
 def test_preempted_job_uses_its_grace_time_and_comes_back(user):
     job = submit_stand_in(user, "run")
-    wait_for(lambda: "started" in stand_in_output(user, job), "the start", 20)
+    wait_for_stand_in(user, job)
     user.run("srun", "--partition=urgent", "--exclusive", "true")
     fields = user.cluster.wait(job)
     assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "1"), stand_in_output(user, job)
@@ -114,7 +115,7 @@ def test_preempted_job_uses_its_grace_time_and_comes_back(user):
 
 def test_cancelled_job_stays_cancelled(user):
     job = submit_stand_in(user, "run")
-    wait_for(lambda: "started" in stand_in_output(user, job), "the start", 20)
+    wait_for_stand_in(user, job)
     user.run("scancel", job)
     fields = user.cluster.wait(job)
     assert (fields["JobState"], fields["Restarts"]) == ("CANCELLED", "0"), stand_in_output(user, job)
