@@ -10,12 +10,7 @@ for ((step = 0; step < ${SLURM_RESTART_COUNT:-0}; step++)); do srun --nodes=1 --
 
 trap : TERM USR1 # SLURM signals the ranks itself
 # Where a rank dies, the others must end instead of waiting for it.
-srun --kill-on-bad-exit=1 --mpi="$1" bash "$(dirname "$0")/rank.sh" "${@:2}" &
-srun=$!
-while kill -0 $srun 2>/dev/null; do
-    wait $srun # a signal to this shell ends the wait early
-done
-wait $srun
+srun --kill-on-bad-exit=1 --mpi="$1" bash "$(dirname "$0")/rank.sh" "${@:2}"
 code=$?
 
 if [ -e "$state/refused" ]; then exit 2; fi

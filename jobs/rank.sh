@@ -3,19 +3,26 @@
 state=$FEDLADA_STATE
 
 trap '' USR1 # inherited by the rank, which a USR1 before Python's own handler would kill
+trap : TERM  # not inherited
 "$@" &
 rank=$!
+
 # srun ends the survivors of a dead rank by TERM, which they would take as a wish to finish the round.
-trap '[ ! -e "$state/died" ] || kill -KILL $rank' TERM
+end_with_the_dead() {
+    trap '[ ! -e "$state/died" ] || kill -KILL $rank' TERM
+    while kill -0 $rank; do
+        sleep 1 &
+        wait $!
+    done
+}
+end_with_the_dead &>/dev/null &
+trap '' TERM # a `wait` that a trap ends can lose the status of a process that ends with it (bash 5.2)
 
 handles_usr1() { ((0x$(sed -n 's/^SigCgt:\s*//p' /proc/$rank/status) >> ($(kill -l USR1) - 1) & 1)) 2>/dev/null; }
 if [ "${SLURM_PROCID:-0}" = 0 ]; then
     while kill -0 $rank 2>/dev/null && ! handles_usr1; do sleep 0.2; done
     : >"$state/ready"
 fi
-while kill -0 $rank 2>/dev/null; do
-    wait $rank # a signal to this shell ends the wait early
-done
 wait $rank
 code=$?
 case $code in

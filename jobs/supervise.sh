@@ -17,13 +17,19 @@ supervise() {
     export FEDLADA_STATE=$FEDLADA_LOGS/.state-$job
     if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then rm -rf "$FEDLADA_STATE"; fi
     mkdir -p "$FEDLADA_STATE"
-    rm -f "$FEDLADA_STATE/ready"
+    rm -f "$FEDLADA_STATE"/{ready,code}
     say "start $((${SLURM_RESTART_COUNT:-0} + 1)) on ${SLURM_JOB_NODELIST:-this node}"
 
-    local stop=no terminated=no code=0
+    local stop=no terminated=no code
     trap '[ $stop = asked ] || stop=yes' USR1
     trap 'terminated=yes' TERM
-    "$@" &
+    # Its status goes through a file: a `wait` that a trap ends can lose that of any process that ends with it (bash 5.2).
+    (
+        trap : TERM USR1
+        code=0
+        "$@" || code=$?
+        echo $code >"$FEDLADA_STATE/code"
+    ) &
     local child=$!
     # bash runs traps between commands and in `wait` only, so nothing here may block for long.
     while kill -0 "$child" 2>/dev/null; do
@@ -36,8 +42,8 @@ supervise() {
         sleep 1 &
         wait $! || true
     done
-    wait "$child" || code=$?
     trap - USR1 TERM
+    code=$(cat "$FEDLADA_STATE/code" 2>/dev/null || echo 1)
 
     case $code in
         0) finish 0 "finished" ;;
