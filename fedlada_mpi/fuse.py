@@ -3,13 +3,14 @@
 ``local_step`` is run once on symbols instead of tensors; what it does to them is written down as a Triton kernel
 that reads every vector once and writes what changed, and, where gradients are clipped, one before it that sums
 their squares. So a method is written once, in plain torch, and a new one is fused without knowing. An operation
-that is not known here raises ``Unfusable``; the step then runs as written.
+that is not known here stops the tracing; the step then runs as written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import linecache
+import warnings
 from typing import Any
 
 import torch
@@ -136,13 +137,20 @@ class Fused:
 
     def __init__(self, step):
         self.step = step
-        self._made: dict[tuple, tuple[Any, ...]] = {}
+        self._made: dict[tuple, tuple[Any, ...] | None] = {}
 
     def __call__(self, algorithm: Algorithm, c: Vectors, s: Vectors, lr: Tensor, silent: bool, keep_g: bool) -> None:
         tensors = {f"c_{n}": v for n, v in vars(c).items() if v is not None} | {f"s_{n}": v for n, v in vars(s).items()}
         key = (tuple(sorted(tensors)), silent)
         if key not in self._made:
-            self._made[key] = self._make(algorithm, c, s, silent)
+            try:
+                self._made[key] = self._make(algorithm, c, s, silent)
+            except Unfusable as error:
+                warnings.warn(f"{algorithm.name}: {error} cannot be fused; its steps run as written", stacklevel=2)
+                self._made[key] = None
+        if self._made[key] is None:
+            self.step(algorithm, c, s, lr, silent, keep_g)
+            return
         names, squares, update = self._made[key]
         count, size = c.x.shape
         pointers = [tensors[n] for n in names]

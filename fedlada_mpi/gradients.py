@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from .config import Config
-from .models import Network, kernels
+from .models import Network
 from .models.ops import Stack
 
 
@@ -21,8 +21,13 @@ def create(network: Network, config: Config, device: torch.device) -> Stacked | 
     if network.forward is None:
         network.module.to(device)
         return Generic(network)
-    use = device.type == "cuda" and config.compile != "off" and config.precision != "fp64" and kernels.available()
-    return Stacked(network, kernels if use else None)
+    if device.type == "cuda" and config.compile != "off" and config.precision != "fp64":
+        # Here, as the import of Triton takes time that no other run need spend.
+        from .models import kernels
+
+        if kernels.available():
+            return Stacked(network, kernels)
+    return Stacked(network)
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:

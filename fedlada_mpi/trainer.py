@@ -10,7 +10,6 @@ methods; they are then stepped once for all, as a second, single-row part of the
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -22,7 +21,6 @@ from torch import Tensor
 from .algorithms import Algorithm, Round, Vectors
 from .batches import Normaliser, Plan, gather, local_steps, plan
 from .config import Config
-from .fuse import Fused, Unfusable
 from .gradients import Generic, Stacked
 
 
@@ -87,6 +85,8 @@ class Trainer:
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._step = local_step
         if self.kernels is not None:
+            from .fuse import Fused  # which imports Triton
+
             self._step = Fused(local_step)
 
     @cached_property
@@ -178,12 +178,7 @@ class Trainer:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            try:
-                step()
-            except Unfusable as error:
-                warnings.warn(f"{self.algorithm.name}: {error} cannot be fused; its steps run one by one", stacklevel=2)
-                self._step = local_step
-                step()
+            step()
             step()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.empty_cache()

@@ -45,9 +45,8 @@ def start(tmp_path: Path):
         command = ["bash", "-c", JOB, "job", str(ROOT), sys.executable, "-S", "-c", RANK]
         path = f"{tmp_path}:{os.environ['PATH']}"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | settings | {"PATH": path}
-        job = subprocess.Popen(
-            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        job = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
         jobs.append(job)
         return job
 
@@ -68,7 +67,7 @@ def until(job: subprocess.Popen[str], word: str) -> str:
 
 
 def test_a_status_is_never_lost_to_a_signal(start):
-    """Bash forgets how a process ended if that happens while a trap ends a `wait`: the job would take it for a death."""
+    """Bash forgets how a process ended if that happens while a trap ends a `wait`; the job would count a failure."""
     jobs = [start(number) for number in range(24)]
     for job in jobs:
         until(job, "started")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import time
 
 import pytest
@@ -288,3 +290,14 @@ def test_transports_are_told(data, out):
     run_here(data, out, transport="host", **SHORT)
     kind = json.loads((out / "summary.json").read_text())["environment"]["transport"]
     assert kind == ("host" if SIZE > 1 else "none")
+
+
+@pytest.mark.serial
+def test_start_waits_for_no_compiler(data, out):
+    """Imports are most of a run's start: torch's compiler takes 4 s, torchvision as long again."""
+    words = arguments(data, out, {**SHORT, "rounds": 1})
+    code = f"import sys; from fedlada_mpi.run import main; main({words!r}); print('|', *sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    imported = done.stdout.partition("|")[2].split()
+    assert "torch" in imported, done.stderr
+    assert not {"triton", "torch._dynamo", "torchvision", "matplotlib", "plotly"} & set(imported)
