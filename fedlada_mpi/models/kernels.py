@@ -60,7 +60,7 @@ def im2col(x: Tensor, window, width: int) -> Tensor:
 
 @jit(do_not_specialize=["images"])
 def _col2im(
-    cols, add, dx, images, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, OUT_H: tl.constexpr,
+    cols, dx, images, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, OUT_H: tl.constexpr,
     OUT_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr, TAPS_H: tl.constexpr,
     TAPS_W: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
@@ -74,8 +74,6 @@ def _col2im(
     target = client * images * (H * W * CHANNELS) + (row * VECTOR)[:, None] + lane
     cols += client * images * (OUT_H * OUT_W * WIDTH)
     total = tl.zeros([ROWS, VECTOR], tl.float32)
-    if add is not None:
-        total += tl.load(add + target, mask=inside[:, None], other=0.0)
     # Output i steps back from the last one that covers this pixel sees it through tap h % STRIDE + i * STRIDE.
     for i in tl.static_range((TAPS_H + STRIDE - 1) // STRIDE):
         for j in tl.static_range((TAPS_W + STRIDE - 1) // STRIDE):
@@ -89,20 +87,19 @@ def _col2im(
     tl.store(dx + target, total.to(dx.dtype.element_ty), mask=inside[:, None])
 
 
-def col2im(cols: Tensor, window, shape: torch.Size, add: Tensor | None = None) -> Tensor:
-    """``add`` [shape], another gradient of the same input, joins the sum."""
+def col2im(cols: Tensor, window, shape: torch.Size) -> Tensor:
     (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
     count, n, rows, columns, channels = shape
     if (r1 - r0, c1 - c0, window.stride) == (1, 1, 1) and channels == cols.shape[-1]:
-        return cols.view(shape) if add is None else cols.view(shape) + add
+        return cols.view(shape)
     cols = cols.contiguous()
     dx = cols.new_empty(shape)
     check("columns of a convolution", cols, dx)
     run = vector(channels, cols.shape[-1])
     grid = (triton.cdiv(dx[0].numel(), TILE // 2), count)
     _col2im[grid](
-        cols, None if add is None else add.contiguous(), dx, n, rows, columns, channels, h, w, window.padding - r0,
-        window.padding - c0, window.stride, r1 - r0, c1 - c0, cols.shape[-1], run, TILE // 2 // run,
+        cols, dx, n, rows, columns, channels, h, w, window.padding - r0, window.padding - c0, window.stride,
+        r1 - r0, c1 - c0, cols.shape[-1], run, TILE // 2 // run,
     )  # fmt: skip
     return dx
 
