@@ -10,17 +10,20 @@ import os
 import re
 import subprocess
 import sys
+from inspect import getsource
 from math import prod
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from world import ROOT
 
 from fedlada_mpi import algorithms, fuse
 from fedlada_mpi.algorithms import Vectors
 from fedlada_mpi.config import resolve
 from fedlada_mpi.fuse import Fused
-from fedlada_mpi.models import kernels, ops
+from fedlada_mpi.models import kernels, norm_kernels, ops
 from fedlada_mpi.models.layout import Layout
 from fedlada_mpi.models.ops import Window
 from fedlada_mpi.models.triton_support import triton
@@ -84,7 +87,23 @@ def test_in_the_interpreter():
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=580
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert re.search(r"\d+ passed, 1 skipped", done.stdout), done.stdout  # but for this test itself
+    assert re.search(r"\d+ passed, 2 skipped", done.stdout), done.stdout  # but for this test and the next
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(triton is None or kernels.available(), reason="runs directly, or has no Triton")
+def test_every_kernel_compiles_for_a_gpu(tmp_path):
+    """The interpreter takes what the compiler may refuse; this takes the compiler's word where there is no GPU."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    made = {"squares", "update"}  # by fuse.py
+    for module in (kernels, norm_kernels):
+        text = getsource(module)
+        made |= {name for name in re.findall(r"^def (_\w+)", text, re.MULTILINE) if f"{name}[" in text}
+    assert set(done.stdout.split()) == made
 
 
 def test_without_triton():

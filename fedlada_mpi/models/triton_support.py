@@ -7,6 +7,9 @@ from math import gcd
 
 import torch
 
+# A product and a sum rounded once, as in torch's own kernels; without a choice Triton 3.9 warns on every rank.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
 try:
     import triton
     import triton.language as tl
