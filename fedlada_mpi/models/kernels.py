@@ -58,21 +58,28 @@ def im2col(x: Tensor, window, width: int) -> Tensor:
     return cols
 
 
+@jit
+def _runs(images, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr):
+    """The program's ROWS runs of VECTOR channels in maps [C, images, H, W, CHANNELS]: which are inside, where each
+    stands (image, row, column, run of the pixel), and where its elements lie."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = row < images * (H * W * CHANNELS // VECTOR)
+    pixel, part = row // (CHANNELS // VECTOR), row % (CHANNELS // VECTOR)
+    image, place = pixel // (H * W), pixel % (H * W)
+    at = tl.program_id(1).to(tl.int64) * images * (H * W * CHANNELS) + (row * VECTOR)[:, None]
+    return inside, image, place // W, place % W, part, at + tl.arange(0, VECTOR)[None, :]
+
+
 @jit(do_not_specialize=["images"])
 def _col2im(
     cols, dx, images, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, OUT_H: tl.constexpr,
     OUT_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr, TAPS_H: tl.constexpr,
     TAPS_W: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < images * (H * W * CHANNELS // VECTOR)
-    pixel, part = row // (CHANNELS // VECTOR), row % (CHANNELS // VECTOR)
-    image, place = pixel // (H * W), pixel % (H * W)
-    h, w = place // W + TOP, place % W + LEFT
+    inside, image, h, w, part, target = _runs(images, H, W, CHANNELS, VECTOR, ROWS)
+    h, w = h + TOP, w + LEFT
     lane = tl.arange(0, VECTOR)[None, :]
-    target = client * images * (H * W * CHANNELS) + (row * VECTOR)[:, None] + lane
-    cols += client * images * (OUT_H * OUT_W * WIDTH)
+    cols += tl.program_id(1).to(tl.int64) * images * (OUT_H * OUT_W * WIDTH)
     total = tl.zeros([ROWS, VECTOR], tl.float32)
     # Output i steps back from the last one that covers this pixel sees it through tap h % STRIDE + i * STRIDE.
     for i in tl.static_range((TAPS_H + STRIDE - 1) // STRIDE):
@@ -110,14 +117,10 @@ def _max_pool(
     OUT_W: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, VECTOR: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < images * (OUT_H * OUT_W * CHANNELS // VECTOR)
-    pixel, part = row // (CHANNELS // VECTOR), row % (CHANNELS // VECTOR)
-    image, place = pixel // (OUT_H * OUT_W), pixel % (OUT_H * OUT_W)
-    top, left = place // OUT_W * STRIDE - PADDING, place % OUT_W * STRIDE - PADDING
+    inside, image, out_h, out_w, part, target = _runs(images, OUT_H, OUT_W, CHANNELS, VECTOR, ROWS)
+    top, left = out_h * STRIDE - PADDING, out_w * STRIDE - PADDING
     lane = tl.arange(0, VECTOR)[None, :]
-    x += client * images * (H * W * CHANNELS)
+    x += tl.program_id(1).to(tl.int64) * images * (H * W * CHANNELS)
     best = tl.full([ROWS, VECTOR], float("-inf"), tl.float32)
     index = tl.full([ROWS, VECTOR], KERNEL * KERNEL, tl.int32)
     for i in tl.static_range(KERNEL):
@@ -130,7 +133,6 @@ def _max_pool(
             better = met & ((value > best) | (value != value) | (index == KERNEL * KERNEL))
             best = tl.where(better, value, best)
             index = tl.where(better, i * KERNEL + j, index)
-    target = client * images * (OUT_H * OUT_W * CHANNELS) + (row * VECTOR)[:, None] + lane
     tl.store(out + target, best.to(out.dtype.element_ty), mask=inside[:, None])
     tl.store(taken + target, index.to(tl.uint8), mask=inside[:, None])
 
@@ -141,14 +143,10 @@ def _max_pool_backward(
     OUT_W: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, VECTOR: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    inside = row < images * (H * W * CHANNELS // VECTOR)
-    pixel, part = row // (CHANNELS // VECTOR), row % (CHANNELS // VECTOR)
-    image, place = pixel // (H * W), pixel % (H * W)
-    h, w = place // W + PADDING, place % W + PADDING
+    inside, image, h, w, part, target = _runs(images, H, W, CHANNELS, VECTOR, ROWS)
+    h, w = h + PADDING, w + PADDING
     lane = tl.arange(0, VECTOR)[None, :]
-    start = client * images * (OUT_H * OUT_W * CHANNELS)
+    start = tl.program_id(1).to(tl.int64) * images * (OUT_H * OUT_W * CHANNELS)
     total = tl.zeros([ROWS, VECTOR], tl.float32)
     for i in tl.static_range((KERNEL + STRIDE - 1) // STRIDE):
         for j in tl.static_range((KERNEL + STRIDE - 1) // STRIDE):
@@ -160,7 +158,6 @@ def _max_pool_backward(
             index = tl.load(taken + source, mask=met, other=255).to(tl.int32)
             value = tl.load(dout + source, mask=met, other=0.0).to(tl.float32)
             total += tl.where(index == (tap_h * KERNEL + tap_w)[:, None], value, 0.0)
-    target = client * images * (H * W * CHANNELS) + (row * VECTOR)[:, None] + lane
     tl.store(dx + target, total.to(dx.dtype.element_ty), mask=inside[:, None])
 
 
