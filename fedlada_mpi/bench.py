@@ -15,6 +15,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,8 +204,6 @@ def add_memory_slopes(rows: list[dict]) -> None:
 
 def first_step(config: Config, clients: int, device: torch.device) -> dict:
     """From the start of the process, imports included, to the end of the first local step."""
-    from dataclasses import replace
-
     Bench(replace(config, local_steps=1), clients, device).round()
     synchronise(device)
     return {
@@ -237,6 +236,7 @@ def transport(world: mpi.World, size: int, device: torch.device, kinds: list[str
         row: dict[str, Any] = {"what": f"transport {planned.kind}", "ranks": world.size, "bytes": 4 * size}
         for name, action in (("bcast", planned.bcast), ("reduce", planned.reduce)):
             row[f"{name}_seconds"] = mpi_transport.slowest(world, lambda act=action, v=vector: act([v]), repeats)
+        planned.close()
         found.append(row)
     host = torch.rand(size, pin_memory=device.type == "cuda")
     for name, action in (("bcast", mpi_transport.plain_bcast), ("reduce", mpi_transport.plain_reduce)):

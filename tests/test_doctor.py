@@ -78,6 +78,16 @@ def test_broken_torch_on_one_rank_is_told_with_its_rank(mpirun, tmp_path):
 
 
 @pytest.mark.serial
+def test_wrong_sums_on_one_rank_are_told_and_hang_nobody(mpirun, tmp_path):
+    spoil = "from fedlada_mpi.mpi_transport import Transport as T"
+    spoil += "; T.reduce = lambda t, v, plain=T.reduce: plain(t, v) or v[0].zero_()"
+    done = mpirun(2, command=("-c", ONE_DIFFERS.format(patience=60, first=spoil)), cwd=tmp_path)
+    assert done.returncode != 0
+    told = r"^  FAIL  transport +rank 1 on \S+: shared: Reduce gave 0, expected 2$"
+    assert re.search(told, done.stdout, re.M), done.stdout + done.stderr
+
+
+@pytest.mark.serial
 def test_missing_rank_does_not_hang_the_others(mpirun):
     program = ONE_DIFFERS.format(patience=8, first="time.sleep(60)")
     done = mpirun(2, command=("-c", program), timeout=50)

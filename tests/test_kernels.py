@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from world import ROOT
 
-from fedlada_mpi import algorithms, fuse
+from fedlada_mpi import algorithms, doctor_machine, fuse
 from fedlada_mpi.algorithms import Vectors
 from fedlada_mpi.config import resolve
 from fedlada_mpi.fuse import Fused
@@ -225,6 +225,11 @@ def test_max_pool(shape, kernel, stride, padding, dtype):
     out.backward(weights)
     expected.backward(weights)
     assert torch.equal(x.grad, copy.grad)
+
+
+@here
+def test_the_doctors_trial():
+    assert doctor_machine.pooled(DEVICE) == 3
 
 
 def plain_max_pool(x, kernel, stride, padding):
