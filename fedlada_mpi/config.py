@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .rng import fixed_number
 
 DATASETS = ("digits", "cifar10", "cifar100", "tinyimagenet")
 
@@ -272,7 +273,7 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     for name in ("beta1", "beta2"):
         if values[name] == 1:
             raise UserError(f"--{name}: found 1, expected less than 1 (the gradient would have no weight)")
-    if values["sampling"] == "fixed" and int(values["participation"] * values["clients"] + 0.5) < 1:
+    if values["sampling"] == "fixed" and fixed_number(values["clients"], values["participation"]) < 1:
         raise UserError(
             f"--participation {values['participation']} of {values['clients']} clients is nobody: "
             f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"
