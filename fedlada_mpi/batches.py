@@ -84,7 +84,9 @@ class Normaliser:
 
     def __call__(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         wide = dtype if dtype == torch.float64 else torch.float32
-        return ((images.to(wide) / 255 - self.mean.to(wide)) / self.std.to(wide)).to(dtype)
+        # A tensor, not a number: by a number a GPU multiplies with the rounded inverse, and the last bit differs.
+        white = torch.full_like(self.mean, 255, dtype=wide)
+        return ((images.to(wide) / white - self.mean.to(wide)) / self.std.to(wide)).to(dtype)
 
 
 def gather(images: Tensor, batch: Plan, normalise: Normaliser, dtype: torch.dtype, augment: bool) -> Tensor:

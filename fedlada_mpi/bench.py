@@ -28,7 +28,7 @@ from .algorithms import Round, Vectors
 from .batches import Normaliser, local_steps
 from .config import Config, resolve
 from .errors import UserError
-from .evaluate import evaluate
+from .evaluate import Evaluation
 from .gradients import create
 from .session import choose_device, set_precision
 from .silo import named_rows
@@ -109,9 +109,9 @@ class Bench:
         self.trainer.round(self.s, r, np.arange(self.clients), self.sums)
         self.t += 1
 
-    def evaluate(self) -> None:
+    def evaluation(self) -> Evaluation:
         t = self.trainer
-        evaluate(t.gradient, self.s.x, t.data.images, t.data.labels, t.data.normalise, t.compute)
+        return Evaluation(t.gradient, self.s.x, t.data.images, t.data.labels, t.data.normalise, t.compute, t.capture)
 
     def floor(self, limits: dict[str, float]) -> float:
         """Seconds of a round that no program beats by much: the arithmetic at the measured rate, and at the measured
@@ -215,7 +215,7 @@ def first_step(config: Config, clients: int, device: torch.device) -> dict:
 def evaluation(config: Config, device: torch.device, repeats: int) -> dict:
     count = 120 if device.type == "cuda" else 2
     bench = Bench(config, count, device)
-    seconds = statistics.median(timed(bench.evaluate, device, repeats))
+    seconds = statistics.median(timed(bench.evaluation(), device, repeats))
     images = len(bench.trainer.data.images)
     return {
         "what": f"evaluating {images:,} images, {config.precision}",

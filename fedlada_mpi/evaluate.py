@@ -7,22 +7,43 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .batches import Normaliser
+from .gradients import Generic, Stacked
+from .graphs import Capture
 
 # Large enough to fill a GPU; small enough that a CPU's caches still help.
 BATCH = {"cuda": 5000, "cpu": 250}
 
 
-@torch.no_grad()
-def evaluate(
-    gradient, x: Tensor, images: Tensor, labels: Tensor, normalise: Normaliser, dtype: torch.dtype
-) -> list[float]:
-    """[sum of losses, number correct, number of images]."""
-    totals = torch.zeros(2, dtype=torch.float64, device=images.device)
-    batch = BATCH[images.device.type]
-    for start in range(0, len(images), batch):
-        part, truth = images[start : start + batch], labels[start : start + batch]
-        logits = gradient.logits(x, normalise(part, dtype))
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        totals[0] += F.cross_entropy(wide, truth, reduction="sum")
-        totals[1] += (wide.argmax(1) == truth).sum()
-    return [*totals.tolist(), len(images)]
+class Evaluation:
+    """How the model ``x`` does on ``images``; on a GPU captured once and replayed."""
+
+    def __init__(
+        self,
+        gradient: Stacked | Generic,
+        x: Tensor,
+        images: Tensor,
+        labels: Tensor,
+        normalise: Normaliser,
+        dtype: torch.dtype,
+        capture: Capture | None,
+    ):
+        self.gradient, self.x, self.images, self.labels = gradient, x, images, labels
+        self.normalise, self.dtype = normalise, dtype
+        self.totals = torch.zeros(2, dtype=torch.float64, device=images.device)
+        self.run = capture(self._run).replay if capture else self._run
+
+    def __call__(self) -> list[float]:
+        """[sum of losses, number correct, number of images]."""
+        self.run()
+        return [*self.totals.tolist(), len(self.images)]
+
+    @torch.no_grad()
+    def _run(self) -> None:
+        self.totals.zero_()
+        batch = BATCH[self.images.device.type]
+        for start in range(0, len(self.images), batch):
+            images, labels = self.images[start : start + batch], self.labels[start : start + batch]
+            logits = self.gradient.logits(self.x, self.normalise(images, self.dtype))
+            wide = logits if logits.dtype == torch.float64 else logits.float()
+            self.totals[0] += F.cross_entropy(wide, labels, reduction="sum")
+            self.totals[1] += (wide.argmax(1) == labels).sum()

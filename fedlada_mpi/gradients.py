@@ -13,6 +13,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from .config import Config
 from .models import Network
+from .models.beside import Beside
 from .models.ops import Stack
 
 
@@ -26,8 +27,8 @@ def create(network: Network, config: Config, device: torch.device) -> Stacked | 
         from .models import kernels
 
         if kernels.available():
-            return Stacked(network, kernels)
-    return Stacked(network)
+            return Stacked(network, kernels, device)
+    return Stacked(network, device=device)
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
@@ -38,17 +39,18 @@ def weighted_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
 
 
 class Stacked:
-    def __init__(self, network: Network, kernels=None):
-        self.network, self.kernels = network, kernels
+    def __init__(self, network: Network, kernels=None, device: torch.device | str = "cpu"):
+        self.network, self.kernels, self.beside = network, kernels, Beside(device)
         self._stacks: dict[tuple, Stack] = {}
 
     def __call__(self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         key = (values.data_ptr(), grads.data_ptr(), len(values))
         if key not in self._stacks:
-            self._stacks[key] = Stack(self.network.layout, values, grads, self.kernels)
+            self._stacks[key] = Stack(self.network.layout, values, grads, self.kernels, self.beside)
         with torch.enable_grad():
             losses = weighted_loss(self.network.forward(self._stacks[key], images), labels, weight)
             losses.sum().backward()
+        self.beside.join()
         return losses.detach()
 
     def forget(self) -> None:
@@ -58,7 +60,7 @@ class Stacked:
     @torch.no_grad()
     def logits(self, x: Tensor, images: Tensor) -> Tensor:
         live = x[: self.network.layout.live]
-        stack = Stack(self.network.layout, live.to(images.dtype).unsqueeze(0), kernels=self.kernels)
+        stack = Stack(self.network.layout, live.to(images.dtype).unsqueeze(0), None, self.kernels, self.beside)
         return self.network.forward(stack, images.unsqueeze(0))[0]
 
 

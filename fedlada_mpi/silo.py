@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from . import checkpoint
 from .algorithms import Algorithm, Round, Vectors
 from .config import Config
-from .evaluate import evaluate
+from .evaluate import Evaluation
 from .metrics import Clock
 from .mpi import World
 from .mpi_transport import Transport
@@ -81,20 +82,20 @@ class Silo:
     def report(self, totals: Totals, evaluated: bool) -> np.ndarray:
         """Evaluate where asked, and give rank 0 this rank's numbers and times."""
         with self.clock("eval"):
-            train = test = [0.0, 0.0, 0.0]
-            if evaluated:
-                data = self.trainer.data
-                if len(data.sizes):
-                    train = self._evaluate(data.images, data.labels)
-                if self.test is not None:
-                    test = self._evaluate(*self.test)
+            train, test = (e() if e and evaluated else [0.0, 0.0, 0.0] for e in self.evaluations)
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
         numbers = [totals.loss, totals.offset_norm2, *train, *test, float(stop_requested()), wait]
         return self.world.collect(numbers + self.clock.take())
 
-    def _evaluate(self, images, labels) -> list[float]:
+    @cached_property
+    def evaluations(self) -> tuple[Evaluation | None, Evaluation | None]:
+        """Of this rank's training images, and of the test images where they are."""
         t = self.trainer
-        return evaluate(t.gradient, self.s.x, images, labels, t.data.normalise, t.compute)
+
+        def of(images: Tensor, labels: Tensor) -> Evaluation:
+            return Evaluation(t.gradient, self.s.x, images, labels, t.data.normalise, t.compute, t.capture)
+
+        return of(t.data.images, t.data.labels) if len(t.data.sizes) else None, of(*self.test) if self.test else None
 
     def synchronise(self) -> None:
         if self.trainer.device.type == "cuda":

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -22,6 +22,8 @@ from .algorithms import Algorithm, Round, Vectors
 from .batches import Normaliser, Plan, gather, local_steps, plan
 from .config import Config
 from .gradients import Generic, Stacked
+from .graphs import Capture
+from .models.beside import Beside
 
 
 @dataclass
@@ -82,6 +84,8 @@ class Trainer:
         self.longest = int(local_steps(config, data.sizes).max()) if len(data.sizes) else 0
         self.width = int(min(config.batch_size or 2**62, data.sizes.max())) if len(data.sizes) else 0
         self.at_once = 0
+        self.beside = Beside(device)
+        self.capture = Capture() if device.type == "cuda" else None
         self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._step = local_step
         if self.kernels is not None:
@@ -142,12 +146,13 @@ class Trainer:
 
     def _one_step(self, parts: list[tuple[Vectors, Vectors]], batch: Plan) -> None:
         (c, s), *silent = parts
+        for tail in silent:
+            self.beside(partial(self._step, self.algorithm, *tail, self.lr, True, True))
         values = c.x if c.low is None else c.low
         labels = self.data.labels[batch.index]
         self.loss[: len(c.x)].add_(self.gradient(values, c.g, self._gather(batch), labels, batch.weight))
         self._step(self.algorithm, c, s, self.lr, False, self.keep_g)
-        for c, s in silent:
-            self._step(self.algorithm, c, s, self.lr, True, True)
+        self.beside.join()
 
     def _gather(self, b: Plan) -> Tensor:
         images, normalise = self.data.images, self.data.normalise
@@ -175,18 +180,7 @@ class Trainer:
             self._one_step(parts, self.plan.at(self.k, count))
             self.k.add_(1).remainder_(self.longest)
 
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            step()
-            step()
-        torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        pool = next(iter(self._graphs.values())).pool() if self._graphs else None
-        with torch.cuda.graph(graph, pool=pool):
-            step()
-        self._graphs[count, s.x.data_ptr()] = graph
+        self._graphs[count, s.x.data_ptr()] = self.capture(step)
 
     def _chunks(self, rows: np.ndarray, steps: np.ndarray) -> Iterator[np.ndarray]:
         """Participants that train together; within a chunk, longest first, so that those still running are a prefix."""

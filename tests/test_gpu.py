@@ -57,6 +57,35 @@ def test_each_precision_on_one_step():
     assert all(found[p] < bounds[p] for p in bounds), found
 
 
+@pytest.mark.parametrize("compiler", ["auto", "off"])
+def test_batches_are_the_cpus_to_the_bit(compiler):
+    settings = {"dataset": "cifar10", "local_steps": 3, "batch_size": 8, "precision": "fp32", "compile": compiler}
+    found = []
+    for device in (torch.device("cpu"), CUDA):
+        bench = Bench(resolve(settings).config, 2, device)
+        bench.round()
+        found.append(bench.trainer._gather(bench.trainer.plan.at(2, 2)).cpu())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"precision": "fp32"}, {"precision": "fp32", "compile": "off"}, {"precision": "fp64"}]
+)
+def test_evaluation_as_on_the_cpu(settings):
+    """Twice, as the second one is a replay; with a batch that is cut short."""
+    found = []
+    for device in (torch.device("cpu"), CUDA):
+        bench = Bench(resolve({"dataset": "cifar10", **settings}).config, 11, device)
+        evaluation = bench.evaluation()
+        evaluation()
+        bench.s.x.mul_(1.5)
+        found.append(evaluation())
+    (loss, correct, count), (gpu_loss, gpu_correct, gpu_count) = found
+    assert count == gpu_count == 5500
+    assert gpu_loss == pytest.approx(loss, rel=1e-5)
+    assert abs(correct - gpu_correct) <= 3  # logits that are all but equal
+
+
 def test_without_a_compiler():
     """The captured plain path is the kernels' specification."""
     assert distance(gradient("fp32", CUDA, compile="off"), gradient("fp32", CUDA)) < 1e-4

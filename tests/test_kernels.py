@@ -24,6 +24,7 @@ from fedlada_mpi.algorithms import Vectors
 from fedlada_mpi.config import resolve
 from fedlada_mpi.fuse import Fused
 from fedlada_mpi.models import kernels, norm_kernels, ops
+from fedlada_mpi.models.beside import Beside
 from fedlada_mpi.models.layout import Layout
 from fedlada_mpi.models.ops import Window
 from fedlada_mpi.models.triton_support import triton
@@ -186,10 +187,12 @@ def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
     grads, expected_grads = flat_views(count, shape[2], dtype=dtype), flat_views(count, shape[2], dtype=torch.float64)
     before = grads[0]._base.clone()
     mask = out if relu else None
-    dx, dresidual = kernels.group_norm_backward(dout, x, gamma, mean, rstd, mask, 2, with_residual, *grads)
+    beside = Beside(x.device)
+    dx, dresidual = kernels.group_norm_backward(dout, x, gamma, mean, rstd, mask, 2, with_residual, *grads, beside)
     expected = ops.group_norm_backward(
-        dout.double(), *wide[:2], exact[1], exact[2], mask, 2, with_residual, *expected_grads
+        dout.double(), *wide[:2], exact[1], exact[2], mask, 2, with_residual, *expected_grads, beside
     )
+    beside.join()
     agree(dx, expected[0], dtype)
     for found, right in zip(grads, expected_grads):
         agree(found, right, dtype)
@@ -261,6 +264,9 @@ def test_gather(dtype, channels):
     dy, dx = (torch.randint(-3, 4, (3, 9), dtype=torch.int8, device=DEVICE) for _ in range(2))
     mean, std = torch.rand(channels, device=DEVICE), torch.rand(channels, device=DEVICE) + 0.1
     found = kernels.gather(images, index, flip, dy, dx, mean, std, dtype)
+    # On the CPU: the batch is the same to the bit on every device.
+    images, index, flip, dy, dx, mean, std = (t.cpu() for t in (images, index, flip, dy, dx, mean, std))
+    found = found.cpu()
     same(found, plain_gather(images, index, flip, dy, dx, mean, std, dtype))
     # Against torchvision's order of things: flip, then a window of the padded image.
     c, b = 1, 4

@@ -191,7 +191,7 @@ def _add_partials(
     tl.store(beta_grad + client * stride + lane - CHANNELS, total, mask=(lane >= CHANNELS) & (lane < 2 * CHANNELS))
 
 
-def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, gamma_grad, beta_grad):
+def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, gamma_grad, beta_grad, beside):
     count, n, *size, channels = x.shape
     x = x.contiguous()
     dx = torch.empty_like(x)
@@ -205,7 +205,7 @@ def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, g
         images, rows, lanes, num_warps=warps, maxnreg=64 if warps == 16 else None,  # two programs fit a processor
     )  # fmt: skip
     lanes = min(power(2 * channels), 32)
-    _add_partials[(triton.cdiv(2 * channels, lanes), count)](
-        partial, gamma_grad, beta_grad, blocks, gamma_grad.stride(0), channels, SUMMANDS, lanes
-    )
+    add = _add_partials[(triton.cdiv(2 * channels, lanes), count)]
+    arguments = (partial, gamma_grad, beta_grad, blocks, gamma_grad.stride(0), channels, SUMMANDS, lanes)
+    beside(lambda: add(*arguments), partial)
     return dx, (dout if has_residual and out is None else dresidual)

@@ -15,16 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .beside import Beside
 from .layout import Layout
 
 
 class Stack:
-    """C models' parameters and where their gradients go: ``value[name]``, ``grad[name]``, each [C, ...]."""
+    """C models' parameters and where their gradients go: ``value[name]``, ``grad[name]``, each [C, ...].
 
-    def __init__(self, layout: Layout, values: Tensor, grads: Tensor | None = None, kernels=None):
+    Gradients of parameters are computed ``beside`` those of activations, which the next layer waits for.
+    """
+
+    def __init__(self, layout: Layout, values: Tensor, grads: Tensor | None = None, kernels=None, beside=None):
         self.value = layout.views(values)
         self.grad = layout.views(grads) if grads is not None else dict.fromkeys(self.value)
         self.kernels = kernels
+        self.beside = beside or Beside(values.device)
         self.windows: dict[str, Window] = {}
         # Ties the first layer, whose input needs no gradient, into the backward pass.
         self.anchor = torch.zeros((), dtype=values.dtype, device=values.device, requires_grad=grads is not None)
@@ -128,9 +133,12 @@ LARGE = 1 << 22
 
 def one_by_one(x: Tensor, window: Window) -> bool:
     """Whether this convolution is left to the library, one client after another."""
+    if window.dead or x.dtype == torch.float64:
+        return False
+    if x.is_cuda:  # one model, many images, and no gradient that could use the columns again
+        return len(x) == 1 and not torch.is_grad_enabled() and window.kernel > 1 and x.shape[-1] % 8 == 0
     rows = x.shape[1] * window.out[0] * window.out[1]
-    size = rows * window.kernel**2 * x.shape[-1] * x.element_size()
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not window.dead and size > LARGE
+    return x.dtype == torch.float32 and rows * window.kernel**2 * x.shape[-1] * x.element_size() > LARGE
 
 
 def torch_kernel(weight: Tensor, window: Window, channels: int) -> Tensor:
@@ -143,15 +151,16 @@ class _OneByOne(torch.autograd.Function):
     """A convolution as torch's own, for every client in turn."""
 
     @staticmethod
-    def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, kernels):
-        out = x.new_empty(*x.shape[:2], *window.out, weight.shape[-1])
+    def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, p: Stack):
+        maps = []
         for c in range(len(x)):
             kernel = torch_kernel(weight[c], window, x.shape[-1])
             b = None if bias is None else bias[c]
-            out[c] = F.conv2d(x[c].permute(0, 3, 1, 2), kernel, b, window.stride, window.padding).permute(0, 2, 3, 1)
+            out = F.conv2d(x[c].permute(0, 3, 1, 2), kernel, b, window.stride, window.padding)
+            maps.append(out.permute(0, 2, 3, 1))
         ctx.save_for_backward(x, weight)
         ctx.window, ctx.grads = window, (grad, bias_grad)
-        return out
+        return torch.stack(maps) if len(maps) > 1 else maps[0].unsqueeze(0)
 
     @staticmethod
     @once_differentiable
@@ -174,11 +183,11 @@ class _OneByOne(torch.autograd.Function):
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, kernels):
-        cols = (kernels or _PLAIN).im2col(x, window, weight.shape[1])
+    def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, p: Stack):
+        cols = (p.kernels or _PLAIN).im2col(x, window, weight.shape[1])
         out = torch.bmm(cols, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), cols, weight)
         ctx.save_for_backward(cols, weight)
-        ctx.window, ctx.shape, ctx.kernels, ctx.grads = window, x.shape, kernels, (grad, bias_grad)
+        ctx.window, ctx.shape, ctx.p, ctx.grads = window, x.shape, p, (grad, bias_grad)
         return out.view(*x.shape[:2], *window.out, out.shape[-1])
 
     @staticmethod
@@ -187,12 +196,12 @@ class _Convolution(torch.autograd.Function):
         cols, weight = ctx.saved_tensors
         grad, bias_grad = ctx.grads
         dout = dout.reshape(dout.shape[0], -1, dout.shape[-1])
-        product_into(grad, cols, dout)
+        ctx.p.beside(lambda: product_into(grad, cols, dout), cols, dout)
         if bias_grad is not None:
-            torch.sum(dout, 1, out=bias_grad)
+            ctx.p.beside(lambda: torch.sum(dout, 1, out=bias_grad), dout)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = (ctx.kernels or _PLAIN).col2im(torch.bmm(dout, weight.mT), ctx.window, ctx.shape)
+            dx = (ctx.p.kernels or _PLAIN).col2im(torch.bmm(dout, weight.mT), ctx.window, ctx.shape)
         return dx, None, None, None, None, None, None, None
 
 
@@ -200,23 +209,18 @@ class _GroupNorm(torch.autograd.Function):
     """GroupNorm, then the residual if there is one, then ReLU if asked."""
 
     @staticmethod
-    def forward(ctx, x, gamma, gamma_grad, beta, beta_grad, groups, residual, relu, kernels):
-        out, mean, rstd = (kernels or _PLAIN).group_norm(x, gamma, beta, groups, residual, relu)
+    def forward(ctx, x, gamma, gamma_grad, beta, beta_grad, groups, residual, relu, p: Stack):
+        out, mean, rstd = (p.kernels or _PLAIN).group_norm(x, gamma, beta, groups, residual, relu)
         ctx.save_for_backward(x, gamma, mean, rstd, out if relu else None)
-        ctx.groups, ctx.kernels, ctx.has_residual, ctx.grads = (
-            groups,
-            kernels,
-            residual is not None,
-            (gamma_grad, beta_grad),
-        )
+        ctx.groups, ctx.p, ctx.has_residual, ctx.grads = groups, p, residual is not None, (gamma_grad, beta_grad)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx, dout):
         x, gamma, mean, rstd, out = ctx.saved_tensors
-        dx, dresidual = (ctx.kernels or _PLAIN).group_norm_backward(
-            dout.contiguous(), x, gamma, mean, rstd, out, ctx.groups, ctx.has_residual, *ctx.grads
+        dx, dresidual = (ctx.p.kernels or _PLAIN).group_norm_backward(
+            dout.contiguous(), x, gamma, mean, rstd, out, ctx.groups, ctx.has_residual, *ctx.grads, ctx.p.beside
         )
         return dx, None, None, None, None, None, dresidual, None, None
 
@@ -236,7 +240,7 @@ def group_norm(x, gamma, beta, groups, residual, relu, eps=1e-5):
     return out.to(x.dtype), mean, rstd
 
 
-def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, gamma_grad, beta_grad):
+def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, gamma_grad, beta_grad, beside):
     count, n, *_, channels = x.shape
     if out is not None:
         dout = dout * (out > 0)
@@ -244,8 +248,12 @@ def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, g
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     dy = dout.reshape(grouped).to(wide)
     normal = (x.reshape(grouped).to(wide) - mean) * rstd
-    beta_grad.copy_(dy.sum((1, 2)).reshape(count, channels))
-    gamma_grad.copy_((dy * normal).sum((1, 2)).reshape(count, channels))
+
+    def sums() -> None:
+        beta_grad.copy_(dy.sum((1, 2)).reshape(count, channels))
+        gamma_grad.copy_((dy * normal).sum((1, 2)).reshape(count, channels))
+
+    beside(sums, dy, normal)
     dnormal = dy * gamma.reshape(count, 1, 1, groups, -1)
     dx = rstd * (dnormal - dnormal.mean((2, 4), keepdim=True) - normal * (dnormal * normal).mean((2, 4), keepdim=True))
     return dx.reshape(x.shape).to(x.dtype), dout if has_residual else None
@@ -263,9 +271,7 @@ def conv(p: Stack, name: str, x: Tensor, kernel: int, stride: int = 1, padding: 
     weight, bias = f"{name}.weight", f"{name}.bias"
     p.windows[weight] = window
     layer = _OneByOne if one_by_one(x, window) else _Convolution
-    return layer.apply(
-        x, p.anchor, p.value[weight], p.grad[weight], p.value.get(bias), p.grad.get(bias), window, p.kernels
-    )
+    return layer.apply(x, p.anchor, p.value[weight], p.grad[weight], p.value.get(bias), p.grad.get(bias), window, p)
 
 
 def linear(p: Stack, name: str, x: Tensor) -> Tensor:
@@ -276,9 +282,7 @@ def linear(p: Stack, name: str, x: Tensor) -> Tensor:
 
 def norm(p: Stack, name: str, x: Tensor, groups: int, residual: Tensor | None = None, relu: bool = True) -> Tensor:
     weight, bias = f"{name}.weight", f"{name}.bias"
-    return _GroupNorm.apply(
-        x, p.value[weight], p.grad[weight], p.value[bias], p.grad[bias], groups, residual, relu, p.kernels
-    )
+    return _GroupNorm.apply(x, p.value[weight], p.grad[weight], p.value[bias], p.grad[bias], groups, residual, relu, p)
 
 
 def max_pool(p: Stack, x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:
