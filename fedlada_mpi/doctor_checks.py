@@ -176,6 +176,10 @@ def torch_works(here: Here) -> tuple[str, ...]:
     found = f"{torch.__version__}, " + (f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only")
     if numbers(torch.__version__) < numbers(LEAST_TORCH):
         return FAIL, found, f"pip install 'torch>={LEAST_TORCH}' torchvision"
+    cached = torch.__spec__.cached
+    if not (cached and Path(cached).exists()):
+        do = "unset PYTHONDONTWRITEBYTECODE, or export PYTHONPYCACHEPREFIX=DIR, on a disk that ranks can write"
+        return WARN, f"{found}; its byte code is not kept: every start compiles it anew, which takes seconds", do
     return OK, found
 
 

@@ -131,6 +131,18 @@ def test_launcher_of_another_family(tmp_path, monkeypatch, version, status):
     assert status == OK or found[2].endswith("or srun --mpi=pmix")
 
 
+def test_torch_that_is_compiled_at_every_start(monkeypatch, tmp_path):
+    import torch
+
+    kept = tmp_path / "torch.pyc"
+    monkeypatch.setattr(torch.__spec__, "cached", str(kept))
+    found = doctor_checks.torch_works(Here())
+    assert found[0] == WARN
+    assert "PYTHONDONTWRITEBYTECODE" in found[2]
+    kept.touch()
+    assert doctor_checks.torch_works(Here())[0] == OK
+
+
 def test_an_exception_becomes_one_line_and_its_followers_are_skipped():
     def broken(here):
         raise RuntimeError("\nfirst line\nsecond line")

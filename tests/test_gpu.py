@@ -8,6 +8,7 @@ import torch
 from fedlada_mpi import algorithms
 from fedlada_mpi.bench import Bench
 from fedlada_mpi.config import resolve
+from fedlada_mpi.models.beside import Beside
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 CUDA = torch.device("cuda", 0)
@@ -89,6 +90,20 @@ def test_evaluation_as_on_the_cpu(settings):
 def test_without_a_compiler():
     """The captured plain path is the kernels' specification."""
     assert distance(gradient("fp32", CUDA, compile="off"), gradient("fp32", CUDA)) < 1e-4
+
+
+@pytest.mark.parametrize("compiler", ["auto", "off"])
+def test_work_beside_changes_no_bit(compiler, monkeypatch):
+    """Memory handed on too early, or a result read before it is there, would show here."""
+    settings = {"dataset": "cifar10", "local_steps": 6, "precision": "tf32", "compile": compiler}
+    found = []
+    for _ in range(2):
+        bench = Bench(resolve(settings).config, 4, CUDA)
+        bench.round()
+        bench.round()
+        found.append(bench.sums["offset"])
+        monkeypatch.setattr(Beside, "__call__", lambda self, work, *reads: work())
+    assert torch.equal(*found)
 
 
 def test_uneven_draws_compile_nothing():

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .norm_kernels import group_norm, group_norm_backward
-from .triton_support import TILE, available, check, jit, tl, triton, vector
+from .triton_support import TILE, available, check, jit, power, tl, triton, vector
 
 __all__ = ["available", "col2im", "gather", "group_norm", "group_norm_backward", "im2col", "max_pool"]
 
@@ -41,6 +41,30 @@ def _im2col(
     tl.store(cols + (row * VECTOR)[:, None] + lane, value, mask=inside[:, None])
 
 
+@jit(do_not_specialize=["pixels"])
+def _im2col_rows(
+    x, cols, pixels, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, OUT_H: tl.constexpr, OUT_W: tl.constexpr,
+    TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr, TAPS_H: tl.constexpr, TAPS_W: tl.constexpr,
+    WIDTH: tl.constexpr, RUNS: tl.constexpr, LANES: tl.constexpr, PIXELS: tl.constexpr,
+):  # fmt: skip
+    """As ``_im2col`` for few channels: a run is a whole row of taps, or as much of the padding behind them."""
+    RUN: tl.constexpr = TAPS_W * CHANNELS
+    pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None, None]
+    tap = tl.arange(0, RUNS)[None, :, None]
+    lane = tl.arange(0, LANES)[None, None, :]
+    image, place = pixel // (OUT_H * OUT_W), pixel % (OUT_H * OUT_W)
+    h = place // OUT_W * STRIDE - TOP
+    w = place % OUT_W * STRIDE - LEFT
+    inside = (pixel < pixels) & (lane < RUN) & (tap * RUN + lane < WIDTH)
+    met = inside & (tap < TAPS_H) & (h + tap >= 0) & (h + tap < H)
+    met = met & (w + lane // CHANNELS >= 0) & (w + lane // CHANNELS < W)
+    x += tl.program_id(1).to(tl.int64) * (pixels // (OUT_H * OUT_W)) * (H * W * CHANNELS)
+    source = ((image * H + h) * W + w) * CHANNELS
+    value = tl.load(x + source + (tap * (W * CHANNELS) + lane), mask=met, other=0.0)
+    cols += tl.program_id(1).to(tl.int64) * pixels * WIDTH
+    tl.store(cols + pixel * WIDTH + (tap * RUN + lane), value, mask=inside)
+
+
 def im2col(x: Tensor, window, width: int) -> Tensor:
     (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
     count, n, rows, columns, channels = x.shape
@@ -49,12 +73,27 @@ def im2col(x: Tensor, window, width: int) -> Tensor:
         return x.view(count, n * rows * columns, channels)
     cols = x.new_empty(count, n * h * w, width)
     check("columns of a convolution", cols, x)
-    run = vector(channels, width)
-    grid = (triton.cdiv(cols[0].numel(), TILE), count)
-    _im2col[grid](
-        x, cols, n * h * w, rows, columns, channels, h, w, window.padding - r0, window.padding - c0, window.stride,
-        r1 - r0, c1 - c0, width, run, TILE // run,
-    )  # fmt: skip
+    geometry = (
+        rows,
+        columns,
+        channels,
+        h,
+        w,
+        window.padding - r0,
+        window.padding - c0,
+        window.stride,
+        r1 - r0,
+        c1 - c0,
+    )
+    if channels < 16:
+        lanes = power((c1 - c0) * channels)
+        runs = power(triton.cdiv(width, (c1 - c0) * channels))
+        pixels = max(TILE // (runs * lanes), 1)
+        _im2col_rows[(triton.cdiv(n * h * w, pixels), count)](x, cols, n * h * w, *geometry, width, runs, lanes, pixels)
+    else:
+        run = vector(channels, width)
+        grid = (triton.cdiv(cols[0].numel(), TILE), count)
+        _im2col[grid](x, cols, n * h * w, *geometry, width, run, TILE // run)
     return cols
 
 

@@ -135,8 +135,11 @@ def one_by_one(x: Tensor, window: Window) -> bool:
     """Whether this convolution is left to the library, one client after another."""
     if window.dead or x.dtype == torch.float64:
         return False
-    if x.is_cuda:  # one model, many images, and no gradient that could use the columns again
-        return len(x) == 1 and not torch.is_grad_enabled() and window.kernel > 1 and x.shape[-1] % 8 == 0
+    if x.is_cuda:
+        # One model, many images, no gradient that would need the columns again. For tensor cores only: in full float32
+        # the library's channels-last convolution is far slower than columns.
+        narrow = x.dtype != torch.float32 or torch.backends.cudnn.allow_tf32
+        return narrow and len(x) == 1 and not torch.is_grad_enabled() and window.kernel > 1 and x.shape[-1] % 8 == 0
     rows = x.shape[1] * window.out[0] * window.out[1]
     return x.dtype == torch.float32 and rows * window.kernel**2 * x.shape[-1] * x.element_size() > LARGE
 
