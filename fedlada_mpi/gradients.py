@@ -53,6 +53,10 @@ class Stacked:
         self.beside.join()
         return losses.detach()
 
+    def activation_bytes(self, image_shape: tuple[int, int, int], images: int, dtype: torch.dtype) -> int:
+        """What a client takes beside its state, from the shapes."""
+        return self.network.activation_bytes(image_shape, images, dtype) if images else 0
+
     def forget(self) -> None:
         """Let go of buffers that are no longer used."""
         self._stacks.clear()
@@ -81,6 +85,19 @@ class Generic:
         for name, target in self.network.layout.views(grads).items():
             target.copy_(found[name])
         return losses
+
+    def activation_bytes(self, image_shape: tuple[int, int, int], images: int, dtype: torch.dtype) -> int:
+        """What a client takes beside its state: tried on a GPU, as nobody knows a user's own layers; 0 on a CPU."""
+        device = next(self.network.module.parameters()).device
+        if device.type != "cuda" or not images:
+            return 0
+        values, grads = (torch.zeros(1, self.network.layout.size, dtype=dtype, device=device) for _ in range(2))
+        batch = torch.zeros(1, images, *image_shape, dtype=dtype, device=device)
+        labels = torch.zeros(1, images, dtype=torch.int64, device=device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        self(values, grads, batch, labels, torch.ones_like(labels, dtype=dtype))
+        return torch.cuda.max_memory_allocated(device) - before + batch.nbytes
 
     def forget(self) -> None:
         """Nothing is held here."""

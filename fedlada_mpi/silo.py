@@ -55,14 +55,18 @@ class Silo:
 
     def train(self, r: Round, participants: np.ndarray) -> Totals:
         """Local training of this rank's participants, then the sums to rank 0."""
+        # Ends with the slowest rank; timed as waiting, not as communication.
+        totals = self.world.together(lambda: self._local(r, participants))
+        with self.clock("reduce"):
+            self.transport.reduce(list(self.sums.values()))
+        return totals
+
+    def _local(self, r: Round, participants: np.ndarray) -> Totals:
         with self.clock("train"):
             for total in self.sums.values():
                 total.zero_()
             totals = self.trainer.round(self.s, r, participants, self.sums)
             self.synchronise()
-        self.world.wait()  # for the slowest rank; timed as waiting, not as communication
-        with self.clock("reduce"):
-            self.transport.reduce(list(self.sums.values()))
         return totals
 
     def receive(self, r: Round) -> None:

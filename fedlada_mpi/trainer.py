@@ -21,6 +21,7 @@ from torch import Tensor
 from .algorithms import Algorithm, Round, Vectors
 from .batches import Normaliser, Plan, gather, local_steps, plan
 from .config import Config
+from .errors import UserError
 from .gradients import Generic, Stacked
 from .graphs import Capture
 from .models.beside import Beside
@@ -99,9 +100,7 @@ class Trainer:
         vectors = 1 + len(self.algorithm.slots) + len(self.algorithm.kept)
         low = 2 * self.compute.itemsize if self.compute != self.dtype else self.dtype.itemsize
         state = self.live * (vectors * self.dtype.itemsize + low)
-        return state + self.gradient.network.activation_bytes(
-            tuple(self.data.images.shape[1:]), self.width, self.compute
-        )
+        return state + self.gradient.activation_bytes(tuple(self.data.images.shape[1:]), self.width, self.compute)
 
     @property
     def bytes_beside(self) -> int:
@@ -201,7 +200,10 @@ class Trainer:
         rows = np.flatnonzero(np.isin(self.data.client_ids, participants))
         if len(rows):
             for chunk in self._chunks(rows, local_steps(self.config, self.data.sizes[rows])):
-                self._train(s, r, chunk, sums, totals)
+                try:
+                    self._train(s, r, chunk, sums, totals)
+                except torch.cuda.OutOfMemoryError as error:
+                    raise UserError(_too_large(len(chunk), str(error))) from None
         return totals
 
     def _train(self, s: Vectors, r: Round, chunk: np.ndarray, sums: dict[str, Tensor], totals: Totals) -> None:
@@ -261,6 +263,14 @@ class Trainer:
         for f in fields(Plan):
             host = getattr(made, f.name)
             getattr(self.plan, f.name)[: host.shape[0], : host.shape[1]].copy_(host)
+
+
+def _too_large(count: int, words: str) -> str:
+    """What to do when ``count`` clients do not fit on the GPU."""
+    do = f"--max-clients-at-once {count // 2} trains them in turns, with the same result"
+    if count == 1:
+        do = "--precision bf16 takes less, or share the GPU with fewer ranks"
+    return f"{count} client{'s' * (count > 1)} at once do not fit in the GPU's memory ({words.splitlines()[0]}); {do}"
 
 
 def _rows(c: Vectors, count: int) -> Vectors:

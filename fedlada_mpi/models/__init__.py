@@ -34,8 +34,6 @@ class Network:
 
     def activation_bytes(self, image_shape: tuple[int, int, int], images: int, dtype: torch.dtype) -> int:
         """What the stacked forward keeps for the backward pass, and the largest columns beside it."""
-        if self.forward is None or not images:
-            return 0  # a user's own module is not run to find out
         values, kept, alive = torch.zeros(1, self.layout.live), {}, []
         own = values.untyped_storage().data_ptr()
 
