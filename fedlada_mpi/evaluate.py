@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,6 +14,7 @@ from .graphs import Capture
 
 # Large enough to fill a GPU; small enough that a CPU's caches still help.
 BATCH = {"cuda": 5000, "cpu": 250}
+LEAST = 100  # images: smaller batches are not tried on a full GPU
 
 
 class Evaluation:
@@ -30,7 +33,18 @@ class Evaluation:
         self.gradient, self.x, self.images, self.labels = gradient, x, images, labels
         self.normalise, self.dtype = normalise, dtype
         self.totals = torch.zeros(2, dtype=torch.float64, device=images.device)
-        self.run = capture(self._run).replay if capture else self._run
+        self.batch = BATCH[images.device.type]
+        self.run = self._captured(capture) if capture else self._run
+
+    def _captured(self, capture: Capture) -> Callable[[], None]:
+        """With batches that fit beside what is already on the GPU."""
+        while True:
+            try:
+                return capture(self._run).replay
+            except torch.cuda.OutOfMemoryError:
+                if self.batch < LEAST:
+                    raise
+                self.batch //= 2
 
     def __call__(self) -> list[float]:
         """[sum of losses, number correct, number of images]."""
@@ -40,9 +54,8 @@ class Evaluation:
     @torch.no_grad()
     def _run(self) -> None:
         self.totals.zero_()
-        batch = BATCH[self.images.device.type]
-        for start in range(0, len(self.images), batch):
-            images, labels = self.images[start : start + batch], self.labels[start : start + batch]
+        for start in range(0, len(self.images), self.batch):
+            images, labels = self.images[start : start + self.batch], self.labels[start : start + self.batch]
             logits = self.gradient.logits(self.x, self.normalise(images, self.dtype))
             wide = logits if logits.dtype == torch.float64 else logits.float()
             self.totals[0] += F.cross_entropy(wide, labels, reduction="sum")

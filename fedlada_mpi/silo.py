@@ -86,7 +86,7 @@ class Silo:
     def report(self, totals: Totals, evaluated: bool) -> np.ndarray:
         """Evaluate where asked, and give rank 0 this rank's numbers and times."""
         with self.clock("eval"):
-            train, test = (e() if e and evaluated else [0.0, 0.0, 0.0] for e in self.evaluations)
+            train, test = (e() if e else [0.0, 0.0, 0.0] for e in (self.evaluations if evaluated else (None, None)))
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
         numbers = [totals.loss, totals.offset_norm2, *train, *test, float(stop_requested()), wait]
         return self.world.collect(numbers + self.clock.take())

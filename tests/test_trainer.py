@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +14,8 @@ from torch import nn
 from fedlada_mpi import models
 from fedlada_mpi.algorithms import Round, Vectors, create
 from fedlada_mpi.batches import Normaliser
-from fedlada_mpi.config import Config
+from fedlada_mpi.bench import Bench
+from fedlada_mpi.config import Config, resolve
 from fedlada_mpi.gradients import Generic, Stacked
 from fedlada_mpi.models import ops
 from fedlada_mpi.trainer import Resident, Trainer
@@ -194,3 +197,21 @@ def test_nobody_of_this_rank_was_drawn():
     sums, totals = Local(models.build("narrow", 3, SHAPE), Config(algorithm="fedavg")).round(0, [])
     assert not any(value.any() for value in sums["offset"].values())
     assert (totals.loss, totals.offset_norm2) == (0.0, 0.0)
+
+
+def test_evaluation_takes_smaller_batches_on_a_full_gpu():
+    bench = Bench(resolve({"dataset": "digits"}).config, 20, torch.device("cpu"))
+    (loss, correct, count), tried, room = bench.evaluation()(), [], 100
+
+    def capture(work):
+        tried.append(work.__self__.batch)
+        if tried[-1] > room:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return SimpleNamespace(replay=work)
+
+    bench.trainer.capture = capture
+    assert bench.evaluation()() == [pytest.approx(loss, rel=1e-6), correct, count]
+    assert tried == [250, 125, 62]
+    room = 0
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        bench.evaluation()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-AHEAD = 2  # pieces of work that may be under way
+AHEAD = 4  # pieces of work that may be under way
 
 
 class Beside:

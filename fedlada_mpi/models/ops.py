@@ -199,9 +199,13 @@ class _Convolution(torch.autograd.Function):
         cols, weight = ctx.saved_tensors
         grad, bias_grad = ctx.grads
         dout = dout.reshape(dout.shape[0], -1, dout.shape[-1])
-        ctx.p.beside(lambda: product_into(grad, cols, dout), cols, dout)
-        if bias_grad is not None:
-            ctx.p.beside(lambda: torch.sum(dout, 1, out=bias_grad), dout)
+
+        def of_parameters() -> None:
+            product_into(grad, cols, dout)
+            if bias_grad is not None:
+                torch.sum(dout, 1, out=bias_grad)
+
+        ctx.p.beside(of_parameters, cols, dout)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = (ctx.p.kernels or _PLAIN).col2im(torch.bmm(dout, weight.mT), ctx.window, ctx.shape)
@@ -252,11 +256,11 @@ def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, g
     dy = dout.reshape(grouped).to(wide)
     normal = (x.reshape(grouped).to(wide) - mean) * rstd
 
-    def sums() -> None:
+    def of_parameters() -> None:
         beta_grad.copy_(dy.sum((1, 2)).reshape(count, channels))
         gamma_grad.copy_((dy * normal).sum((1, 2)).reshape(count, channels))
 
-    beside(sums, dy, normal)
+    beside(of_parameters, dy, normal)
     dnormal = dy * gamma.reshape(count, 1, 1, groups, -1)
     dx = rstd * (dnormal - dnormal.mean((2, 4), keepdim=True) - normal * (dnormal * normal).mean((2, 4), keepdim=True))
     return dx.reshape(x.shape).to(x.dtype), dout if has_residual else None
