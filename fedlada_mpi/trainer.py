@@ -270,7 +270,8 @@ def _too_large(count: int, words: str) -> str:
     do = f"--max-clients-at-once {count // 2} trains them in turns, with the same result"
     if count == 1:
         do = "--precision bf16 takes less, or share the GPU with fewer ranks"
-    return f"{count} client{'s' * (count > 1)} at once do not fit in the GPU's memory ({words.splitlines()[0]}); {do}"
+    asked = ". ".join(words.splitlines()[0].split(". ")[:2]).rstrip(".")
+    return f"{count} client{'s' * (count > 1)} at once do not fit in the GPU's memory ({asked}); {do}"
 
 
 def _rows(c: Vectors, count: int) -> Vectors:
