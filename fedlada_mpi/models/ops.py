@@ -155,15 +155,19 @@ class _OneByOne(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, p: Stack):
-        maps = []
-        for c in range(len(x)):
+        def of(c: int) -> Tensor:
             kernel = torch_kernel(weight[c], window, x.shape[-1])
             b = None if bias is None else bias[c]
-            out = F.conv2d(x[c].permute(0, 3, 1, 2), kernel, b, window.stride, window.padding)
-            maps.append(out.permute(0, 2, 3, 1))
+            return F.conv2d(x[c].permute(0, 3, 1, 2), kernel, b, window.stride, window.padding).permute(0, 2, 3, 1)
+
         ctx.save_for_backward(x, weight)
         ctx.window, ctx.grads = window, (grad, bias_grad)
-        return torch.stack(maps) if len(maps) > 1 else maps[0].unsqueeze(0)
+        if len(x) == 1:
+            return of(0).unsqueeze(0)
+        out = x.new_empty(*x.shape[:2], *window.out, weight.shape[-1])
+        for c in range(len(x)):
+            out[c] = of(c)
+        return out
 
     @staticmethod
     @once_differentiable
