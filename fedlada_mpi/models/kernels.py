@@ -8,6 +8,8 @@ Tensors are float32, bfloat16 or float16, and one client's share of each has few
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -65,35 +67,28 @@ def _im2col_rows(
     tl.store(cols + pixel * WIDTH + (tap * RUN + lane), value, mask=inside)
 
 
+def _geometry(shape: torch.Size, window) -> tuple[int, ...]:
+    """What kernels know when they are compiled, of maps [C, N, rows, columns, channels] and a window over them."""
+    (r0, r1), (c0, c1) = window.taps
+    top, left = window.padding - r0, window.padding - c0
+    return *shape[2:], *window.out, top, left, window.stride, r1 - r0, c1 - c0
+
+
 def im2col(x: Tensor, window, width: int) -> Tensor:
-    (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
-    count, n, rows, columns, channels = x.shape
-    x = x.contiguous()
-    if (r1 - r0, c1 - c0, window.stride) == (1, 1, 1) and channels == width:
-        return x.view(count, n * rows * columns, channels)
-    cols = x.new_empty(count, n * h * w, width)
+    count, n, *_, channels = x.shape
+    x, geometry, pixels = x.contiguous(), _geometry(x.shape, window), n * prod(window.out)
+    if window.pointwise and channels == width:
+        return x.view(count, pixels, channels)
+    cols = x.new_empty(count, pixels, width)
     check("columns of a convolution", cols, x)
-    geometry = (
-        rows,
-        columns,
-        channels,
-        h,
-        w,
-        window.padding - r0,
-        window.padding - c0,
-        window.stride,
-        r1 - r0,
-        c1 - c0,
-    )
     if channels < 16:
-        lanes = power((c1 - c0) * channels)
-        runs = power(triton.cdiv(width, (c1 - c0) * channels))
-        pixels = max(TILE // (runs * lanes), 1)
-        _im2col_rows[(triton.cdiv(n * h * w, pixels), count)](x, cols, n * h * w, *geometry, width, runs, lanes, pixels)
+        run = geometry[-1] * channels
+        runs, lanes = power(triton.cdiv(width, run)), power(run)
+        at_once = max(TILE // (runs * lanes), 1)
+        _im2col_rows[(triton.cdiv(pixels, at_once), count)](x, cols, pixels, *geometry, width, runs, lanes, at_once)
     else:
         run = vector(channels, width)
-        grid = (triton.cdiv(cols[0].numel(), TILE), count)
-        _im2col[grid](x, cols, n * h * w, *geometry, width, run, TILE // run)
+        _im2col[(triton.cdiv(pixels * width, TILE), count)](x, cols, pixels, *geometry, width, run, TILE // run)
     return cols
 
 
@@ -134,19 +129,15 @@ def _col2im(
 
 
 def col2im(cols: Tensor, window, shape: torch.Size) -> Tensor:
-    (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
-    count, n, rows, columns, channels = shape
-    if (r1 - r0, c1 - c0, window.stride) == (1, 1, 1) and channels == cols.shape[-1]:
+    geometry, width = _geometry(shape, window), cols.shape[-1]
+    if window.pointwise and shape[-1] == width:
         return cols.view(shape)
     cols = cols.contiguous()
     dx = cols.new_empty(shape)
     check("columns of a convolution", cols, dx)
-    run = vector(channels, cols.shape[-1])
-    grid = (triton.cdiv(dx[0].numel(), TILE // 2), count)
-    _col2im[grid](
-        cols, dx, n, rows, columns, channels, h, w, window.padding - r0, window.padding - c0, window.stride,
-        r1 - r0, c1 - c0, cols.shape[-1], run, TILE // 2 // run,
-    )  # fmt: skip
+    run = vector(shape[-1], width)
+    grid = (triton.cdiv(dx[0].numel(), TILE // 2), len(dx))
+    _col2im[grid](cols, dx, shape[1], *geometry, width, run, TILE // 2 // run)
     return dx
 
 

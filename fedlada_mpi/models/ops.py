@@ -64,6 +64,12 @@ class Window:
         return tuple(self._live(s, self.kernel, self.stride, self.padding) for s in (self.rows, self.columns))
 
     @property
+    def pointwise(self) -> bool:
+        """Whether every output pixel sees one input pixel, its own."""
+        (r0, r1), (c0, c1) = self.taps
+        return (r1 - r0, c1 - c0, self.stride) == (1, 1, 1)
+
+    @property
     def dead(self) -> list[int]:
         """The taps outside them, counted row by row."""
         (r0, r1), (c0, c1) = self.taps
@@ -76,7 +82,7 @@ def im2col(x: Tensor, window: Window, width: int) -> Tensor:
     (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
     count, n, rows, columns, channels = x.shape
     s, p = window.stride, window.padding
-    if (r1 - r0, c1 - c0, s) == (1, 1, 1) and channels == width:
+    if window.pointwise and channels == width:
         return x.reshape(count, n * rows * columns, channels)
     # From the first live tap of the first output to the last live tap of the last one.
     low, high = [r0 - p, c0 - p], [(h - 1) * s + r1 - p, (w - 1) * s + c1 - p]
@@ -95,7 +101,7 @@ def col2im(cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
     (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
     count, n, rows, columns, channels = shape
     s, p = window.stride, window.padding
-    if (r1 - r0, c1 - c0, s) == (1, 1, 1) and channels == cols.shape[-1]:
+    if window.pointwise and channels == cols.shape[-1]:
         return cols.reshape(shape)
     used = (r1 - r0) * (c1 - c0) * channels
     cols = cols[..., :used].unflatten(-1, (r1 - r0, c1 - c0, channels)).unflatten(1, (n, h, w))
