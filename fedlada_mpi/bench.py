@@ -110,8 +110,8 @@ class Bench:
         self.t += 1
 
     def evaluation(self) -> Evaluation:
-        t = self.trainer
-        return Evaluation(t.gradient, self.s.x, t.data.images, t.data.labels, t.data.normalise, t.compute, t.capture)
+        data = self.trainer.data
+        return self.trainer.evaluation(self.s.x, data.images, data.labels)
 
     def floor(self, limits: dict[str, float]) -> float:
         """Seconds of a round that no program beats by much: the arithmetic at the measured rate, and at the measured

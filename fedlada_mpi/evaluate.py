@@ -14,7 +14,7 @@ from .graphs import Capture
 
 # Large enough to fill a GPU; small enough that a CPU's caches still help.
 BATCH = {"cuda": 5000, "cpu": 250}
-LEAST = 100  # images: smaller batches are not tried on a full GPU
+LEAST = 100  # images: on a full GPU, a batch of fewer is not halved again
 
 
 class Evaluation:

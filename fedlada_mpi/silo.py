@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -94,12 +94,8 @@ class Silo:
     @cached_property
     def evaluations(self) -> tuple[Evaluation | None, Evaluation | None]:
         """Of this rank's training images, and of the test images where they are."""
-        t = self.trainer
-
-        def of(images: Tensor, labels: Tensor) -> Evaluation:
-            return Evaluation(t.gradient, self.s.x, images, labels, t.data.normalise, t.compute, t.capture)
-
-        return of(t.data.images, t.data.labels) if len(t.data.sizes) else None, of(*self.test) if self.test else None
+        data, of = self.trainer.data, partial(self.trainer.evaluation, self.s.x)
+        return of(data.images, data.labels) if len(data.sizes) else None, of(*self.test) if self.test else None
 
     def synchronise(self) -> None:
         if self.trainer.device.type == "cuda":

@@ -22,6 +22,7 @@ from .algorithms import Algorithm, Round, Vectors
 from .batches import Normaliser, Plan, gather, local_steps, plan
 from .config import Config
 from .errors import UserError
+from .evaluate import Evaluation
 from .gradients import Generic, Stacked
 from .graphs import Capture
 from .models.beside import Beside
@@ -192,6 +193,10 @@ class Trainer:
             return 0
         free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
         return max(1, self.at_once, int(0.8 * free / self.bytes_per_client))
+
+    def evaluation(self, x: Tensor, images: Tensor, labels: Tensor) -> Evaluation:
+        """Of the model ``x`` on ``images``, in this trainer's precision."""
+        return Evaluation(self.gradient, x, images, labels, self.data.normalise, self.compute, self.capture)
 
     @torch.no_grad()
     def round(self, s: Vectors, r: Round, participants: np.ndarray, sums: dict[str, Tensor]) -> Totals:
