@@ -8,6 +8,7 @@ import torch
 from fedlada_mpi import algorithms
 from fedlada_mpi.bench import Bench
 from fedlada_mpi.config import resolve
+from fedlada_mpi.models import ops
 from fedlada_mpi.models.beside import Beside
 
 pytestmark = [pytest.mark.serial, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
@@ -90,6 +91,17 @@ def test_evaluation_as_on_the_cpu(settings):
 def test_without_a_compiler():
     """The captured plain path is the kernels' specification."""
     assert distance(gradient("fp32", CUDA, compile="off"), gradient("fp32", CUDA)) < 1e-4
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_evaluation_by_the_librarys_convolutions_as_by_columns(precision, monkeypatch):
+    found = []
+    for _ in range(2):
+        found.append(Bench(resolve({"dataset": "cifar10", "precision": precision}).config, 11, CUDA).evaluation()())
+        monkeypatch.setattr(ops, "one_by_one", lambda x, window: False)
+    (loss, correct, _), (by_columns, correct_by_columns, _) = found
+    assert loss == pytest.approx(by_columns, rel=1e-4)
+    assert abs(correct - correct_by_columns) <= 10  # of 5,500
 
 
 @pytest.mark.parametrize("compiler", ["auto", "off"])
