@@ -4,8 +4,8 @@ from data_prep import PrepareSettings, prepare, raw_available
 manifest = prepare(PrepareSettings("digits", out="data/digits", clients=50, silos=4))
 """
 
-from .pipeline import prepare
-from .settings import PrepareSettings
-from .sources import raw_available
+from fedlada_mpi.data.prepare import prepare
+from fedlada_mpi.data.settings import PrepareSettings
+from fedlada_mpi.data.sources import raw_available
 
 __all__ = ["PrepareSettings", "prepare", "raw_available"]

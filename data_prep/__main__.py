@@ -11,13 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
+from fedlada_mpi.data.partition import KINDS
+from fedlada_mpi.data.picture import PICTURE
+from fedlada_mpi.data.prepare import prepare
+from fedlada_mpi.data.settings import PrepareSettings
+from fedlada_mpi.data.sources import LOADERS
 from fedlada_mpi.errors import UserError
-
-from .partition import KINDS
-from .picture import PICTURE
-from .pipeline import prepare
-from .settings import PrepareSettings
-from .sources import LOADERS
 
 # Flags that only some partitions read; given with another, they are a mistake.
 USED_BY = {

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from fedlada_mpi.data.shards import Manifest, read_manifest, read_silos, silo_file
 from fedlada_mpi.errors import UserError
-from fedlada_mpi.shards import Manifest, read_manifest, read_silos, silo_file
 
 
 def plain_read(path: Path) -> None:

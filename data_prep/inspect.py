@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedlada_mpi.data.picture import PICTURE, draw
+from fedlada_mpi.data.shards import TEST_FILE, Manifest, read_manifest, read_silos, read_test, silo_file
 from fedlada_mpi.errors import UserError
-from fedlada_mpi.shards import TEST_FILE, Manifest, read_manifest, read_silos, read_test, silo_file
-
-from .picture import PICTURE, draw
 
 
 def verify(manifest: Manifest) -> None:

@@ -1,7 +1,7 @@
 """A round's mini-batches: which images each client sees at each step, and how they are augmented.
 
 The whole round is planned on the host as small integer arrays and copied to the device once; a step then
-gathers its batch from the resident uint8 images without asking the host.
+gathers its batch from the uint8 images on the device, without the host.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ class Plan:
     right: Tensor  # columns that the crop moves over the image
 
     def at(self, step: int | Tensor, count: int) -> Plan:
-        """Step ``step`` of the first ``count`` clients, [C, B]; a tensor step needs no host."""
-        pick = (lambda a: a[step]) if isinstance(step, int) else (lambda a: a.index_select(0, step)[0])
+        """Step ``step`` of the first ``count`` clients, [C, B]; a step on the device is read there."""
+
+        def pick(array: Tensor) -> Tensor:
+            return array[step] if isinstance(step, int) else array.index_select(0, step)[0]
+
         return Plan(*(pick(getattr(self, f.name)[:, :count]) for f in fields(self)))
 
 
@@ -47,7 +50,7 @@ def plan(config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes:
     index, weight = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
     flip, down, right = np.zeros(shape, bool), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     for c, (client, start, n, count) in enumerate(
-        zip(clients.tolist(), starts.tolist(), sizes.tolist(), steps.tolist())
+        zip(clients.tolist(), starts.tolist(), sizes.tolist(), steps.tolist(), strict=True)
     ):
         batch = min(config.batch_size or n, n)
         per_epoch = -(-n // batch)
@@ -59,7 +62,7 @@ def plan(config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes:
         index[:count, c, :batch] = start + np.maximum(order, 0)
         weight[:count, c, :batch] = there / there.sum(1, keepdims=True)
         if config.augment == "paper":
-            # As many draws as the client's own batches have places, whatever the width of this rank's plan.
+            # As many draws as the client's own batches hold, whatever the width of this rank's plan.
             drawn = rng.bits(count * batch, config.seed, rng.AUGMENT, t, client).reshape(count, batch)
             flip[:count, c, :batch] = drawn & 1
             moves, pad = drawn & 2, config.crop_padding
@@ -79,12 +82,14 @@ def plan(config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes:
 
 @dataclass
 class Normaliser:
+    """Pixels to (pixel / 255 - mean) / std, per channel."""
+
     mean: Tensor
     std: Tensor
 
     def __call__(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         wide = dtype if dtype == torch.float64 else torch.float32
-        # A tensor, not a number: by a number a GPU multiplies with the rounded inverse, and the last bit differs.
+        # A tensor, not a number: for a number a GPU multiplies by the rounded inverse, and the last bit differs.
         white = torch.full_like(self.mean, 255, dtype=wide)
         return ((images.to(wide) / white - self.mean.to(wide)) / self.std.to(wide)).to(dtype)
 
@@ -102,3 +107,15 @@ def gather(images: Tensor, batch: Plan, normalise: Normaliser, dtype: torch.dtyp
     pixel = (batch.index.unsqueeze(-1) * rows + row).unsqueeze(-1) * columns + column.unsqueeze(-2)
     picked = images.view(n * rows * columns, channels)[pixel]
     return normalise(picked, dtype) * inside.unsqueeze(-1)
+
+
+@dataclass
+class LocalData:
+    """A rank's images and labels on its device, and where the images of each of its clients are."""
+
+    images: Tensor  # uint8 [n, H, W, ch]
+    labels: Tensor  # int64 [n]
+    client_ids: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    normalise: Normaliser

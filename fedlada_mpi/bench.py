@@ -2,7 +2,7 @@
 
     python -m fedlada_mpi.bench                                    one rank: roofline, rounds, evaluation
     mpirun -n 11 python -m fedlada_mpi.bench --only transport      Bcast and Reduce between ranks
-    python -m fedlada_mpi.bench --baseline                         beside an ordinary client-by-client loop
+    python -m fedlada_mpi.bench --baseline                         compared with an ordinary client-by-client loop
 
 The data are random images of the data set's shape: the times depend on shapes alone.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
+import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from . import __version__, algorithms, models, mpi, mpi_transport
+from . import __version__, algorithms, models, mpi
 from .algorithms import Round, Vectors
-from .batches import Normaliser, local_steps
+from .batches import LocalData, Normaliser, local_steps
 from .config import Config, resolve
+from .device import choose_device, device_name, set_precision, synchronize
 from .errors import UserError
-from .evaluate import Evaluation
-from .gradients import create
-from .session import choose_device, set_precision
+from .evaluate import Evaluation, Evaluator
+from .gpu.graphs import capture_on
+from .gradients import create_engine
+from .mpi import timing
+from .mpi.plan import plan_transport
+from .processes import start_time
 from .silo import named_rows
-from .trainer import Resident, Trainer
+from .trainer import Trainer
 
 SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cifar100": ((32, 32, 3), 100, 500)}
 SHAPES["tinyimagenet"] = ((64, 64, 3), 200, 1000)
@@ -41,25 +45,19 @@ SECTIONS = ("start", "roofline", "round", "evaluation", "transport")
 
 def since_start() -> float:
     """Seconds since this process began, imports included."""
-    fields = Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / 100
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(start_time(os.getpid())) / os.sysconf("SC_CLK_TCK")
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def timed(action: Callable[[], Any], device: torch.device, repeats: int, warm: int = 2) -> list[float]:
+def timed(action: Callable[[], Any], device: torch.device, repeats: int, warm_up: int = 2) -> list[float]:
     """Seconds of each repetition."""
-    for _ in range(warm):
+    for _ in range(warm_up):
         action()
     seconds = []
     for _ in range(repeats):
-        synchronise(device)
+        synchronize(device)
         start = time.perf_counter()
         action()
-        synchronise(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - start)
     return seconds
 
@@ -89,11 +87,12 @@ class Bench:
         labels = torch.from_numpy(draw.integers(0, classes, clients * images)).to(device)
         half = Normaliser(*(torch.full((shape[2],), 0.5, dtype=dtype, device=device) for _ in range(2)))
         starts = np.arange(clients) * images
-        data = Resident(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
+        data = LocalData(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
         self.network = models.build(config.model, classes, shape, config.activation, stacked=config.engine != "generic")
         self.algorithm = algorithms.create(config)
-        gradient = create(self.network, config, device)
-        self.trainer = Trainer(config, self.algorithm, gradient, data, device, dtype)
+        engine, capture = create_engine(self.network, config, device), capture_on(device)
+        self.trainer = Trainer(config, self.algorithm, engine, data, device, dtype, capture)
+        self.evaluator = Evaluator(engine, half, self.trainer.compute, capture)
         a, size = self.algorithm, self.network.layout.size
         self.s = Vectors(**named_rows((*a.down, *a.derived, *a.private), size, dtype, device))
         self.s.x.copy_(self.network.initial(dtype))
@@ -111,19 +110,19 @@ class Bench:
 
     def evaluation(self) -> Evaluation:
         data = self.trainer.data
-        return self.trainer.evaluation(self.s.x, data.images, data.labels)
+        return self.evaluator.of(self.s.x, data.images, data.labels)
 
     def floor(self, limits: dict[str, float]) -> float:
-        """Seconds of a round that no program beats by much: the arithmetic at the measured rate, and at the measured
-        bandwidth each state vector read and written once a step, weights and gradients twice more for the passes."""
+        """Seconds that a round takes at least: the arithmetic at the measured rate plus, at the measured bandwidth, each
+        state vector read and written once per step, weights and gradients twice more for the two passes."""
         from torch.utils.flop_counter import FlopCounterMode
 
         shape, _, _ = SHAPES[self.config.dataset]
         with FlopCounterMode(display=False) as counter:
             self.network.module.cpu()(torch.zeros(1, shape[2], *shape[:2]))
-        images = self.clients * self.steps * self.trainer.width
-        passes = 2 * (1 + len(self.algorithm.slots)) + 1 + len(self.algorithm.kept) + 4
-        size = passes * self.trainer.live * 4 * self.clients * self.steps
+        images = self.clients * self.steps * self.trainer.buffers.batch_width
+        passes = 2 * (1 + len(self.algorithm.slots)) + 1 + len(self.algorithm.client_state) + 4
+        size = passes * self.trainer.buffers.live * 4 * self.clients * self.steps
         return 3 * counter.get_total_flops() * images / limits["product_flop_per_s"] + size / limits["copy_bytes_per_s"]
 
     def baseline(self) -> None:
@@ -158,7 +157,7 @@ class Bench:
 def rounds(
     config: Config, clients: int, device: torch.device, limits: dict[str, float], repeats: int, baseline: bool
 ) -> dict:
-    synchronise(device)
+    synchronize(device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
@@ -166,7 +165,7 @@ def rounds(
     bench = Bench(config, clients, device)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     bench.round()
-    synchronise(device)
+    synchronize(device)
     first = time.perf_counter() - begin
     seconds = timed(bench.round, device, repeats)
     median = statistics.median(seconds)
@@ -176,17 +175,17 @@ def rounds(
         "fastest": min(seconds),
         "rounds_timed": repeats,
         "seconds_per_step": median / bench.steps,
-        "images_per_s": clients * bench.steps * bench.trainer.width / median,
+        "images_per_s": clients * bench.steps * bench.trainer.buffers.batch_width / median,
         "floor_seconds": bench.floor(limits),
         "first_round_seconds": first,
     }
     found["fraction_of_floor"] = found["floor_seconds"] / median
     if device.type == "cuda":
-        found["predicted_bytes_per_client"] = bench.trainer.bytes_per_client
+        found["predicted_bytes_per_client"] = bench.trainer.memory.per_client
         found["clients"] = clients
         found["memory_bytes"] = torch.cuda.max_memory_reserved(device) - before
     if baseline:
-        loop = timed(bench.baseline, device, 1, warm=1)[0]
+        loop = timed(bench.baseline, device, 1, warm_up=1)[0]
         found["baseline_seconds"], found["times_faster_than_baseline"] = loop, loop / median
     return found
 
@@ -194,7 +193,7 @@ def rounds(
 def add_memory_slopes(rows: list[dict]) -> None:
     """Memory per client: what the clients of a row take beyond those of another row of the same method."""
     methods = [(row["what"].split()[0], row["what"].split()[-1]) for row in rows]
-    sized = [(method, row) for method, row in zip(methods, rows) if "memory_bytes" in row]
+    sized = [(method, row) for method, row in zip(methods, rows, strict=True) if "memory_bytes" in row]
     for method, row in sized:
         for other_method, other in sized:
             if method == other_method and row["clients"] > other["clients"]:
@@ -205,7 +204,7 @@ def add_memory_slopes(rows: list[dict]) -> None:
 def first_step(config: Config, clients: int, device: torch.device) -> dict:
     """From the start of the process, imports included, to the end of the first local step."""
     Bench(replace(config, local_steps=1), clients, device).round()
-    synchronise(device)
+    synchronize(device)
     return {
         "what": f"start to first step, {config.precision}, compile {config.compile}",
         "start_seconds": since_start(),
@@ -225,25 +224,25 @@ def evaluation(config: Config, device: torch.device, repeats: int) -> dict:
 
 
 def transport(world: mpi.World, size: int, device: torch.device, kinds: list[str], repeats: int) -> list[dict]:
-    """Every way to move a vector, and the library's own Bcast and Reduce on the same kind of buffers."""
+    """Every transport, and the library's own Bcast and Reduce on the same kind of buffers."""
     found = []
     for kind in kinds:
         try:
-            planned = mpi_transport.Transport(world, size, torch.float32, device, kind)
+            planned = plan_transport(world, size, torch.float32, device, kind)
         except UserError:
             continue
         vector = torch.rand(size, device=device)
         row: dict[str, Any] = {"what": f"transport {planned.kind}", "ranks": world.size, "bytes": 4 * size}
         for name, action in (("bcast", planned.bcast), ("reduce", planned.reduce)):
-            row[f"{name}_seconds"] = mpi_transport.slowest(world, lambda act=action, v=vector: act([v]), repeats)
+            row[f"{name}_seconds"] = timing.slowest_rank(world, lambda act=action, v=vector: act([v]), repeats)
         planned.close()
         found.append(row)
     host = torch.rand(size, pin_memory=device.type == "cuda")
-    for name, action in (("bcast", mpi_transport.plain_bcast), ("reduce", mpi_transport.plain_reduce)):
+    for name, action in (("bcast", timing.plain_bcast), ("reduce", timing.plain_reduce)):
         found.append(
             {
                 "what": f"plain {name}, host buffers",
-                f"{name}_seconds": mpi_transport.slowest(world, lambda a=action: a(world, host), repeats),
+                f"{name}_seconds": timing.slowest_rank(world, lambda a=action: a(world, host), repeats),
             }
         )
     return found
@@ -276,7 +275,7 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main(argv=None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="cifar10", choices=SHAPES)
     parser.add_argument("--model", default="")
@@ -298,9 +297,7 @@ def main(argv=None) -> int:
     repeats = options.rounds or (20 if cuda else 3)
     precisions = options.precision or (["tf32", "bf16"] if cuda else ["fp32"])
     found: dict[str, Any] = {
-        "device": torch.cuda.get_device_name(device)
-        if cuda
-        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "device": device_name(device) + ("" if cuda else f", {torch.get_num_threads()} threads"),
         "torch": torch.__version__,
         "mpi": mpi.implementation(),
         "date": time.strftime("%Y-%m-%d"),

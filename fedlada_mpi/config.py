@@ -9,24 +9,38 @@ method), default. ``PRESETS`` and ``METHODS`` below are the only places that hol
 from __future__ import annotations
 
 import argparse
-import difflib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from .errors import UserError, did_you_mean
 from .rng import fixed_number
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 DATASETS = ("digits", "cifar10", "cifar100", "tinyimagenet")
 
 
-def setting(default: Any, help: str, *, choices=(), low=None, high=None, above=None, runtime=False) -> Any:
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    least: float | None = None,
+    most: float | None = None,
+    above: float | None = None,
+    runtime: bool = False,
+) -> Any:
     """A field with its documentation and range; ``runtime`` ones may differ when a run is resumed."""
-    meta = dict(help=help, choices=choices, low=low, high=high, above=above, runtime=runtime)
+    meta = dict(help=help, choices=choices, least=least, most=most, above=above, runtime=runtime)
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=meta)
     return field(default=default, metadata=meta)
@@ -35,31 +49,31 @@ def setting(default: Any, help: str, *, choices=(), low=None, high=None, above=N
 @dataclass
 class Config:
     dataset: str = setting("digits", f"one of {', '.join(DATASETS)}, or a directory of shards")
-    data_dir: str = setting("", "where the shards lie (default: $FEDLADA_DATA, else data/)", runtime=True)
+    data_dir: str = setting("", "where the shards are (default: $FEDLADA_DATA, else data/)", runtime=True)
     algorithm: str = setting("fedlada", "the federated method")
     model: str = setting("cnn", "resnet18, lenet, cnn, or your own as package.module:function")
     activation: str = setting("relu", "activation of lenet and cnn", choices=("relu", "gelu", "smu"))
     init: str = setting("", "start from this model.pt instead of a fresh initialisation")
 
-    rounds: int = setting(100, "communication rounds T", low=0, runtime=True)
-    clients: int = setting(50, "number of clients m", low=1)
-    participation: float = setting(0.2, "share of the clients in a round", above=0, high=1)
+    rounds: int = setting(100, "communication rounds T", least=0, runtime=True)
+    clients: int = setting(50, "number of clients m", least=1)
+    participation: float = setting(0.2, "share of the clients in a round", above=0, most=1)
     sampling: str = setting("fixed", "exactly S clients, or each with probability P", choices=("fixed", "bernoulli"))
     weighting: str = setting("uniform", "weights of the mean over participants", choices=("uniform", "size"))
-    local_epochs: int = setting(5, "passes over a client's data in a round", low=1)
-    local_steps: int = setting(0, "local steps K; 0 = as local_epochs says", low=0)
-    batch_size: int = setting(50, "mini-batch of a client; 0 = all of its data", low=0)
+    local_epochs: int = setting(5, "passes over a client's data in a round", least=1)
+    local_steps: int = setting(0, "local steps K; 0 = as local_epochs says", least=0)
+    batch_size: int = setting(50, "mini-batch of a client; 0 = all of its data", least=0)
 
     lr: float = setting(0.1, "local rate eta_l", above=0)
     server_lr: float = setting(1.0, "server rate eta_g", above=0)
-    lr_decay: float = setting(0.998, "eta_t = lr * lr_decay^t", above=0, high=1)
-    weight_decay: float = setting(1e-3, "lambda", low=0)
-    decay_mode: str = setting("l2", "decay in the gradient, or beside the step", choices=("l2", "decoupled"))
-    clip: float = setting(10.0, "largest L2 norm of a gradient; 0 = off", low=0)
-    alpha: float = setting(0.1, "amended weight (scaffold: scale of its correction)", low=0)
-    mu: float = setting(0.1, "proximal weight of fedprox", low=0)
-    beta1: float = setting(0.9, "first-moment decay", low=0, high=1)
-    beta2: float = setting(0.99, "second-moment decay", low=0, high=1)
+    lr_decay: float = setting(0.998, "eta_t = lr * lr_decay^t", above=0, most=1)
+    weight_decay: float = setting(1e-3, "lambda", least=0)
+    decay_mode: str = setting("l2", "decay in the gradient, or in the step", choices=("l2", "decoupled"))
+    clip: float = setting(10.0, "largest L2 norm of a gradient; 0 = off", least=0)
+    alpha: float = setting(0.1, "amended weight (scaffold: scale of its correction)", least=0)
+    mu: float = setting(0.1, "proximal weight of fedprox", least=0)
+    beta1: float = setting(0.9, "first-moment decay", least=0, most=1)
+    beta2: float = setting(0.99, "second-moment decay", least=0, most=1)
     eps: float = setting(0.01, "denominator's epsilon of fedadam", above=0)
     eps_v: float = setting(1e-8, "v^0 = eps_v^2 of fedlada and localadam", above=0)
     v_init: str = setting("zero", "v at the start of a local round", choices=("zero", "server"))
@@ -69,13 +83,13 @@ class Config:
     )
     dirichlet: float = setting(0.6, "concentration of the label priors", above=0)
     exhausted: str = setting("refill", "when a class runs out", choices=("refill", "exact"))
-    classes_per_client: int = setting(2, "classes of a client under --partition pathological", low=1)
-    size_sigma: float = setting(0.0, "spread of the clients' sizes (lognormal); 0 = equal", low=0, high=10)
-    partition_seed: int = setting(20, "seed of the partition", low=0)
+    classes_per_client: int = setting(2, "classes of a client under --partition pathological", least=1)
+    size_sigma: float = setting(0.0, "spread of the clients' sizes (lognormal); 0 = equal", least=0, most=10)
+    partition_seed: int = setting(20, "seed of the partition", least=0)
 
     augment: str = setting("paper", "flip and padded crop, or nothing", choices=("paper", "none"))
-    crop_padding: int = setting(4, "zero pixels around an image before the crop", low=0)
-    seed: int = setting(0, "seed of sampling, batches, augmentation and initialisation", low=0, high=2**63 - 1)
+    crop_padding: int = setting(4, "zero pixels around an image before the crop", least=0)
+    seed: int = setting(0, "seed of sampling, batches, augmentation and initialisation", least=0, most=2**63 - 1)
     precision: str = setting(
         "fp32",
         "arithmetic of gradients; states are float32 (fp64: all double)",
@@ -98,11 +112,11 @@ class Config:
     )
     server_trains: bool = setting(False, "rank 0 owns shards too", runtime=True)
     max_clients_at_once: int = setting(
-        0, "clients trained together on a rank; 0 = as memory allows", low=0, runtime=True
+        0, "clients trained together on a rank; 0 = as memory allows", least=0, runtime=True
     )
-    eval_every: int = setting(1, "evaluate every this many rounds; 0 = only at the end", low=0, runtime=True)
+    eval_every: int = setting(1, "evaluate every this many rounds; 0 = only at the end", least=0, runtime=True)
     targets: list[float] = setting([], "test accuracies whose first round is reported", runtime=True)
-    checkpoint_every: int = setting(50, "checkpoint every this many rounds; 0 = only at the end", low=0, runtime=True)
+    checkpoint_every: int = setting(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)
     out: str = setting("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True)
 
 
@@ -168,35 +182,32 @@ def _show(value: Any) -> str:
     return json.dumps(value) if not isinstance(value, str) else value or '""'
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    match = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f" (did you mean {match[0]!r}?)" if match else ""
-
-
 def resolve(
     flags: Mapping[str, Any],
     file: Mapping[str, Any] | None = None,
     dataset_kind: str | None = None,
     shards: Mapping[str, Any] | None = None,
+    recorded: bool = False,
 ) -> Resolved:
     """Merge all sources and check the result.
 
     When the data set is a directory, ``dataset_kind`` names its preset and ``shards`` holds what it was prepared with.
+    ``recorded``: the file is a run's own record, which names every setting; only those that differ from the presets
+    count as chosen by hand.
     """
     file = dict(file or {})
     for name in (*file, *flags):
         if name not in FIELDS:
-            raise UserError(f"unknown setting {name!r}{nearest(name, FIELDS)}")
+            raise UserError(f"unknown setting {name!r}{did_you_mean(name, FIELDS)}")
     values: dict[str, Any] = {
         n: (f.default if f.default is not MISSING else f.default_factory()) for n, f in FIELDS.items()
     }
     sources = dict.fromkeys(FIELDS, "default")
 
-    def take(new: Mapping[str, Any], source: str) -> None:
+    def take(new: Mapping[str, Any], source: str, changes_only: bool = False) -> None:
         for name, value in new.items():
             value = coerce(name, value)
-            # A run's own config.json names every setting: those that a preset gives anyway were not chosen by hand.
-            if source != "file" or value != values[name] or len(new) < len(FIELDS):
+            if not changes_only or value != values[name]:
                 values[name], sources[name] = value, source
 
     given = {**file, **flags}
@@ -206,7 +217,7 @@ def resolve(
     take(METHODS.get(method, {}), f"preset {method}")
     take(BOTH.get((kind, method), {}), f"preset {kind}, {method}")
     take(shards or {}, "shards")
-    take(file, "file")
+    take(file, "file", changes_only=recorded)
     take(flags, "flag")
     if not values["out"]:
         values["out"] = f"runs/{Path(values['dataset']).name}-{values['algorithm']}-seed{values['seed']}"
@@ -238,7 +249,7 @@ def coerce(name: str, value: Any) -> Any:
             raise ValueError
         return value
     except (KeyError, ValueError, TypeError, OverflowError):
-        raise UserError(f"--{flag(name)}: found {value!r}, expected {kind}") from None
+        raise UserError(f"--{flag(name)}: got {value!r}, expected {kind}") from None
 
 
 def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
@@ -247,19 +258,19 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     for name, value in values.items():
         meta = FIELDS[name].metadata
         if meta["choices"] and value not in meta["choices"]:
-            hint = nearest(str(value), meta["choices"])
-            raise UserError(f"--{flag(name)}: found {value!r}, expected one of {', '.join(meta['choices'])}{hint}")
+            hint = did_you_mean(str(value), meta["choices"])
+            raise UserError(f"--{flag(name)}: got {value!r}, expected one of {', '.join(meta['choices'])}{hint}")
         for bound, fails, text in (
-            ("low", lambda v, b: v < b, "at least"),
-            ("high", lambda v, b: v > b, "at most"),
+            ("least", lambda v, b: v < b, "at least"),
+            ("most", lambda v, b: v > b, "at most"),
             ("above", lambda v, b: v <= b, "more than"),
         ):
             if meta[bound] is not None and fails(value, meta[bound]):
-                raise UserError(f"--{flag(name)}: found {value}, expected {text} {meta[bound]}")
+                raise UserError(f"--{flag(name)}: got {value}, expected {text} {meta[bound]}")
     method = values["algorithm"]
     if method not in METHODS:
         raise UserError(
-            f"--algorithm: found {method!r}, expected one of {', '.join(METHODS)}{nearest(method, METHODS)}"
+            f"--algorithm: got {method!r}, expected one of {', '.join(METHODS)}{did_you_mean(method, METHODS)}"
         )
     for name, methods in USED_BY.items():
         if name in by_hand and method not in methods and (method, name, values[name]) != ("localadam", "alpha", 1.0):
@@ -267,37 +278,34 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:
         raise UserError("--local-steps and --local-epochs contradict each other: give one of them")
     if method in ("fedcm", "fedadam_amended", "fedlada") and values["alpha"] > 1:
-        raise UserError(f"--alpha: found {values['alpha']}, expected at most 1 for {method}")
+        raise UserError(f"--alpha: got {values['alpha']}, expected at most 1 for {method}")
     if method == "fedlada" and values["alpha"] == 0:
-        raise UserError("--alpha: found 0, expected more than 0 for fedlada (the local gradient would have no weight)")
+        raise UserError("--alpha: got 0, expected more than 0 for fedlada (the local gradient would have no weight)")
     for name in ("beta1", "beta2"):
         if values[name] == 1:
-            raise UserError(f"--{name}: found 1, expected less than 1 (the gradient would have no weight)")
+            raise UserError(f"--{name}: got 1, expected less than 1 (the gradient would have no weight)")
     if values["sampling"] == "fixed" and fixed_number(values["clients"], values["participation"]) < 1:
         raise UserError(
-            f"--participation {values['participation']} of {values['clients']} clients is nobody: "
+            f"--participation {values['participation']} of {values['clients']} clients selects none: "
             f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"
         )
     if any(not 0 < t <= 1 for t in values["targets"]):
-        raise UserError(f"--targets: found {values['targets']}, expected fractions between 0 and 1, such as 0.7")
+        raise UserError(f"--targets: got {values['targets']}, expected fractions between 0 and 1, such as 0.7")
 
 
 def flag(name: str) -> str:
     return name.replace("_", "-")
 
 
-def load(path: str | os.PathLike) -> dict[str, Any]:
-    """Settings from a TOML or JSON file (a run's own config.json too)."""
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Settings from a TOML file, or from JSON as a run records them."""
     path = Path(path)
     try:
         text = path.read_text()
     except OSError as error:
         raise UserError(f"--config: cannot read {path}: {error.strerror}") from None
     try:
-        if path.suffix == ".json":
-            data = json.loads(text)
-        else:
-            data = _toml().loads(text)
+        data = json.loads(text) if is_record(path) else tomllib.loads(text)
     except ValueError as error:
         raise UserError(f"--config: {path} is not valid {path.suffix[1:].upper() or 'TOML'}: {error}") from None
     if not isinstance(data, dict):
@@ -305,20 +313,14 @@ def load(path: str | os.PathLike) -> dict[str, Any]:
     return data
 
 
-def _toml():
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
-    return tomllib
+def is_record(path: str | os.PathLike[str]) -> bool:
+    """Whether a settings file was written by a run: runs write JSON, people write TOML."""
+    return Path(path).suffix == ".json"
 
 
-def dumps(config: Config, suffix: str = ".json") -> str:
-    """The text of a settings file."""
-    values = asdict(config)
-    if suffix == ".json":
-        return json.dumps(values, indent=2) + "\n"
-    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+def dumps(config: Config) -> str:
+    """The record of a run's settings."""
+    return json.dumps(asdict(config), indent=2) + "\n"
 
 
 def differences(old: Mapping[str, Any], new: Config) -> list[str]:

@@ -25,11 +25,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import config as settings
-from . import lock
-from .errors import UserError
+from .errors import UserError, did_you_mean
 from .experiments import Grid, Run, experiments, load
-
-STOPPED = 75
+from .rundir import lock
+from .signals import STOPPED
 
 
 def execute(run: Run, launcher: Sequence[str]) -> int:
@@ -111,8 +110,8 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         name = name.replace("-", "_")
         if not equals or name not in settings.FIELDS:
-            hint = settings.nearest(name, settings.FIELDS)
-            raise UserError(f"--set: found {text!r}, expected key=value with the name of a setting{hint}")
+            hint = did_you_mean(name, settings.FIELDS)
+            raise UserError(f"--set: got {text!r}, expected key=value with the name of a setting{hint}")
         of_lists = settings.FIELDS[name].type.startswith("list")
         changes[name] = value.split(",") if "," in value and not of_lists else value
     return changes

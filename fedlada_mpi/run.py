@@ -13,86 +13,88 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from . import signals
-from .config import add_arguments, load
+from .config import Config, Resolved, add_arguments, is_record, load
 from .errors import UserError
 
+OPTIONS = ("config", "resume", "overwrite", "print_config")  # of the command, in addition to the settings
 
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict]:
+
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """The command's own options, and the settings that were given."""
     parser = argparse.ArgumentParser(
         prog="python -m fedlada_mpi.run",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", metavar="FILE", help="settings from a TOML or JSON file")
+    parser.add_argument("--config", metavar="FILE", help="settings from a TOML file, or from a run's config.json")
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
     earlier.add_argument("--overwrite", action="store_true", help="discard a run that is already in --out")
     parser.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
     add_arguments(parser.add_argument_group("settings"))
     options = parser.parse_args(argv)
-    mine = ("config", "resume", "overwrite", "print_config")
-    return options, {name: value for name, value in vars(options).items() if name not in mine}
+    return options, {name: value for name, value in vars(options).items() if name not in OPTIONS}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    # Before torch and MPI are imported: a signal in those seconds must not kill the process.
     with signals.handled():
         options, flags = parse(argv)
-        return _main(options, flags)
+        try:
+            if options.print_config:
+                _print_on_root(_settle(options, flags)[0].table())
+                return 0
+            return _run(options, flags)
+        except UserError as error:
+            _print_on_root(f"error: {error}", sys.stderr)
+            return 2
 
 
-def _main(options: argparse.Namespace, flags: dict) -> int:
-    try:
-        if options.print_config:
-            table = _settle(options, flags)[0].table()
-            if _speaks():
-                print(table)
-            return 0
-        return _run(options, flags)
-    except UserError as error:
-        if _speaks():
-            print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
+def _print_on_root(text: str, stream: Any = None) -> None:
+    from .mpi import is_root
+
+    if is_root():
+        print(text, file=stream, flush=True)
 
 
-def _settle(options: argparse.Namespace, flags: dict):
-    from .data import settle
+def _settle(options: argparse.Namespace, flags: dict[str, Any]) -> tuple[Resolved, Path]:
+    from .data.datasets import settle
 
-    return settle(flags, load(options.config) if options.config else {})
-
-
-def _speaks() -> bool:
-    from .mpi import first_to_speak
-
-    return first_to_speak()
+    if not options.config:
+        return settle(flags, {})
+    return settle(flags, load(options.config), recorded=is_record(options.config))
 
 
-def _run(options: argparse.Namespace, flags: dict) -> int:
+def _run(options: argparse.Namespace, flags: dict[str, Any]) -> int:
     from .mpi import World
 
     world = World()
-    from pathlib import Path
-
-    from . import outputs
-    from .config import Config
+    # After MPI: a wrong launcher is reported without waiting for torch.
+    from .rundir import claim
     from .session import Session
 
-    def settings() -> dict:
-        resolved, directory = _settle(options, flags)
-        start = outputs.claim(resolved.config, options.resume, options.overwrite)
-        return {"config": vars(resolved.config), "directory": str(directory), "start": start}
-
-    told = world.tell(world.alone(settings))
-    config, start = Config(**told["config"]), told["start"]
-    if start == outputs.FINISHED:
+    plan = world.broadcast_json(world.on_root(lambda: _plan(options, flags)))
+    if plan["start"] == claim.FINISHED:
         world.close()
         return 0
-    session = Session(world, config, Path(told["directory"]))
-    status = session.run(start)
+    session = Session(world, Config(**plan["config"]), Path(plan["directory"]))
+    status = session.run(plan["start"])
     session.close()
     return signals.STOPPED if status == "stopped" else 0
+
+
+def _plan(options: argparse.Namespace, flags: dict[str, Any]) -> dict[str, Any]:
+    """What the root decides for all ranks: the settings, where the shards are, and the round to start after."""
+    from .rundir import claim
+
+    resolved, directory = _settle(options, flags)
+    start = claim.claim(resolved.config, options.resume, options.overwrite)
+    return {"config": vars(resolved.config), "directory": str(directory), "start": start}
 
 
 if __name__ == "__main__":

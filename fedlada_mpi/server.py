@@ -11,33 +11,33 @@ import torch
 from . import rng
 from .algorithms import Round
 from .batches import local_steps
-from .metrics import PHASES, Recorder
-from .show import Show
+from .console import Progress
+from .rundir.metrics import ALL_PHASES, Recorder
 from .silo import NUMBERS, Silo
 
 
 class Server:
-    def __init__(self, silo: Silo, sizes: np.ndarray, numel: int, recorder: Recorder, show: Show):
+    def __init__(self, silo: Silo, sizes: np.ndarray, numel: int, recorder: Recorder, progress: Progress):
         self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
-        self.sizes, self.numel, self.recorder, self.show = sizes, numel, recorder, show
+        self.sizes, self.numel, self.recorder, self.progress = sizes, numel, recorder, progress
 
     def run(self, start: int) -> str:
-        """Rounds start+1 .. T; how it ended: finished or stopped."""
+        """Rounds start+1 .. T; returns how it ended: finished or stopped."""
         config, status = self.config, "finished"
         for t in range(start, config.rounds):
             stop, last = self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
                 self.recorder.sync()
-                self.world.tell({"do": "checkpoint", "round": t + 1})
+                self.world.broadcast_json({"do": "checkpoint", "round": t + 1})
                 self.silo.save(t + 1)
             if stop and not last:
                 status = "stopped"
                 break
-        self.world.tell({"do": "end", "status": status})
+        self.world.broadcast_json({"do": "end", "status": status})
         return status
 
     def round(self, t: int) -> bool:
-        """One round; whether a rank was told to stop."""
+        """One round; returns whether a rank was asked to stop."""
         config, silo = self.config, self.silo
         moved = self.world.bytes_moved
         participants = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
@@ -46,7 +46,7 @@ class Server:
         r = Round(t, config.lr * config.lr_decay**t, steps, len(participants), config.clients)
         evaluated = t + 1 == config.rounds or bool(config.eval_every and (t + 1) % config.eval_every == 0)
         order = {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": evaluated}
-        self.world.tell(order)
+        self.world.broadcast_json(order)
 
         totals = silo.train(r, participants)
         weight = float(sizes.sum()) if config.weighting == "size" else float(r.participants)
@@ -55,17 +55,17 @@ class Server:
         silo.receive(r)
         ranks = silo.report(totals, evaluated)
 
-        sums = dict(zip(NUMBERS, ranks[:, : len(NUMBERS)].sum(0).tolist()))
+        sums = dict(zip(NUMBERS, ranks[:, : len(NUMBERS)].sum(0).tolist(), strict=True))
         record = self._record(r, participants, sums, ranks)
         # Rounding can leave it just under zero.
         record["consistency"] = max(0.0, sums["offset_norm2"] / weight + correction) if r.participants else None
         record["bytes_mpi"] = self.world.bytes_moved - moved
         self.recorder.add(record)
-        self.show.round(record, evaluated)
+        self.progress.round(record, evaluated)
         return sums["stop"] > 0
 
     def step(self, r: Round, weight: float) -> float:
-        """The method's server step, from sums with total ``weight``; what turns mean ||offset_i||^2 into consistency.
+        """The method's server step, from sums with total ``weight``; returns consistency less mean ||offset_i||^2.
 
         mean ||x_i - x^{t+1}||^2 = mean ||offset_i||^2 - 2 <mean offset, D> + ||D||^2,   D = x^t - x^{t+1}
         """
@@ -96,7 +96,7 @@ class Server:
         record["bytes_down"] = r.participants * (len(a.down) + len(a.derived)) * vector
         record["bytes_up"] = r.participants * len(a.up) * vector
         record["paper_units"] = r.participants * a.paper_units
-        by_phase = dict(zip(PHASES, ranks[:, len(NUMBERS) :].T))
+        by_phase = dict(zip(ALL_PHASES, ranks[:, len(NUMBERS) :].T, strict=True))
         by_phase["total"] = by_phase["total"][:1]
         record["seconds"] = {phase: float(values.max()) for phase, values in by_phase.items()}
         wait = ranks[:, NUMBERS.index("wait")]

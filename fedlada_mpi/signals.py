@@ -23,7 +23,7 @@ _received: list[float] = []
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Within, the signals are taken as said above."""
+    """Within the block, the signals are handled as above."""
     _received.clear()
     before = {number: signal.signal(number, _handle) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable
+from typing import TypeVar
 
 from ..config import Config
-from .base import Algorithm, Round, Vectors
+from .base import Algorithm, ClientVectors, Round, Vectors
 
-__all__ = ["Algorithm", "Round", "Vectors", "create", "names", "register"]
+__all__ = ["Algorithm", "ClientVectors", "Round", "Vectors", "create", "names", "register"]
 
+A = TypeVar("A", bound=Algorithm)
 _METHODS: dict[str, type[Algorithm]] = {}
 
 
-def register(name: str):
-    def add(cls: type[Algorithm]) -> type[Algorithm]:
+def register(name: str) -> Callable[[type[A]], type[A]]:
+    """Class decorator: the class is the method ``name``."""
+
+    def add(cls: type[A]) -> type[A]:
         cls.name = name
         _METHODS[name] = cls
         return cls
@@ -27,6 +32,7 @@ def names() -> tuple[str, ...]:
 
 
 def create(config: Config) -> Algorithm:
+    """The method that the settings name."""
     return _METHODS[config.algorithm](config)
 
 

@@ -1,21 +1,42 @@
-"""What a method is: elementwise maths on flat vectors, and a declaration of what moves.
+"""What a method is: maths on flat vectors, and a declaration of what moves and what is kept.
 
 ``s`` holds the vectors of the server, each [d]; ``c`` those of C clients that train together, each [C, d]
 (``c.steps`` [C, 1] is K_i); ``r`` is the round. Every name is the paper's.
+
+A round calls, in this order: ``begin`` on the clients, K times the hooks ``before_clip`` and ``direction`` of the local
+step (``step.py``), ``finish`` on the clients, ``server`` on the root with the means, and ``derive`` on every rank.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from ..config import Config
 
 
-class Vectors(SimpleNamespace):
-    """Named tensors: ``s.x``, ``c.v_hat``."""
+class Vectors:
+    """Named flat tensors, read as attributes: ``s.x``, ``s.g_a``."""
+
+    def __init__(self, **tensors: Tensor | None) -> None:
+        vars(self).update(tensors)
+
+    if TYPE_CHECKING:  # a method's own vectors have the names that it declares
+
+        def __getattr__(self, name: str) -> Tensor: ...
+
+        def __setattr__(self, name: str, value: Tensor | None) -> None: ...
+
+
+class ClientVectors(Vectors):
+    """Vectors of C clients, stacked: ``c.x`` and a method's own, [C, d] each."""
+
+    x: Tensor
+    g: Tensor  # gradients of the current batches, in the type that products are computed in
+    steps: Tensor  # K_i, [C, 1]
+    compute_copy: Tensor | None  # x in the type that products are computed in, where that is another
 
 
 @dataclass(frozen=True)
@@ -30,12 +51,15 @@ class Round:
 class Algorithm:
     name: str
     down: tuple[str, ...] = ("x",)  # server vectors that every rank receives each round
-    derived: tuple[str, ...] = ()  # server vectors that every rank works out from successive x
-    private: tuple[str, ...] = ()  # server vectors that never leave rank 0
+    derived: tuple[str, ...] = ()  # server vectors that every rank computes from successive x
+    private: tuple[str, ...] = ()  # server vectors that never leave the root
     up: tuple[str, ...] = ("offset",)  # summed over the participants
     slots: tuple[str, ...] = ()  # per client, for one round
-    kept: tuple[str, ...] = ()  # per client, across rounds; stay on the client's rank
+    client_state: tuple[str, ...] = ()  # per client, across rounds; stays on the client's rank
     paper_units: int = 1  # what the paper charges a participant and round, in vectors
+    # Whether the step of a parameter without a gradient depends on that parameter alone. It does not where
+    # ``before_clip`` makes its gradient non-zero, as the clip then scales it by the norm of all the others.
+    elementwise: bool = True
 
     def __init__(self, config: Config):
         self.config = config
@@ -43,27 +67,27 @@ class Algorithm:
         self.beta1, self.beta2 = config.beta1, config.beta2
 
     @property
-    def silent_alike(self) -> bool:
-        """Whether elements that never have a gradient move alike on all clients with the same number of steps."""
-        return not self.kept and type(self).amend is Algorithm.amend
+    def shares_gradient_free(self) -> bool:
+        """Whether gradient-free parameters are equal on all clients that take the same number of steps."""
+        return self.elementwise and not self.client_state
 
     def start(self, s: Vectors) -> None:
-        """Values at t = 0 of server vectors other than x, which come as zeros."""
+        """Values at t = 0 of server vectors other than x; they arrive as zeros."""
 
-    def begin(self, c: Vectors, s: Vectors) -> None:
-        """The client's state at the start of a round."""
+    def begin(self, c: ClientVectors, s: Vectors) -> None:
+        """The clients' state at the start of a round."""
         c.x.copy_(s.x.expand_as(c.x))
 
-    def amend(self, c: Vectors, s: Vectors, g: Tensor) -> Tensor:
-        """The gradient before it is clipped; may overwrite ``g``."""
+    def before_clip(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
+        """The gradient that is clipped; may overwrite ``g``."""
         return g
 
-    def direction(self, c: Vectors, s: Vectors, g: Tensor) -> Tensor:
+    def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         """The step direction from the clipped gradient; may overwrite ``g``."""
         return g
 
-    def finish(self, c: Vectors, s: Vectors, r: Round) -> dict[str, Tensor]:
-        """What each client sends, [C, d] for every name in ``up``; may overwrite the client's state."""
+    def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
+        """What each client sends, [C, d] for every name in ``up``; may overwrite the clients' state."""
         return {"offset": c.x.neg_().add_(s.x)}
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
@@ -71,9 +95,4 @@ class Algorithm:
         s.x.sub_(mean["offset"], alpha=self.eta_g)
 
     def derive(self, s: Vectors, before: Tensor, r: Round) -> None:
-        """``derived`` vectors on every rank, once the new s.x is there; ``before`` is x^t.
-
-        x^{t+1} = x^t - eta_g * mean(offset), so g_a^{t+1} = mean(offset) / (K * eta_t) need not travel.
-        """
-        if "g_a" in self.derived:
-            s.g_a.copy_(before).sub_(s.x).div_(self.eta_g * r.steps * r.lr)
+        """The ``derived`` vectors, on every rank once the new s.x has arrived; ``before`` is x^t."""

@@ -1,6 +1,6 @@
 """FedAdam(*): FedAdam with FedCM's client momentum.
 
-The server's step is not along mean(offset), so g_a cannot be worked out from successive x: it travels.
+The server's step is not along mean(offset), so g_a cannot be computed from successive x: it travels.
 
 client   as FedCM
 server   as FedAdam;   g_a^{t+1} = mean(offset) / (K * eta_t)
@@ -18,7 +18,8 @@ from .fedcm import FedCM
 class FedAdamAmended(FedAdam):
     down = ("x", "g_a")
     paper_units = 2
-    amend = FedCM.amend
+    elementwise = False
+    before_clip = FedCM.before_clip
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
         super().server(s, mean, r)

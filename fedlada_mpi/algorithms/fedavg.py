@@ -10,4 +10,4 @@ from .base import Algorithm
 
 @register("fedavg")
 class FedAvg(Algorithm):
-    """The base class is FedAvg; the other methods say what they do differently."""
+    """The base class is FedAvg; the other methods state what they do differently."""

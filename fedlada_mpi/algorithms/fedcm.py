@@ -7,13 +7,14 @@ server   x as FedAvg;   g_a^{t+1} = mean(offset) / (K * eta_t)
 from torch import Tensor
 
 from . import register
-from .base import Algorithm, Vectors
+from .amended import Amended, amended
+from .base import Algorithm, ClientVectors, Vectors
 
 
 @register("fedcm")
-class FedCM(Algorithm):
-    derived = ("g_a",)
+class FedCM(Amended):
     paper_units = 2
+    elementwise = False
 
-    def amend(self, c: Vectors, s: Vectors, g: Tensor) -> Tensor:
-        return g.mul_(self.alpha).add_(s.g_a, alpha=1 - self.alpha)
+    def before_clip(self: Algorithm, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
+        return amended(g, s.g_a, self.alpha)

@@ -1,13 +1,19 @@
 """FedLADA (Sun et al.), Algorithm 3, and LocalAdam, which is FedLADA without the amendment (alpha = 1).
 
-client   x = x^t, m = 0, v_hat = v^t                                         lines 4-5
-         m = beta1 * m + (1 - beta1) * g                                     line 8
-         v = beta2 * v + (1 - beta2) * g * g                                 line 9
-         v_hat = max(v, v_hat)                                               line 10
-         x = x - eta_t * (alpha * m / sqrt(v_hat) + (1 - alpha) * g_a^t)     lines 11-12
-server   v^{t+1} = mean(v_hat_{i,K})                                         line 16
-         x^{t+1} = x^t - eta_g * mean(x^t - x_{i,K})                         line 17
-         g_a^{t+1} = mean(x^t - x_{i,K}) / (K * eta_t)                       line 18
+1-2    for each round t, select S^t                        Server.run, Server.round, rng.participants
+4      transfer x^t and v^t                                down; Silo.receive
+5      x = x^t, m = 0, v_hat = v^t                         begin
+6-7    K times: g = clip(mini-batch gradient)              Trainer; gradients.py; the clip is in step.py
+8      m = beta1 * m + (1 - beta1) * g                     LocalAdam.direction
+9      v = beta2 * v + (1 - beta2) * g * g                 LocalAdam.direction
+10     v_hat = max(v, v_hat)                               LocalAdam.direction
+11     theta = 1 / sqrt(v_hat)                             LocalAdam.direction
+12     d = alpha * m * theta + (1 - alpha) * g_a^t         FedLADA.direction
+       x = x - eta_t * (d + lambda * x)                    step.py (decoupled decay; l2: lambda * x is added to g)
+14     send x^t - x_{i,K} and v_hat_{i,K}                  finish; Trainer and Silo.train add them up
+16     v^{t+1} = mean(v_hat_{i,K})                         server
+17     x^{t+1} = x^t - eta_g * mean(x^t - x_{i,K})         Algorithm.server
+18     g_a^{t+1} = (x^t - x^{t+1}) / (eta_g * eta_t * K)   Amended.derive
 
 v starts a local round at zero or at v^t (``--v-init``); v^0 = eps_v^2, so v_hat is never zero.
 """
@@ -15,7 +21,8 @@ v starts a local round at zero or at v^t (``--v-init``); v^0 = eps_v^2, so v_hat
 from torch import Tensor
 
 from . import register
-from .base import Algorithm, Round, Vectors
+from .amended import Amended, amended
+from .base import Algorithm, ClientVectors, Round, Vectors
 
 
 @register("localadam")
@@ -28,7 +35,7 @@ class LocalAdam(Algorithm):
     def start(self, s: Vectors) -> None:
         s.v.fill_(self.config.eps_v**2)
 
-    def begin(self, c: Vectors, s: Vectors) -> None:
+    def begin(self, c: ClientVectors, s: Vectors) -> None:
         super().begin(c, s)
         c.m.zero_()
         c.v_hat.copy_(s.v.expand_as(c.v_hat))
@@ -37,13 +44,13 @@ class LocalAdam(Algorithm):
         else:
             c.v.copy_(c.v_hat)
 
-    def direction(self, c: Vectors, s: Vectors, g: Tensor) -> Tensor:
+    def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         c.m.mul_(self.beta1).add_(g, alpha=1 - self.beta1)
         c.v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         c.v_hat.clamp_(min=c.v)
         return c.m / c.v_hat.sqrt()
 
-    def finish(self, c: Vectors, s: Vectors, r: Round) -> dict[str, Tensor]:
+    def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
         return {**super().finish(c, s, r), "v_hat": c.v_hat}
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
@@ -52,9 +59,6 @@ class LocalAdam(Algorithm):
 
 
 @register("fedlada")
-class FedLADA(LocalAdam):
-    derived = ("g_a",)
-
-    def direction(self, c: Vectors, s: Vectors, g: Tensor) -> Tensor:
-        adaptive = super().direction(c, s, g)
-        return adaptive.mul_(self.alpha).add_(s.g_a, alpha=1 - self.alpha)
+class FedLADA(Amended, LocalAdam):
+    def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
+        return amended(super().direction(c, s, g), s.g_a, self.alpha)

@@ -8,20 +8,20 @@ server   x as FedAvg;   c = c + (S/m) * mean(dc_i)
 from torch import Tensor
 
 from . import register
-from .base import Algorithm, Round, Vectors
+from .base import Algorithm, ClientVectors, Round, Vectors
 
 
 @register("scaffold")
 class Scaffold(Algorithm):
     down = ("x", "c")
     up = ("offset", "dc")
-    kept = ("c_i",)
+    client_state = ("c_i",)
     paper_units = 2
 
-    def direction(self, c: Vectors, s: Vectors, g: Tensor) -> Tensor:
+    def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return g.add_(s.c - c.c_i, alpha=self.alpha)
 
-    def finish(self, c: Vectors, s: Vectors, r: Round) -> dict[str, Tensor]:
+    def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
         offset = super().finish(c, s, r)["offset"]
         dc = offset / (c.steps * r.lr) - s.c
         c.c_i.add_(dc)

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import config as settings
-from .. import lock
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
+from ..rundir import lock
 
 FOLDER = Path(__file__).parent
 
@@ -101,7 +101,7 @@ def find(name: str) -> Path:
             raise UserError(f"there is no file {path}: give a TOML file or one of {', '.join(experiments())}")
         return path
     if name not in experiments():
-        hint = settings.nearest(name, experiments())
+        hint = did_you_mean(name, experiments())
         raise UserError(f"unknown experiment {name!r}{hint}: expected one of {', '.join(experiments())}, or FILE.toml")
     return FOLDER / f"{name}.toml"
 
@@ -119,7 +119,7 @@ def _expand(path: Path, root: Path, changes: Mapping[str, Any]) -> Grid:
     data = settings.load(path)
     for key in data:
         if key not in (keys := ("title", "paper", "base", "runs")):
-            raise UserError(f"unknown key {key!r}{settings.nearest(key, keys)}, expected {', '.join(keys)}")
+            raise UserError(f"unknown key {key!r}{did_you_mean(key, keys)}, expected {', '.join(keys)}")
     base, blocks = data.get("base", {}), data.get("runs", [{}])
     if not isinstance(base, dict) or not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
         raise UserError("expected a table [base] and tables [[runs]]")

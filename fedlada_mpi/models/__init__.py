@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..config import nearest
-from ..errors import UserError
+from ..errors import UserError, did_you_mean
+from .architectures import cnn, lenet, resnet18
+from .layers import Stack
 from .layout import Layout
-from .networks import cnn, lenet, resnet18
-from .ops import Stack
 
 MODELS = {"resnet18": resnet18, "lenet": lenet, "cnn": cnn}
 
@@ -32,8 +31,8 @@ class Network:
     layout: Layout
     forward: Callable[[Stack, Tensor], Tensor] | None
 
-    def activation_bytes(self, image_shape: tuple[int, int, int], images: int, dtype: torch.dtype) -> int:
-        """What the stacked forward keeps for the backward pass, and the largest columns beside it."""
+    def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
+        """What the stacked forward saves for the backward pass, and the largest columns once more."""
         values, kept, alive = torch.zeros(1, self.layout.live), {}, []
         own = values.untyped_storage().data_ptr()
 
@@ -73,7 +72,7 @@ def build(
                 raise UserError(f"--model {name}: {error}") from None
         else:
             known = f"{', '.join(MODELS)}, or package.module:function"
-            raise UserError(f"--model: found {name!r}, expected one of {known}{nearest(name, MODELS)}")
+            raise UserError(f"--model: got {name!r}, expected one of {known}{did_you_mean(name, MODELS)}")
     changing = [n for n, _ in module.named_buffers()]
     if changing:
         raise UserError(
@@ -93,7 +92,7 @@ def build(
 
 
 def _own(name: str) -> Callable:
-    """A user's function, also from a file beside the working directory."""
+    """A user's function, also from a file in the working directory."""
     module, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())
     try:

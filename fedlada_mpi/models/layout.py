@@ -2,9 +2,9 @@
 
 Weights of convolutions and linear layers are stored the way the stacked products read them: [inputs, outputs],
 inputs in (tap, channel) order. Taps that never meet data (``Window.dead``) have no gradient, whatever the images:
-they lie together at the end of the vector, behind ``live`` elements that may have one. Every block starts on a
-256-byte boundary; the elements in between are zero and stay zero under every method, so that norms, sums
-and means are those of the model.
+these gradient-free parameters are stored together at the end of the vector, after ``live`` elements that may have one.
+Every block starts on a 256-byte boundary; the elements in between are zero and stay zero under every method, so
+that norms, sums and means are those of the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class Entry:
-    """A parameter: its torch shape, its stored shape, and its place among the live and the silent elements.
+    """A parameter: its torch shape, its stored shape, and its places among the live and the gradient-free elements.
 
     ``kernel`` is set for weights of products: the [out, in, rows, columns] reading of the torch shape (a linear
     layer has 1x1, one behind a flattened map has the map's size); ``taps`` is their order, live ones first.
@@ -38,16 +38,16 @@ class Entry:
     offset: int
     kernel: tuple[int, int, int, int] | None = None
     taps: tuple[int, ...] = ()
-    silent_rows: int = 0
-    silent_offset: int = 0
+    gradient_free_rows: int = 0
+    gradient_free_offset: int = 0
 
     def live(self, flat: Tensor) -> Tensor:
-        """The parameter in ``flat`` [..., live or more], without its silent rows."""
+        """The parameter in ``flat`` [..., live or more], without its gradient-free rows."""
         return flat[..., self.offset : self.offset + prod(self.stored)].view(*flat.shape[:-1], *self.stored)
 
-    def silent(self, flat: Tensor) -> Tensor:
-        shape = (self.silent_rows, self.kernel[0])
-        return flat[self.silent_offset : self.silent_offset + prod(shape)].view(shape)
+    def gradient_free(self, flat: Tensor) -> Tensor:
+        shape = (self.gradient_free_rows, self.kernel[0])
+        return flat[self.gradient_free_offset : self.gradient_free_offset + prod(shape)].view(shape)
 
     def store(self, value: Tensor, flat: Tensor) -> None:
         if self.kernel is None:
@@ -55,16 +55,16 @@ class Entry:
             return
         out, channels, *_ = self.kernel
         rows = value.reshape(self.kernel).permute(2, 3, 1, 0).reshape(-1, channels, out)[list(self.taps)].flatten(0, 1)
-        split = len(rows) - self.silent_rows
+        split = len(rows) - self.gradient_free_rows
         self.live(flat)[:split].copy_(rows[:split])
-        self.silent(flat).copy_(rows[split:])
+        self.gradient_free(flat).copy_(rows[split:])
 
     def load(self, flat: Tensor) -> Tensor:
         if self.kernel is None:
             return self.live(flat).clone()
         out, channels, height, width = self.kernel
-        split = channels * height * width - self.silent_rows
-        rows = torch.cat((self.live(flat)[:split], self.silent(flat))).view(-1, channels, out)
+        split = channels * height * width - self.gradient_free_rows
+        rows = torch.cat((self.live(flat)[:split], self.gradient_free(flat))).view(-1, channels, out)
         value = torch.empty_like(rows)
         value[list(self.taps)] = rows
         return value.view(height, width, channels, out).permute(3, 2, 0, 1).reshape(self.shape).contiguous()
@@ -79,7 +79,8 @@ class Layout:
     ):
         """``kernels`` names the weights of products; ``dead`` the taps of each that never meet data."""
         kernels, dead = kernels or {}, dead or {}
-        entries, offset, silent = [], 0, 0
+        entries: list[Entry] = []
+        offset = gradient_free = 0
         for name, shape in parameters:
             shape, kernel = tuple(shape), kernels.get(name)
             if kernel is None:
@@ -90,11 +91,13 @@ class Layout:
                 taps = [t for t in range(height * width) if t not in gone]
                 stored = (round_up(len(taps) * channels, ROWS), out)
                 rows = len(gone) * channels
-                entries.append(Entry(name, shape, stored, offset, kernel, (*taps, *gone), rows, silent))
-                silent = round_up(silent + rows * out, ALIGN)
+                entries.append(Entry(name, shape, stored, offset, kernel, (*taps, *gone), rows, gradient_free))
+                gradient_free = round_up(gradient_free + rows * out, ALIGN)
             offset = round_up(offset + prod(entries[-1].stored), ALIGN)
-        self.live, self.size = offset, offset + silent
-        self.entries = tuple(replace(e, silent_offset=e.silent_offset + offset) if e.kernel else e for e in entries)
+        self.live, self.size = offset, offset + gradient_free
+        self.entries = tuple(
+            replace(e, gradient_free_offset=e.gradient_free_offset + offset) if e.kernel else e for e in entries
+        )
         self.numel = sum(prod(e.shape) for e in entries)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:

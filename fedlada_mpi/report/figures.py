@@ -18,11 +18,11 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import NullFormatter
 
+from ..processes import process_map, usable_cores
+from ..rundir.metrics import PHASES
 from . import paper
 from .groups import Group, by_problem, labels, slug
-from .load import PHASES
 from .series import MEASURES, PERCENT, colours, points, spent
-from .workers import spread
 
 STYLE = {
     "font.size": 9,
@@ -41,6 +41,7 @@ STYLE = {
     "figure.dpi": 130,
 }
 POINTS = 300
+WORTH_PROCESSES = 8  # figures; fewer are drawn before processes have started
 TOGETHER = 10  # more curves than this in one panel cannot be told apart
 PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
 
@@ -60,7 +61,7 @@ def write(groups: Sequence[Group], folder: Path) -> list[str]:
             FigureCanvasSVG(drawing).print_svg(folder / f"{name}.svg", metadata={"Date": None})
             plt.close(drawing)
 
-    spread(draw, planned, least=2)
+    list(process_map(draw, planned, usable_cores() if len(planned) >= WORTH_PROCESSES else 1))
     return [name for name, _ in planned]
 
 

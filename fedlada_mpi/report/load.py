@@ -13,13 +13,15 @@ import numpy as np
 
 from .. import config as settings
 from ..errors import UserError
-from .workers import spread
+from ..processes import process_map, usable_cores
+from ..rundir.metrics import PHASES
 
 SCALARS = (
     *("lr", "local_loss", "train_loss", "train_acc", "test_loss", "test_acc", "consistency"),
     *("bytes_down", "bytes_up", "bytes_mpi", "paper_units"),
 )
-PHASES = ("bcast", "train", "reduce", "server", "eval")
+# With fewer bytes of metrics than this, reading takes less time than starting processes.
+WORTH_PROCESSES = 50e6
 
 
 @dataclass
@@ -76,12 +78,18 @@ def read_all(paths: Iterable[str | os.PathLike]) -> tuple[list[Run], list[str]]:
         except UserError as error:
             return str(error)
 
-    found = spread(attempt, find(paths))
+    directories = find(paths)
+    found = list(process_map(attempt, directories, usable_cores() if _bytes(directories) > WORTH_PROCESSES else 1))
     runs = [one for one in found if isinstance(one, Run)]
     problems = [one for one in found if isinstance(one, str)]
     if not runs:
         raise UserError(problems[0])
     return runs, problems
+
+
+def _bytes(directories: Iterable[Path]) -> int:
+    files = (directory / "metrics.jsonl" for directory in directories)
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def read(directory: Path) -> Run:

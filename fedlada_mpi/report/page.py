@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
+from ..rundir.metrics import PHASES
 from . import paper
 from .figures import PHASE_COLOURS
 from .groups import Group, by_problem, labels, slug
-from .load import PHASES
 from .series import MEASURES, colours, points, spent
 from .tables import MISSING, Cell, Table
 

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..rundir.metrics import PHASES
 from . import measures
 from .groups import Group, Stat, by_problem, labels, slug
-from .load import PHASES, Run
+from .load import Run
 
 MISSING = "–"
 

@@ -1,0 +1,39 @@
+"""One local step of any method: where clipping and decay act, and which hook of the method is called when.
+
+g = before_clip(gradient)
+g = g * min(1, clip / |g|)       the norm is that of all of a client's parameters
+g = g + lambda * x               --decay-mode l2
+d = direction(g)
+d = d + lambda * x               --decay-mode decoupled
+x = x - eta_t * d
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .base import Algorithm, ClientVectors, Vectors
+
+
+def local_step(
+    algorithm: Algorithm, c: ClientVectors, s: Vectors, lr: Tensor, gradient_free: bool, preserve_g: bool
+) -> None:  # fmt: skip
+    """Step from the gradients ``c.g``, in place; ``c.g`` is overwritten unless ``preserve_g``.
+
+    ``gradient_free`` parameters have no ``c.g`` and nothing to clip.
+    """
+    config = algorithm.config
+    g = torch.zeros_like(c.x) if gradient_free else c.g.to(c.x.dtype, copy=preserve_g)
+    g = algorithm.before_clip(c, s, g)
+    if config.clip and not gradient_free:
+        norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
+        g = g.mul_((config.clip / norm).clamp_(max=1))
+    if config.weight_decay and config.decay_mode == "l2":
+        g = g.add_(c.x, alpha=config.weight_decay)
+    d = algorithm.direction(c, s, g)
+    if config.weight_decay and config.decay_mode == "decoupled":
+        d = d.add_(c.x, alpha=config.weight_decay)
+    c.x.sub_(d.mul_(lr))
+    if c.compute_copy is not None:
+        c.compute_copy.copy_(c.x)

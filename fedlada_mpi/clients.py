@@ -1,0 +1,154 @@
+"""What a rank holds of its clients: stacked buffers of those that train now, and the state they keep across rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .algorithms import Algorithm, ClientVectors, Vectors
+from .batches import LocalData, Plan, local_steps
+from .config import Config
+from .gradients import Engine
+from .models.layout import Layout
+
+# Clients' vectors with the server's: of the live parameters, and of the gradient-free ones where clients share them.
+Parts: TypeAlias = "list[tuple[ClientVectors, Vectors]]"
+
+
+class ClientBuffers:
+    """Stacked vectors and batch plans of up to ``capacity`` clients; steps work on the first of them.
+
+    Parameters behind ``live`` are the same on all clients: they are a second, single-row part of the state (as many
+    rows as clients where these differ in their number of steps).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        algorithm: Algorithm,
+        layout: Layout,
+        data: LocalData,
+        device: torch.device,
+        dtype: torch.dtype,
+        compute: torch.dtype,
+    ):
+        self.algorithm, self.device, self.dtype, self.compute = algorithm, device, dtype, compute
+        self.size = layout.size
+        self.live = layout.live if algorithm.shares_gradient_free else layout.size
+        # Elements of c.g that no layer writes must stay zero, so the step works on a copy where there are any.
+        self.preserve_g = self.live > layout.live
+        steps = local_steps(config, data.sizes)
+        self.max_steps = int(steps.max()) if len(steps) else 0
+        self.batch_width = int(min(config.batch_size or 2**62, data.sizes.max())) if len(steps) else 0
+        self.uneven = len(np.unique(steps)) > 1
+        self.capacity = 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Stacked state of one client."""
+        vectors = 1 + len(self.algorithm.slots) + len(self.algorithm.client_state)
+        compute = 2 * self.compute.itemsize if self.compute != self.dtype else self.dtype.itemsize
+        return self.live * (vectors * self.dtype.itemsize + compute)
+
+    @property
+    def shared_bytes(self) -> int:
+        """State that does not depend on the number of clients: gradient-free parameters, where clients share them."""
+        return (self.size - self.live) * (1 + len(self.algorithm.slots)) * self.dtype.itemsize
+
+    def allocate(self, count: int) -> None:
+        """Buffers for ``count`` clients, zero."""
+        self.capacity = count
+        self.c = self._vectors(count, self.live)
+        self.c.g = self._zeros(count, self.live, dtype=self.compute)
+        self.tail = self._vectors(count if self.uneven else 1, self.size - self.live)
+        self.tail.compute_copy = None
+        self.loss, self.lr, self.k = self._zeros(count), self._zeros(()), self._zeros(1, dtype=torch.int64)
+        shape = (self.max_steps, count, self.batch_width)
+        types = dict(index=torch.int64, weight=self.dtype, flip=torch.bool, down=torch.int32, right=torch.int32)
+        self.plan = Plan(**{name: self._zeros(shape, dtype=kind) for name, kind in types.items()})
+
+    def _zeros(self, *shape: int | tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype or self.dtype, device=self.device)
+
+    def _vectors(self, count: int, size: int) -> ClientVectors:
+        names = ("x", *self.algorithm.slots, *self.algorithm.client_state)
+        c = ClientVectors(**{name: self._zeros(count, size) for name in names})
+        c.compute_copy = self._zeros(count, size, dtype=self.compute) if self.compute != self.dtype else None
+        c.steps = self._zeros(count, 1)
+        return c
+
+    def load_plan(self, plan: Plan) -> None:
+        for f in fields(Plan):
+            host = getattr(plan, f.name)
+            getattr(self.plan, f.name)[: host.shape[0], : host.shape[1]].copy_(host)
+
+    def parts(self, s: Vectors, count: int) -> Parts:
+        """The first ``count`` clients' state with the server's vectors: live parameters, then gradient-free ones."""
+        parts = [(_rows(self.c, count), _elements(s, self.slices[0]))]
+        if self.live < self.size:
+            parts.append((_rows(self.tail, count), _elements(s, self.slices[1])))
+        return parts
+
+    @property
+    def slices(self) -> tuple[slice, slice]:
+        """Where the two parts are in a flat vector."""
+        return slice(0, self.live), slice(self.live, None)
+
+
+def _rows(c: ClientVectors, count: int) -> ClientVectors:
+    return ClientVectors(**{name: None if v is None else v[:count] for name, v in vars(c).items()})
+
+
+def _elements(s: Vectors, where: slice) -> Vectors:
+    return Vectors(**{name: v[where] for name, v in vars(s).items()})
+
+
+class ClientState:
+    """Vectors that clients keep across rounds, by name and client; a client that never trained has none yet."""
+
+    def __init__(self, names: Iterable[str]):
+        self.vectors: dict[str, dict[int, Tensor]] = {name: {} for name in names}
+
+    def load(self, c: ClientVectors, clients: list[int]) -> None:
+        """Into the stacked rows of ``clients``; zero where there is none yet."""
+        for name, by_client in self.vectors.items():
+            for row, client in zip(getattr(c, name), clients, strict=True):
+                row.copy_(by_client[client]) if client in by_client else row.zero_()
+
+    def store(self, c: ClientVectors, clients: list[int]) -> None:
+        """From the stacked rows of ``clients``."""
+        for name, by_client in self.vectors.items():
+            for row, client in zip(getattr(c, name), clients, strict=True):
+                by_client.setdefault(client, torch.empty_like(row)).copy_(row)
+
+
+class MemoryEstimate:
+    """What clients take on this rank's device, predicted from the shapes."""
+
+    def __init__(self, buffers: ClientBuffers, engine: Engine, data: LocalData):
+        self.buffers, self.engine, self.image_shape = buffers, engine, tuple(data.images.shape[1:])
+
+    @cached_property
+    def per_client(self) -> int:
+        """Stacked state of one client, and its activations."""
+        b = self.buffers
+        return b.state_bytes + self.engine.activation_bytes(self.image_shape, b.batch_width, b.compute)
+
+    @property
+    def shared(self) -> int:
+        return self.buffers.shared_bytes
+
+    @property
+    def clients_that_fit(self) -> int:
+        """How many clients fit on the GPU together, 0 where no limit is known."""
+        device = self.buffers.device
+        if device.type != "cuda":
+            return 0
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        return max(1, self.buffers.capacity, int(0.8 * free / self.per_client))

@@ -1,0 +1,96 @@
+"""From ``--dataset`` to the settings and the directory of shards, which are prepared if the raw data is there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import DATASETS, Config, Resolved, data_root, resolve
+from ..errors import UserError, did_you_mean
+from .shards import MANIFEST, Manifest, read_manifest
+
+# Settings of a run that a directory of shards has fixed, and what they are called there.
+_FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_per_client", "size_sigma")}
+_FIXED |= {"partition": "kind", "partition_seed": "seed"}
+
+
+def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = False) -> tuple[Resolved, Path]:
+    """The run's settings, and where its shards are or will be; see ``config.resolve``."""
+    name = str({**file, **flags}.get("dataset", "digits"))
+    if name in DATASETS:
+        resolved = resolve(flags, file, recorded=recorded)
+        return resolved, data_root(resolved.config) / name
+    if not (Path(name) / MANIFEST).is_file():
+        known = f"one of {', '.join(DATASETS)}, or a directory that python -m data_prep --out has finished"
+        raise UserError(f"--dataset: got {name!r}, expected {known}{did_you_mean(name, DATASETS)}")
+    manifest = read_manifest(name)
+    shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
+    return resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded), Path(name)
+
+
+def _prepared_with(manifest: Manifest) -> dict[str, Any]:
+    known = {**manifest.partition, "clients": manifest.clients, "seed": manifest.seed}
+    return {name: known.get(key) for name, key in _FIXED.items()}
+
+
+def ensure(config: Config, directory: Path, silos: int) -> Manifest:
+    """The shards for this run: present and as asked for, or prepared now."""
+    if not (directory / MANIFEST).is_file():
+        # Here, as a run whose shards are ready need not load what decodes images.
+        from .prepare import PrepareSettings, prepare
+        from .sources import raw_available
+
+        raw = raw_available(config.dataset, directory.parent)
+        if raw is None and config.dataset != "digits":
+            raise UserError(
+                f"no shards of {config.dataset} in {directory} and no raw data next to them; prepare them with: "
+                + command(config, directory, silos)
+            )
+        settings = PrepareSettings(
+            config.dataset,
+            out=directory,
+            raw=None if config.dataset == "digits" else raw,
+            clients=config.clients,
+            silos=min(silos, config.clients),
+            partition=config.partition,
+            dirichlet=config.dirichlet if config.partition == "dirichlet" else None,
+            exhausted=config.exhausted,
+            classes_per_client=config.classes_per_client,
+            size_sigma=config.size_sigma,
+            seed=config.partition_seed,
+            download=False,
+        )
+        return prepare(settings)
+    manifest = read_manifest(directory)
+    for name, value in _prepared_with(manifest).items():
+        wanted = getattr(config, name)
+        if value is not None and value != wanted:
+            prepare_others = command(config, directory, silos, suffix=f"-{name}-{wanted}")
+            raise UserError(
+                f"the shards in {directory} were prepared with {name} {value}, but the run asks for {wanted}: "
+                f"prepare others with {prepare_others} and pass that as --dataset"
+            )
+    return manifest
+
+
+def command(config: Config, directory: Path, silos: int, suffix: str = "") -> str:
+    """The data_prep command for this run."""
+    kind = config.dataset if config.dataset in DATASETS else read_manifest(directory).dataset
+    raw = "" if kind == "digits" else " --raw PATH"
+    options: dict[str, Any] = {
+        "clients": config.clients,
+        "silos": min(silos, config.clients),
+        "partition": config.partition,
+    }
+    if config.partition == "dirichlet":
+        options["dirichlet"] = f"{config.dirichlet:g}"
+    if config.partition in ("dirichlet", "pathological"):
+        options["exhausted"] = config.exhausted
+    if config.partition == "pathological":
+        options["classes-per-client"] = config.classes_per_client
+    if config.size_sigma:
+        options["size-sigma"] = f"{config.size_sigma:g}"
+    options["seed"] = config.partition_seed
+    text = " ".join(f"--{name} {value}" for name, value in options.items())
+    return f"python -m data_prep --dataset {kind}{raw} --out {directory}{suffix} {text}"

@@ -1,0 +1,164 @@
+"""Who owns which image: one list of image numbers per client.
+
+All draws come from ``np.random.RandomState``, whose stream numpy keeps frozen, so that a seed
+means the same partition everywhere. With ``dirichlet``, equal sizes and ``refill`` the draws are
+taken in the order of the authors' public simulator: a permutation of the images, the priors, then
+client, class, client, class, ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import UserError
+
+KINDS = ("dirichlet", "iid", "pathological", "natural")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How images are dealt; settings that ``kind`` does not read are None."""
+
+    kind: str
+    dirichlet: float | None = None
+    exhausted: str | None = None
+    classes_per_client: int | None = None
+    size_sigma: float | None = None
+
+
+def partition(
+    rule: Rule, labels: np.ndarray, classes: int, clients: int, seed: int, owners: np.ndarray | None = None
+) -> list[np.ndarray]:
+    """The images of each client, in the order in which they are stored."""
+    if rule.kind == "natural":
+        return natural(owners)
+    if clients > len(labels):
+        raise UserError(
+            f"--clients: found {clients} clients for {len(labels)} training images, expected at most {len(labels)}"
+        )
+    random = np.random.RandomState(seed)
+    order = random.permutation(len(labels))
+    sizes = client_sizes(random, len(labels), clients, rule.size_sigma or 0.0)
+    if rule.kind == "iid":
+        return np.split(order, np.cumsum(sizes))[:clients]
+    pools = [order[labels[order] == c] for c in range(classes)]
+    if rule.kind == "dirichlet":
+        priors = random.dirichlet([rule.dirichlet] * classes, size=clients)
+        if not np.isfinite(priors).all():
+            raise UserError(
+                f"--dirichlet: found {rule.dirichlet}, too small to draw label priors from: expected about 0.01 or more"
+            )
+        return fill(random, priors, sizes, pools, exact=rule.exhausted == "exact")
+    quotas = pathological_quotas(random, sizes, np.array([len(pool) for pool in pools]), rule.classes_per_client)
+    return deal(quotas, pools, exact=rule.exhausted == "exact")
+
+
+def client_sizes(random: np.random.RandomState, images: int, clients: int, sigma: float) -> np.ndarray:
+    """Images per client: all ``images // clients``, or lognormal and summing to ``images``."""
+    equal = np.full(clients, images // clients, dtype=np.int64)
+    if sigma == 0:
+        return equal
+    weights = random.lognormal(mean=0.0, sigma=sigma, size=clients)
+    sizes = np.maximum((weights / weights.sum() * images).astype(np.int64), 1)
+    # Rounding and the floor of one image leave a small difference: the largest client absorbs it.
+    while (difference := images - int(sizes.sum())) != 0:
+        largest = int(np.argmax(sizes))
+        sizes[largest] += difference if difference > 0 else -min(-difference, int(sizes[largest]) // 2)
+    return sizes
+
+
+def fill(
+    random: np.random.RandomState, priors: np.ndarray, sizes: np.ndarray, pools: list[np.ndarray], exact: bool
+) -> list[np.ndarray]:
+    """Give images one by one: a client with room, a class of its prior, the last unused image of that class.
+
+    A class that ran out is filled up again and the class redrawn (images may then repeat), or, if
+    ``exact``, the class is redrawn among those with stock (no image is used twice).
+    """
+    cumulative = np.cumsum(priors, axis=1)
+    stock = np.array([len(pool) for pool in pools])
+    room = sizes.copy()
+    owned = [np.empty(size, dtype=np.int64) for size in sizes]
+    left = int(room.sum())
+    while left:
+        client = random.randint(len(room))
+        if room[client] == 0:
+            continue
+        room[client] -= 1
+        left -= 1
+        # argmax is the first class whose cumulative prior reaches the draw.
+        label = int(np.argmax(random.uniform() <= cumulative[client]))
+        while stock[label] == 0:
+            if exact:
+                label = draw_in_stock(random, priors[client], stock, client)
+            else:
+                stock[label] = len(pools[label])
+                label = int(np.argmax(random.uniform() <= cumulative[client]))
+        stock[label] -= 1
+        owned[client][room[client]] = pools[label][stock[label]]
+    return owned
+
+
+def draw_in_stock(random: np.random.RandomState, prior: np.ndarray, stock: np.ndarray, client: int) -> int:
+    wanted = np.where(stock > 0, prior, 0.0)
+    if wanted.sum() == 0:
+        raise UserError(
+            f"client {client} wants only classes whose images are used up, so its prior cannot be met exactly: "
+            "expected stock in one of them; use --exhausted refill or a larger --dirichlet"
+        )
+    cumulative = np.cumsum(wanted / wanted.max())
+    # Scaled by the total, the draw stays below it, so that a class without stock is never reached.
+    return int(np.argmax(random.uniform() * cumulative[-1] < cumulative))
+
+
+def pathological_quotas(
+    random: np.random.RandomState, sizes: np.ndarray, stock: np.ndarray, per_client: int
+) -> np.ndarray:
+    """Images [client, class]: ``per_client`` distinct classes each, equal parts, all classes used up evenly."""
+    classes = len(stock)
+    if per_client > classes:
+        raise UserError(f"--classes-per-client: found {per_client} of {classes} classes, expected at most {classes}")
+    if per_client > sizes.min():
+        raise UserError(
+            f"--classes-per-client: found {per_client} classes for a client of {sizes.min()} images, "
+            f"expected at most {sizes.min()}"
+        )
+    promised = np.zeros(classes, dtype=np.int64)
+    quotas = np.zeros((len(sizes), classes), dtype=np.int64)
+    for client, size in enumerate(sizes):
+        # Those with the smallest share promised so far, ties at random; the least of them gives the odd image.
+        chosen = np.lexsort((random.uniform(size=classes), promised / stock))[:per_client]
+        quotas[client, chosen] = size // per_client
+        quotas[client, chosen[: size % per_client]] += 1
+        promised += quotas[client]
+    return quotas
+
+
+def deal(quotas: np.ndarray, pools: list[np.ndarray], exact: bool) -> list[np.ndarray]:
+    """Hand out each class's images in turn; a class that runs out starts again, or is refused if ``exact``."""
+    wanted = quotas.sum(axis=0)
+    for label, pool in enumerate(pools):
+        if exact and wanted[label] > len(pool):
+            raise UserError(
+                f"class {label} has {len(pool)} images and its clients want {wanted[label]}, so the class prior cannot "
+                "be met exactly: use --exhausted refill, or other --clients or --classes-per-client"
+            )
+    ends = np.cumsum(quotas, axis=0)
+    owned = []
+    for quota, end in zip(quotas, ends):
+        parts = [pools[c][np.arange(end[c] - quota[c], end[c]) % len(pools[c])] for c in np.flatnonzero(quota)]
+        owned.append(np.concatenate(parts))
+    return owned
+
+
+def natural(owners: np.ndarray | None) -> list[np.ndarray]:
+    """The data's own groups, ordered by the owner's number or name."""
+    if owners is None:
+        raise UserError(
+            "--partition natural: found no owners in the data, expected a train_clients array in the .npz or "
+            "train/CLIENT/CLASS/ folders; use --partition dirichlet or iid otherwise"
+        )
+    _, inverse = np.unique(owners, return_inverse=True)
+    return np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse)))[:-1]

@@ -1,0 +1,118 @@
+"""From settings to finished shards: find the raw data, read it, divide it, write it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from . import sources
+from .partition import partition
+from .picture import PICTURE, draw
+from .settings import PrepareSettings, check_silos
+from .shards import FORMAT, MANIFEST, Manifest, read_manifest
+from .write import attributes_of, publish, staging, write_all, write_manifest
+
+
+def prepare(settings: PrepareSettings, say: Callable[[str], None] = lambda text: None) -> Manifest:
+    """Make the shards that ``settings`` describe, or find them made; ``say`` hears what is done."""
+    settings.check()
+    if not settings.force and (settings.out / MANIFEST).exists():
+        present = read_manifest(settings.out)
+        refuse_other_settings(settings, present)
+        if complete(present):
+            say(f"{settings.out}: already prepared with these settings, nothing to do (--force prepares again)")
+            return present
+        say(f"{settings.out}: files are missing or were cut short, preparing again")
+    raw = sources.find_raw(settings.dataset, settings.raw, settings.out.parent, settings.download)
+    say(f"reading {settings.dataset} from {raw}")
+    images = sources.load(settings.dataset, raw, settings.workers)
+    owned = divide(settings, images)
+    silos = np.array_split(np.arange(len(owned)), settings.silos)
+    manifest = describe(settings, _fingerprint(settings, raw), images, owned)
+    with staging(settings.out, needed_bytes=_bytes(images, owned)) as folder:
+        say(f"writing {sum(map(len, owned))} training images of {len(owned)} clients to {settings.silos} silo files")
+        manifest["files"] = write_all(folder, images, owned, silos, attributes_of(manifest))
+        write_manifest(folder, manifest)
+        draw(read_manifest(folder), folder / PICTURE)
+        publish(folder, settings.out, [*manifest["files"], PICTURE, MANIFEST])
+    return read_manifest(settings.out)
+
+
+def divide(settings: PrepareSettings, images: sources.ImageSet) -> list[np.ndarray]:
+    owned = partition(
+        settings.rule, images.train_labels, images.classes, settings.wanted_clients or 0, settings.seed, images.owners
+    )
+    if settings.clients is not None and len(owned) != settings.clients:
+        raise UserError(
+            f"--clients: found {settings.clients}, but the data has {len(owned)} owners: leave --clients out"
+        )
+    check_silos(settings.silos, len(owned))
+    return owned
+
+
+def describe(
+    settings: PrepareSettings, source: str, images: sources.ImageSet, owned: list[np.ndarray]
+) -> dict[str, Any]:
+    """The manifest, but for its files. Nothing in it depends on the machine, the time or a path."""
+    mean, std = sources.statistics(settings.dataset, images.train_images)
+    natural = settings.partition == "natural"
+    return {
+        "format": FORMAT,
+        "dataset": settings.dataset,
+        "classes": images.classes,
+        "image_shape": list(images.train_images.shape[1:]),
+        "mean": list(mean),
+        "std": list(std),
+        "clients": len(owned),
+        "silos": settings.silos,
+        "partition": asdict(settings.rule),
+        "seed": settings.seed,
+        "source": source,
+        "class_names": images.class_names,
+        "client_names": [str(name) for name in np.unique(images.owners)] if natural else [],
+        "counts": [np.bincount(images.train_labels[part], minlength=images.classes).tolist() for part in owned],
+    }
+
+
+def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
+    pairs = {
+        "dataset": (present.dataset, settings.dataset),
+        "clients": (present.clients, settings.wanted_clients or present.clients),
+        "silos": (present.silos, settings.silos),
+        "seed": (present.seed, settings.seed),
+    }
+    pairs |= {name: (present.partition.get(name), value) for name, value in asdict(settings.rule).items()}
+    differences = [f"{name} {found} not {wanted}" for name, (found, wanted) in pairs.items() if found != wanted]
+    raw = settings.raw or sources.raw_available(settings.dataset, settings.out.parent)
+    # Raw data may have been removed once its shards were made.
+    if not differences and raw and raw.exists() and _fingerprint(settings, raw) != present.source:
+        differences = ["other raw data"]
+    if differences:
+        raise UserError(
+            f"{settings.out} holds shards made with other settings ({', '.join(differences)}): "
+            "add --force to replace them, or choose another --out"
+        )
+
+
+def complete(manifest: Manifest) -> bool:
+    """All files there and of the right length; ``data_prep.inspect`` checks their content."""
+    paths = {manifest.root / name: entry["bytes"] for name, entry in manifest.files.items()}
+    return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
+
+
+def _fingerprint(settings: PrepareSettings, raw: Path) -> str:
+    try:
+        return sources.fingerprint(settings.dataset, raw)
+    except OSError as error:
+        raise UserError(f"{raw}: cannot be read ({error.strerror or error})") from None
+
+
+def _bytes(images: sources.ImageSet, owned: list[np.ndarray]) -> int:
+    count = sum(map(len, owned)) + len(images.test_labels)
+    headers = 16 * 1024 * (len(owned) + 2) + (1 << 20)
+    return count * (images.train_images[0].nbytes + 8) + headers

@@ -1,0 +1,100 @@
+"""Settings of a preparation, checked before anything is read or written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import PRESETS
+from ..errors import UserError, did_you_mean
+from .partition import KINDS, Rule
+from .sources import LOADERS
+
+DEFAULT_CLIENTS = 100
+
+
+@dataclass(frozen=True)
+class PrepareSettings:
+    """What to prepare, and where to put it.
+
+    ``clients`` None means the paper's number (``natural``: the data's own); ``dirichlet`` None the
+    preset of the data set; ``raw`` None the data under ``out/..`` (see ``raw_available``) or a
+    download; ``workers`` 0 all cores this process may use.
+    """
+
+    dataset: str
+    out: Path
+    raw: Path | None = None
+    clients: int | None = None
+    silos: int = 10
+    partition: str = "dirichlet"
+    dirichlet: float | None = None
+    exhausted: str = "refill"
+    classes_per_client: int = 2
+    size_sigma: float = 0.0
+    seed: int = 20
+    workers: int = 0
+    force: bool = False
+    download: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "out", Path(self.out))
+        object.__setattr__(self, "raw", Path(self.raw) if self.raw is not None else None)
+
+    @property
+    def rule(self) -> Rule:
+        preset = PRESETS.get(self.dataset, {}).get("dirichlet", 0.6)
+        dealt = self.partition in ("dirichlet", "pathological")
+        return Rule(
+            kind=self.partition,
+            dirichlet=(preset if self.dirichlet is None else float(self.dirichlet))
+            if self.partition == "dirichlet"
+            else None,
+            exhausted=self.exhausted if dealt else None,
+            classes_per_client=self.classes_per_client if self.partition == "pathological" else None,
+            size_sigma=float(self.size_sigma) if self.partition != "natural" else None,
+        )
+
+    @property
+    def wanted_clients(self) -> int | None:
+        """None where only the data can tell."""
+        if self.clients is None and self.partition != "natural":
+            return PRESETS.get(self.dataset, {}).get("clients", DEFAULT_CLIENTS)
+        return self.clients
+
+    def check(self) -> None:
+        for name, value, known in (
+            ("dataset", self.dataset, tuple(LOADERS)),
+            ("partition", self.partition, KINDS),
+            ("exhausted", self.exhausted, ("refill", "exact")),
+        ):
+            if value not in known:
+                raise UserError(
+                    f"--{name}: found {value!r}, expected one of {', '.join(known)}{did_you_mean(value, known)}"
+                )
+        if self.dataset == "digits" and self.raw is not None:
+            raise UserError("--raw has no effect on the digits, which ship with the package: leave it out")
+        for name in ("clients", "silos", "classes_per_client"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"--{name.replace('_', '-')}: found {value}, expected at least 1")
+        if self.workers < 0:
+            raise UserError(f"--workers: found {self.workers}, expected 0 (all cores) or more")
+        if not 0 <= self.seed < 2**32:
+            raise UserError(f"--seed: found {self.seed}, expected 0 to {2**32 - 1}")
+        if self.dirichlet is not None and not 0 < self.dirichlet < math.inf:
+            raise UserError(f"--dirichlet: found {self.dirichlet}, expected more than 0")
+        if not 0 <= self.size_sigma <= 10:
+            raise UserError(f"--size-sigma: found {self.size_sigma}, expected 0 (equal sizes) to 10")
+        if self.size_sigma and self.partition == "natural":
+            raise UserError(
+                "--size-sigma has no effect on --partition natural, whose sizes are the data's own: leave it out"
+            )
+        if self.wanted_clients is not None:
+            check_silos(self.silos, self.wanted_clients)
+
+
+def check_silos(silos: int, clients: int) -> None:
+    if silos > clients:
+        raise UserError(f"--silos: found {silos} silos for {clients} clients, expected at most {clients}")

@@ -1,0 +1,167 @@
+"""Writing shards so that a directory holds either all of them or none.
+
+Files are made in a folder of their own inside the target and renamed into place when all are
+complete, the manifest last. A preparation that was killed leaves only that folder, which the next
+one removes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from tqdm import tqdm
+
+from ..errors import UserError
+from ..processes import is_alive
+from .shards import FORMAT, MANIFEST, TEST_FILE, sha256, silo_file
+from .sources import ImageSet
+
+STAGING = ".unfinished-"
+STALE_SECONDS = 24 * 3600
+# Images copied at once from the data set into a file: bounds the memory beside the data set itself.
+BLOCK_BYTES = 32 << 20
+
+
+@contextlib.contextmanager
+def staging(out: Path, needed_bytes: int) -> Iterator[Path]:
+    """A fresh folder inside ``out`` that disappears whatever happens; ``out`` too if it stayed empty."""
+    created = [path for path in (out, *out.parents) if not path.exists()]
+    folder = out / f"{STAGING}{socket.gethostname()}-{os.getpid()}"
+    try:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            remove_stale(out)
+            free = shutil.disk_usage(out).free
+            if free < needed_bytes:
+                room = f"{free / 1e6:.0f} MB free, expected {needed_bytes / 1e6:.0f} MB"
+                raise UserError(f"{out}: {room}: make room or choose another --out")
+            folder.mkdir()
+            reserve(folder / "room", needed_bytes)
+            yield folder
+        except OSError as error:
+            reason = error.strerror or str(error).splitlines()[0]
+            raise UserError(
+                f"{out}: cannot be written ({reason}): check its permissions and space, or choose another --out"
+            ) from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for path in created:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def reserve(path: Path, size: int) -> None:
+    """Take the room that will be needed and give it back.
+
+    Quotas and limits show here as a plain error; met in the middle of a file they can crash HDF5.
+    """
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
+    path.unlink()
+
+
+def remove_stale(out: Path) -> None:
+    """Remove what a killed preparation left, but not the folder of one that is still running."""
+    for folder in out.glob(f"{STAGING}*"):
+        host, _, process = folder.name.removeprefix(STAGING).rpartition("-")
+        alive = is_alive(int(process)) and int(process) != os.getpid()
+        if (host == socket.gethostname() and not alive) or time.time() - folder.stat().st_mtime > STALE_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_all(
+    folder: Path, images: ImageSet, owned: list[np.ndarray], silos: list[np.ndarray], attributes: dict[str, Any]
+) -> dict:
+    """Write every silo and the test set; returns the manifest's entries."""
+    files = {}
+    for silo, clients in enumerate(tqdm(silos, desc="writing", unit=" silos", disable=None)):
+        indices = np.concatenate([owned[client] for client in clients])
+        offsets = np.concatenate([[0], np.cumsum([len(owned[client]) for client in clients])])
+        path = folder / silo_file(silo)
+        extra = {"client_ids": clients.astype(np.int64), "offsets": offsets.astype(np.int64)}
+        write_file(path, images.train_images, images.train_labels, indices, attributes, extra)
+        files[path.name] = {**entry(path, len(indices)), "client_ids": clients.tolist()}
+    path = folder / TEST_FILE
+    write_file(path, images.test_images, images.test_labels, np.arange(len(images.test_labels)), attributes, {})
+    files[path.name] = entry(path, len(images.test_labels))
+    return files
+
+
+def write_file(
+    path: Path,
+    images: np.ndarray,
+    labels: np.ndarray,
+    indices: np.ndarray,
+    attributes: dict[str, Any],
+    extra: dict[str, np.ndarray],
+) -> None:
+    # A fixed library version and no time stamps: the same content gives the same bytes.
+    with h5py.File(path, "w", libver=("earliest", "v108")) as file:
+        file.attrs.update(attributes)
+        shape = (len(indices), *images.shape[1:])
+        stored = file.create_dataset("images", shape, dtype=np.uint8, track_times=False)
+        block = max(1, BLOCK_BYTES // (images[0].nbytes or 1))
+        for start in range(0, len(indices), block):
+            stored[start : start + block] = images[indices[start : start + block]]
+        for name, values in {"labels": labels[indices].astype(np.int64), **extra}.items():
+            file.create_dataset(name, data=values, track_times=False)
+
+
+def entry(path: Path, images: int) -> dict[str, Any]:
+    return {"sha256": sha256(path), "bytes": path.stat().st_size, "images": images}
+
+
+def attributes_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of every shard file, from the manifest's fields."""
+    return {
+        "format": FORMAT,
+        "dataset": manifest["dataset"],
+        "classes": manifest["classes"],
+        "mean": np.array(manifest["mean"], dtype=np.float64),
+        "std": np.array(manifest["std"], dtype=np.float64),
+        "partition": json.dumps(manifest["partition"], sort_keys=True),
+        "seed": manifest["seed"],
+    }
+
+
+def publish(folder: Path, out: Path, names: list[str]) -> None:
+    """Put finished files in place in this order, the manifest last; files of an earlier preparation go."""
+    for name in names:
+        _flush_to_disk(folder / name)
+    (out / MANIFEST).unlink(missing_ok=True)
+    for path in out.glob("silo_*.h5"):
+        if path.name not in names:
+            path.unlink()
+    for name in names:
+        os.replace(folder / name, out / name)
+
+
+def _flush_to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+    """JSON with one line per field, client and file, so that it can be read and compared."""
+    lines = []
+    for key, value in manifest.items():
+        if key == "counts":
+            rows = ",\n    ".join(json.dumps(row) for row in value)
+            lines.append(f'  "counts": [\n    {rows}\n  ]')
+        elif key == "files":
+            rows = ",\n    ".join(f"{json.dumps(name)}: {json.dumps(file)}" for name, file in value.items())
+            lines.append(f'  "files": {{\n    {rows}\n  }}')
+        else:
+            lines.append(f"  {json.dumps(key)}: {json.dumps(value)}")
+    (folder / MANIFEST).write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,0 +1,61 @@
+"""The device that a rank computes on, the precision of its products, and the CPU's threads and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+import torch
+
+from .config import Config
+from .errors import UserError
+from .mpi import World
+from .processes import usable_cores
+
+
+def choose_device(world: World, config: Config) -> torch.device:
+    """A GPU by local rank (several ranks may share one), or the CPU with this rank's share of the cores."""
+    available = torch.cuda.is_available()
+    if config.device == "cuda" and not available:
+        raise UserError(
+            "--device cuda: torch sees no GPU here; use --device cpu, or check CUDA_VISIBLE_DEVICES and the driver"
+        )
+    if available and config.device != "cpu":
+        device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+        keep_freed_memory()
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = usable_cores()
+        # Ranks that a launcher bound see their own cores; unbound ones share the node's.
+        sharing = world.node.size if cores >= (os.cpu_count() or 1) else 1
+        torch.set_num_threads(max(1, cores // sharing))
+    return device
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed pages: a step's large temporaries come back at every step, and clearing them takes time."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        trim_threshold, mmap_max = -1, -4
+        mallopt(mmap_max, 0)
+        mallopt(trim_threshold, -1)
+
+
+def set_precision(precision: str) -> torch.dtype:
+    """The type of parameters and states; what products are computed in is a global of torch."""
+    tf32 = precision in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    return torch.float64 if precision == "fp64" else torch.float32
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"

@@ -1,0 +1,1 @@
+"""``python -m fedlada_mpi.doctor``: checks of the installation and of the machine, line by line."""

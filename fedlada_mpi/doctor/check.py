@@ -1,0 +1,76 @@
+"""What a check of the doctor is, and what checks learn for those after them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from ..mpi import World
+
+OK, WARN, FAIL, SKIP = "ok", "warn", "FAIL", "skip"
+
+
+@dataclass
+class Here:
+    """What the checks learn for those after them."""
+
+    out: Path = Path("runs")
+    world: World | None = None
+    ranks: list[dict[str, Any]] = field(default_factory=list)  # what they know of one another
+    cuda: bool = False
+
+    @property
+    def neighbours(self) -> list[dict[str, Any]]:
+        """The ranks on this machine, this one included."""
+        if self.world is None:
+            return [facts()]
+        return [rank for rank in self.ranks if rank["machine"] == self.ranks[self.world.rank]["machine"]]
+
+    @property
+    def machines(self) -> int:
+        return len({rank["machine"] for rank in self.ranks}) or 1
+
+
+# Its status, what it saw and, where something is to be done, the command.
+Result = tuple[str, ...]
+Examine = Callable[[Here], Result]
+
+
+class Check(NamedTuple):
+    name: str
+    examine: Examine
+    fix: str  # for exceptions
+    needs: str  # the checks without which this one makes no sense
+
+
+CHECKS: list[Check] = []
+
+
+def check(name: str, fix: str = "", needs: str = "") -> Callable[[Examine], Examine]:
+    """Decorator: the function is a check, and a line of the report."""
+
+    def register(examine: Examine) -> Examine:
+        CHECKS.append(Check(name, examine, fix, needs))
+        return examine
+
+    return register
+
+
+def facts(local_rank: int = 0) -> dict[str, Any]:
+    """What ranks want to know of one another; the checks themselves report what does not work."""
+    facts: dict[str, Any] = {"machine": platform.node(), "cores": sorted(os.sched_getaffinity(0))}
+    facts |= {"torch": False, "gpu": ""}
+    with contextlib.suppress(Exception):
+        facts["machine"] = Path("/proc/sys/kernel/random/boot_id").read_text()  # containers may share a host name
+        import torch
+
+        facts["torch"] = True
+        index = local_rank % torch.cuda.device_count()
+        facts["gpu"] = str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
+    return facts

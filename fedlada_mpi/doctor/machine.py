@@ -1,0 +1,206 @@
+"""The doctor's checks of the machine: GPUs, cores, memory between ranks, data and disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sysconfig
+import time
+from pathlib import Path
+
+from .check import FAIL, OK, SKIP, WARN, Here, Result, check
+
+RESNET18 = 11_279_112  # elements of the largest vector that a preset moves, 45 MB
+YIELD = "OMPI_MCA_mpi_yield_when_idle"
+ROOM = 5e9  # bytes: a checkpoint of SCAFFOLD keeps a vector for each of 100 clients
+
+
+@check("GPU", "nvidia-smi shows the driver and who uses the GPU; --device cpu trains without", needs="torch")
+def gpu(here: Here) -> Result:
+    import torch
+
+    driver = Path("/proc/driver/nvidia/version")
+    if not torch.cuda.is_available():
+        if not driver.exists():
+            return OK, "none: runs train on the CPU"
+        if not torch.version.cuda:
+            return WARN, "there is a driver, but this torch is for the CPU", "install torch for CUDA; docs/install.md"
+        do = "a newer driver, or torch for an older CUDA; look at CUDA_VISIBLE_DEVICES and the job's --gpus"
+        return WARN, f"there is a driver, but torch for CUDA {torch.version.cuda} sees no GPU", do
+    count = torch.cuda.device_count()
+    torch.cuda.set_device((here.world.local_rank if here.world else 0) % count)
+    here.cuda = bool((torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda") == 64).all())
+    if not here.cuda:
+        return FAIL, f"{torch.cuda.get_device_name()} multiplies wrongly", "--device cpu, and have the GPU examined"
+    free, total = (amount / 1e9 for amount in torch.cuda.mem_get_info())
+    version = re.search(r"\d{3}\.[\d.]+|$", driver.read_text() if driver.exists() else "")[0] or "unknown"
+    found = f"{count} x {torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free, driver {version}"
+    owners = [rank["gpu"] for rank in here.neighbours]
+    sharing = max(map(owners.count, owners))
+    if sharing > 1:
+        found += f", shared by {sharing} ranks"
+        if not Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists():
+            return WARN, found, "let their kernels run side by side: nvidia-cuda-mps-control -d"
+    return OK, found
+
+
+@check("kernels", "--compile off trains without, slower; Triton writes to ~/.triton or TRITON_CACHE_DIR", needs="GPU")
+def compiled_kernels(here: Here) -> Result:
+    if not here.cuda:
+        return OK, "compiled ones are for GPUs only"
+    from ..gpu import layer_kernels
+
+    if not layer_kernels.available():
+        return WARN, "no Triton: runs train without compiled kernels, slower", "pip install triton"
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        do = "apt-get install gcc libc6-dev, or load a compiler's module, or --compile off"
+        return FAIL, "Triton needs a C compiler: found neither CC nor gcc nor clang", do
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        return FAIL, f"Triton needs {header}", "apt-get install python3-dev, or another Python, or --compile off"
+    largest = pooled("cuda")
+    if largest != 3:
+        return FAIL, f"a compiled maximum of 0 to 3 is {largest:g}", "--compile off, and reinstall triton"
+    return OK, f"Triton with {compiler}: one compiled, run and checked"
+
+
+def pooled(device: str) -> float:
+    """The largest of 0, 1, 2 and 3, by a compiled kernel."""
+    import torch
+
+    from ..gpu import layer_kernels
+
+    return layer_kernels.max_pool(torch.arange(4.0, device=device).view(1, 1, 2, 2, 1), 2).item()
+
+
+@check("CUDA-aware", needs="MPI torch")
+def cuda_buffers(here: Here) -> Result:
+    from ..mpi.plan import cuda_aware
+
+    if cuda_aware():
+        return OK, "MPI takes GPU buffers"
+    if here.cuda and here.machines > 1:
+        do = "the cluster's own MPI, if it can: docs/install.md#with-a-clusters-own-mpi"
+        return WARN, "MPI takes host buffers only: vectors between machines are copied through host memory", do
+    return OK, "no, and not needed here"
+
+
+@check("cores")
+def cores(here: Here) -> Result:
+    neighbours = here.neighbours
+    ranks, usable = len(neighbours), len({core for rank in neighbours for core in rank["cores"]})
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    found = f"{usable} of {os.cpu_count()} for {ranks} rank{'s'[: ranks > 1]}, OMP_NUM_THREADS={threads or '(unset)'}"
+    if usable < min(ranks, os.cpu_count() or 1):
+        do = "export PRTE_MCA_hwloc_default_binding_policy=none, or srun --cpu-bind=none, or ask for more cores"
+        return WARN, f"{found}: the launcher bound the ranks to few cores", do
+    if usable < ranks:
+        return WARN, f"{found}: ranks take turns", "fewer ranks give the same result: a rank takes any number of silos"
+    if threads.isdigit() and int(threads) * ranks > usable:
+        return WARN, f"{found}: more threads than cores", f"export OMP_NUM_THREADS={usable // ranks}"
+    return OK, found
+
+
+@check("waiting", needs="MPI")
+def waiting(here: Here) -> Result:
+    from ..mpi import implementation
+
+    neighbours = here.neighbours
+    if len(neighbours) <= len({core for rank in neighbours for core in rank["cores"]}):
+        return OK, "every rank has a core to wait on"
+    if not implementation().startswith("Open MPI"):
+        found = f"ranks of {implementation()} may spin on cores that others need"
+        return WARN, found, "prefer srun --mpi=pmi2 to mpiexec"
+    by_srun = "SLURM_STEP_NUM_TASKS" in os.environ and "OMPI_COMM_WORLD_SIZE" not in os.environ
+    if by_srun and os.environ.get(YIELD) != "1":
+        return WARN, "under srun, ranks spin on cores that others need", f"export {YIELD}=1"
+    return OK, "ranks share cores and yield them while they wait"
+
+
+@check("/dev/shm", needs="ranks torch")
+def shared_memory(here: Here) -> Result:
+    from ..mpi import shared_window
+
+    stat, ranks = os.statvfs("/dev/shm"), here.world.node.size
+    found = f"{stat.f_bavail * stat.f_frsize / 1e9:.2f} GB free"
+    if ranks == 1:
+        return OK, f"{found}; ResNet-18 takes {RESNET18 * 4 / 1e9:.2f} GB for each rank of a node"
+    found += f", ResNet-18 takes {1.2 * ranks * RESNET18 * 4 / 1e9:.2f} GB for {ranks} ranks"
+    if shared_window.fits(here.world, RESNET18 * 4):
+        return OK, found
+    return WARN, f"{found}: vectors will move by slower ways", "docker run --shm-size=2g ..., or mount it larger"
+
+
+@check("transport", "--transport host (on GPUs: staged); docs/troubleshooting.md, Running", needs="ranks")
+def transport(here: Here) -> Result:
+    if not all(rank["torch"] for rank in here.ranks):
+        return SKIP, "it needs torch on every rank"
+    import torch
+
+    from ..mpi.plan import plan_transport
+
+    world = here.world
+    if world.size == 1:
+        return OK, "one rank: nothing moves"
+    device = torch.device("cuda" if all(world.allgather_json(here.cuda)) else "cpu")
+    moving, vector = plan_transport(world, RESNET18, torch.float32, device), torch.empty(RESNET18, device=device)
+    seconds, wrong = {}, ""
+    for name, move in (("Bcast", moving.bcast), ("Reduce", moving.reduce)) * 2:  # the first time is slower
+        vector.fill_(world.rank + 1)
+        world.barrier()
+        start = time.perf_counter()
+        move([vector])
+        seconds[name] = time.perf_counter() - start
+        total = world.size * (world.size + 1) // 2
+        expected = 1 if name == "Bcast" else total if world.rank == 0 else world.rank + 1
+        # Told at the end: the others are on their way to the next one.
+        if not wrong and not bool((vector == expected).all()):
+            wrong = f"{moving.kind}: {name} gave {vector[0]:g}, expected {expected}"
+    moving.close()
+    if wrong:
+        return FAIL, wrong, "--transport host, or staged"
+    times = ", ".join(f"{name} {1000 * value:.0f} ms" for name, value in seconds.items())
+    return OK, f"{moving.kind}, checked; ResNet-18's {RESNET18 * 4 / 1e6:.0f} MB over {world.size} ranks: {times}"
+
+
+@check("data", "set FEDLADA_DATA to a folder that can be read", needs="packages")
+def data(here: Here) -> Result:
+    from ..config import Config, data_root
+    from ..data.shards import MANIFEST, read_manifest
+
+    root, found = data_root(Config()), []
+    for path in sorted(root.glob(f"*/{MANIFEST}")):
+        manifest = read_manifest(path.parent)
+        for name, entry in manifest.files.items():
+            file = path.parent / name
+            size = file.stat().st_size if file.exists() else None
+            if size != entry["bytes"]:
+                what = "is missing" if size is None else f"has {size} bytes, expected {entry['bytes']}"
+                return (
+                    FAIL,
+                    f"{file} {what}",
+                    f"python -m data_prep --dataset {manifest.dataset} --out {path.parent} --force",
+                )
+        found.append(f"{path.parent.name} ({int(manifest.sizes.sum())} images, {manifest.clients} clients)")
+    if not found:
+        do = "the digits need nothing; others: python -m data_prep --dataset cifar10 --raw PATH --out data/cifar10"
+        return OK, f"nothing prepared in {root.resolve()}", do.replace("data/", f"{root}/")
+    return OK, f"in {root.resolve()}: {', '.join(found)}"
+
+
+@check("output", "choose another folder with --out")
+def output(here: Here) -> Result:
+    folder = next(path for path in (here.out.resolve(), *here.out.resolve().parents) if path.exists())
+    free = shutil.disk_usage(folder).free
+    found = f"{free / 1e9:.1f} GB free in {folder}"
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return FAIL, f"{folder} cannot be written", "choose another folder with --out"
+    if free < ROOM:
+        return (
+            WARN,
+            f"{found}; checkpoints of ResNet-18 take up to {ROOM / 1e9:.0f} GB",
+            "choose another disk with --out",
+        )
+    return OK, found

@@ -1,0 +1,218 @@
+"""A method's local step as two GPU kernels, made from its own code.
+
+``local_step`` is run once on symbols instead of tensors; what it does to them becomes a Triton kernel that reads
+every vector once and writes what changed and, where gradients are clipped, another one before it that sums their
+squares. So a method is written once, in plain torch, and a new one is fused without any work of its own. An
+operation that is unknown here stops the tracing; the step then runs as written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..algorithms import Algorithm, ClientVectors, Vectors
+from .triton_support import jit, tl, triton
+
+TILE = 2048
+PARTS = 256  # partial sums of squares per client
+
+
+class Unfusable(Exception):
+    """The step uses an operation that has no translation."""
+
+
+class Program:
+    """Statements in the order of execution."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.before_norm: list[str] | None = None
+        self.squared = ""
+        self.loaded: dict[str, str] = {}
+        self.stored: dict[str, Symbol] = {}
+
+    def let(self, text: str) -> str:
+        name = f"t{len(self.lines)}"
+        self.lines.append(f"{name} = {text}")
+        return name
+
+
+class Symbol:
+    """Stands for a tensor in the traced step; in-place methods rebind it and mark its buffer as written."""
+
+    def __init__(self, program: Program, name: str = "", buffer: str = ""):
+        self.program, self.name, self.buffer = program, name, buffer
+        self.dtype = torch.float32
+
+    def __str__(self) -> str:
+        if not self.name:
+            at = "at" if self.buffer.startswith("s_") else "row * size + at"
+            self.name = self.program.let(f"tl.load({self.buffer} + {at}, mask=inside, other=0.0).to(tl.float32)")
+            self.program.loaded[self.buffer] = self.name
+        return self.name
+
+    def new(self, text: str) -> Symbol:
+        return Symbol(self.program, self.program.let(text))
+
+    def set(self, text: str) -> Symbol:
+        self.name = self.program.let(text)
+        if self.buffer:
+            self.program.stored[self.buffer] = self
+        return self
+
+    def to(self, dtype, copy: bool = False) -> Symbol:
+        return Symbol(self.program, str(self))
+
+    def sqrt(self) -> Symbol:
+        return self.new(f"tl.sqrt_rn({self})")
+
+    def copy_(self, other) -> Symbol:
+        return self.set(f"{other}")
+
+    def mul_(self, other) -> Symbol:
+        return self.set(f"{self} * {other}")
+
+    def div_(self, other) -> Symbol:
+        return self.set(f"tl.div_rn({self}, {other})" if isinstance(other, Symbol) else f"{self} / {other}")
+
+    def add_(self, other, alpha: float = 1) -> Symbol:
+        return self.set(f"{self} + {other}" if alpha == 1 else f"{self} + {alpha!r} * {other}")
+
+    def sub_(self, other, alpha: float = 1) -> Symbol:
+        return self.set(f"{self} - {other}" if alpha == 1 else f"{self} - {alpha!r} * {other}")
+
+    def addcmul_(self, first, second, value: float = 1) -> Symbol:
+        return self.set(f"{self} + {value!r} * {first} * {second}")
+
+    def clamp_(self, min=None, max=None) -> Symbol:
+        if min is not None:
+            self.set(f"tl.maximum({self}, {min})")
+        if max is not None:
+            self.set(f"tl.minimum({self}, {max})")
+        return self
+
+    def __truediv__(self, other) -> Symbol:
+        return self.new(f"tl.div_rn({self}, {other})")
+
+    def __rtruediv__(self, other) -> Symbol:
+        return self.new(f"{other} / {self}")
+
+    def __getattr__(self, name: str):
+        raise Unfusable(f"Tensor.{name}")
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        first = args[0]
+        if function is torch.linalg.vector_norm:
+            program = first.program
+            if program.stored or program.before_norm is not None:
+                raise Unfusable("a norm after the state has moved")
+            program.squared = str(first)
+            program.before_norm = list(program.lines)
+            return first.new("norm")
+        if function is torch.zeros_like:
+            return Symbol(first.program, "zero")
+        raise Unfusable(str(function))
+
+
+def _binary(sign: str):
+    return lambda self, other: self.new(f"{self} {sign} {other}"), lambda self, other: self.new(
+        f"{other} {sign} {self}"
+    )
+
+
+for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*")):
+    for _method, _function in zip((f"__{_name}__", f"__r{_name}__"), _binary(_sign)):
+        setattr(Symbol, _method, _function)
+
+
+# Names of the vectors that the kernels take, the kernel that sums squares (where gradients are clipped), the update.
+Made = tuple[tuple[str, ...], Any, Any]
+
+
+class Fused:
+    """``local_step`` for given vectors: traced at the first call, launched at every one."""
+
+    def __init__(self, step):
+        self.step = step
+        self._made: dict[tuple[tuple[str, ...], bool], Made | None] = {}
+
+    def __call__(
+        self, algorithm: Algorithm, c: ClientVectors, s: Vectors, lr: Tensor, gradient_free: bool, preserve_g: bool
+    ) -> None:
+        tensors = {f"c_{n}": v for n, v in vars(c).items() if v is not None} | {f"s_{n}": v for n, v in vars(s).items()}
+        key = (tuple(sorted(tensors)), gradient_free)
+        if key not in self._made:
+            try:
+                self._made[key] = self._make(algorithm, c, s, gradient_free)
+            except Unfusable as error:
+                warnings.warn(f"{algorithm.name}: {error} cannot be fused; its steps run as written", stacklevel=2)
+                self._made[key] = None
+        if self._made[key] is None:
+            self.step(algorithm, c, s, lr, gradient_free, preserve_g)
+            return
+        names, squares, update = self._made[key]
+        count, size = c.x.shape
+        pointers = [tensors[n] for n in names]
+        assert all(t.is_contiguous() and t.shape[-1] == size for t in pointers)
+        partial = torch.empty(count, PARTS, dtype=torch.float32, device=c.x.device) if squares else lr
+        if squares:
+            steps = -(-size // (PARTS * TILE))
+            squares[(PARTS, count)](*pointers, lr, partial, size, steps, TILE, num_warps=8)
+        update[(triton.cdiv(size, TILE), count)](*pointers, lr, partial, size, PARTS, TILE, num_warps=8)
+
+    def _make(self, algorithm: Algorithm, c: ClientVectors, s: Vectors, gradient_free: bool) -> Made:
+        program = Program()
+        symbols = [
+            Vectors(**{n: None if v is None else Symbol(program, buffer=f"{kind}_{n}") for n, v in vars(group).items()})
+            for kind, group in (("c", c), ("s", s))
+        ]
+        self.step(algorithm, *symbols, Symbol(program, "rate"), gradient_free, True)
+        names = tuple(sorted({*program.loaded, *program.stored}))
+        squares = None
+        if program.before_norm is not None:
+            squares = _compile(
+                "squares", _SQUARES, names, program.before_norm, f"total += {program.squared} * {program.squared}"
+            )
+        stores = [f"tl.store({b} + row * size + at, {v}, mask=inside)" for b, v in sorted(program.stored.items())]
+        norm = ["norm = tl.sqrt_rn(tl.sum(tl.load(partial + row * PARTS + tl.arange(0, PARTS)), 0))"] if squares else []
+        return names, squares, _compile("update", _UPDATE, names, norm + program.lines, *stores)
+
+
+_SQUARES = """\
+def squares({names}, lr, partial, size, steps, TILE: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    total = tl.zeros([TILE], tl.float32)
+    for step in range(steps):
+        at = (step * tl.num_programs(0) + tl.program_id(0)) * TILE + tl.arange(0, TILE)
+        inside = at < size
+        zero = tl.zeros([TILE], tl.float32)
+        {body}
+    tl.store(partial + row * tl.num_programs(0) + tl.program_id(0), tl.sum(total, 0))
+"""
+_UPDATE = """\
+def update({names}, lr, partial, size, PARTS: tl.constexpr, TILE: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = at < size
+    zero = tl.zeros([TILE], tl.float32)
+    rate = tl.load(lr)
+    {body}
+"""
+
+
+def _compile(name: str, template: str, names: tuple[str, ...], lines: list[str], *more: str):
+    """The kernel of a source text; Triton reads the text back through linecache, and caches by it."""
+    indent = template.partition("{body}")[0].rpartition("\n")[2]
+    source = template.format(names=", ".join(names), body=f"\n{indent}".join((*lines, *more)))
+    file = f"<fedlada_mpi.gpu.fuse.{name} {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    space: dict[str, Any] = {"tl": tl, "__name__": __name__}
+    exec(compile(source, file, "exec"), space)
+    return jit(do_not_specialize=["steps"] if name == "squares" else [])(space[name])

@@ -1,0 +1,211 @@
+"""GroupNorm with the residual and the ReLU that follow it: forward in one launch, backward in two."""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+
+from .triton_support import TILE, check, jit, power, tl, triton
+
+IN_REGISTERS = 16384  # elements of a group that stay there between its statistics and its output
+SUMMANDS = 64  # partial sums added at a time
+
+
+@jit
+def _group_sum(value):
+    return tl.sum(tl.sum(value, 2, keep_dims=True), 1, keep_dims=True)
+
+
+@jit
+def _normalise(value, mean, rstd, gamma, beta, residual, out, at, mask, RELU: tl.constexpr):
+    value = (value - mean) * rstd * gamma + beta
+    if residual is not None:
+        value += tl.load(residual + at, mask=mask, other=0.0)
+    if RELU:
+        value = tl.where(value > 0, value, tl.where(value != value, value, 0.0))
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=mask)
+
+
+@jit(do_not_specialize=["images"])
+def _group_norm(
+    x, gamma, beta, residual, out, mean, rstd, images, stride, eps, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
+    GROUPS: tl.constexpr, RELU: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
+    first = tl.program_id(0) // GROUPS * IMAGES
+    COUNT: tl.constexpr = SIZE * (CHANNELS // GROUPS)
+    image = tl.arange(0, IMAGES)[:, None, None]
+    row = tl.arange(0, ROWS)[None, :, None]
+    lane = tl.arange(0, LANES)[None, None, :]
+    known = (first + image < images) & (lane < CHANNELS // GROUPS)
+    start = (client * images + first) * (SIZE * CHANNELS) + group * (CHANNELS // GROUPS)
+    at = (image * SIZE + row) * CHANNELS + lane
+    channel = client * stride + group * (CHANNELS // GROUPS) + lane
+    scale = tl.load(gamma + channel, mask=lane < CHANNELS // GROUPS, other=0.0).to(tl.float32)
+    shift = tl.load(beta + channel, mask=lane < CHANNELS // GROUPS, other=0.0).to(tl.float32)
+    x += start
+    out += start
+    if residual is not None:
+        residual += start
+    if ROWS >= SIZE:
+        mask = known & (row < SIZE)
+        value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
+        average = _group_sum(value) / COUNT
+        centred = tl.where(mask, value - average, 0.0)
+        inverse = tl.rsqrt(_group_sum(centred * centred) / COUNT + eps)
+        _normalise(value, average, inverse, scale, shift, residual, out, at, mask, RELU)
+    else:
+        average = tl.zeros([IMAGES, 1, 1], tl.float32)
+        squares = tl.zeros([IMAGES, 1, 1], tl.float32)
+        for begin in range(0, SIZE, ROWS):
+            mask = known & (row < SIZE - begin)
+            value = tl.load(x + at + begin * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+            seen = begin * (CHANNELS // GROUPS)
+            size = tl.minimum(ROWS, SIZE - begin) * (CHANNELS // GROUPS)
+            local = _group_sum(value) / size
+            centred = tl.where(mask, value - local, 0.0)
+            ahead = local - average
+            share = size.to(tl.float32) / (seen + size)
+            squares += _group_sum(centred * centred) + ahead * ahead * (seen * share)
+            average += ahead * share
+        inverse = tl.rsqrt(squares / COUNT + eps)
+        for begin in range(0, SIZE, ROWS):
+            mask = known & (row < SIZE - begin)
+            value = tl.load(x + at + begin * CHANNELS, mask=mask, other=0.0).to(tl.float32)
+            _normalise(value, average, inverse, scale, shift, residual, out, at + begin * CHANNELS, mask, RELU)
+    statistic = (client * images + first + image) * GROUPS + group
+    tl.store(mean + statistic, average, mask=first + image < images)
+    tl.store(rstd + statistic, inverse, mask=first + image < images)
+
+
+def _group_tile(size: int, lanes: int) -> tuple[int, int, int, int]:
+    """Images, rows of their maps and channels in a program's tile, and its warps."""
+    lanes, rows = power(lanes), power(size)
+    images = max(TILE // (rows * lanes), 1)
+    if rows * lanes > IN_REGISTERS:
+        images, rows = 1, max(IN_REGISTERS // 4 // lanes, 1)
+    return images, rows, lanes, min(max(images * rows * lanes // 512, 1), 16)
+
+
+def group_norm(x, gamma, beta, groups, residual, relu, eps=1e-5):
+    count, n, *size, channels = x.shape
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    check("group norm", x)
+    mean = torch.empty(count, n, 1, groups, 1, dtype=torch.float32, device=x.device)
+    rstd = torch.empty_like(mean)
+    images, rows, lanes, warps = _group_tile(prod(size), channels // groups)
+    _group_norm[(triton.cdiv(n, images) * groups, count)](
+        x, gamma, beta, None if residual is None else residual.contiguous(), out, mean, rstd, n, gamma.stride(0), eps,
+        prod(size), channels, groups, relu, images, rows, lanes, num_warps=warps,
+    )  # fmt: skip
+    return out, mean, rstd
+
+
+@jit
+def _cotangent(dout, x, out, mean, rstd, at, mask):
+    dy = tl.load(dout + at, mask=mask, other=0.0).to(tl.float32)
+    if out is not None:
+        dy = tl.where(tl.load(out + at, mask=mask, other=0.0) > 0, dy, 0.0)
+    normal = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean) * rstd
+    return dy, normal
+
+
+@jit
+def _gradient(dy, normal, scale, rstd, a, b, dx, dresidual, at, mask):
+    tl.store(dx + at, (rstd * (dy * scale - a - normal * b)).to(dx.dtype.element_ty), mask=mask)
+    if dresidual is not None:
+        tl.store(dresidual + at, dy.to(dresidual.dtype.element_ty), mask=mask)
+
+
+@jit(do_not_specialize=["images"])
+def _group_norm_backward(
+    dout, x, gamma, mean, rstd, out, dx, dresidual, partial, images, stride, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
+    GROUPS: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
+    block = tl.program_id(0) // GROUPS
+    first = block * IMAGES
+    COUNT: tl.constexpr = SIZE * (CHANNELS // GROUPS)
+    image = tl.arange(0, IMAGES)[:, None, None]
+    row = tl.arange(0, ROWS)[None, :, None]
+    lane = tl.arange(0, LANES)[None, None, :]
+    known = (first + image < images) & (lane < CHANNELS // GROUPS)
+    start = (client * images + first) * (SIZE * CHANNELS) + group * (CHANNELS // GROUPS)
+    at = (image * SIZE + row) * CHANNELS + lane
+    channel = client * stride + group * (CHANNELS // GROUPS) + lane
+    scale = tl.load(gamma + channel, mask=lane < CHANNELS // GROUPS, other=0.0).to(tl.float32)
+    statistic = (client * images + first + image) * GROUPS + group
+    average = tl.load(mean + statistic, mask=first + image < images, other=0.0)
+    inverse = tl.load(rstd + statistic, mask=first + image < images, other=0.0)
+    dout += start
+    x += start
+    dx += start
+    if out is not None:
+        out += start
+    if dresidual is not None:
+        dresidual += start
+    if ROWS >= SIZE:
+        mask = known & (row < SIZE)
+        dy, normal = _cotangent(dout, x, out, average, inverse, at, mask)
+        a = _group_sum(dy * scale) / COUNT
+        b = _group_sum(dy * scale * normal) / COUNT
+        _gradient(dy, normal, scale, inverse, a, b, dx, dresidual, at, mask)
+        dgamma = tl.sum(tl.sum(dy * normal, 1, keep_dims=True), 0, keep_dims=True)
+        dbeta = tl.sum(tl.sum(dy, 1, keep_dims=True), 0, keep_dims=True)
+    else:
+        dgamma = tl.zeros([1, 1, LANES], tl.float32)
+        dbeta = tl.zeros([1, 1, LANES], tl.float32)
+        for begin in range(0, SIZE, ROWS):
+            mask = known & (row < SIZE - begin)
+            dy, normal = _cotangent(dout, x, out, average, inverse, at + begin * CHANNELS, mask)
+            dgamma += tl.sum(dy * normal, 1, keep_dims=True)
+            dbeta += tl.sum(dy, 1, keep_dims=True)
+        a = tl.sum(dbeta * scale, 2, keep_dims=True) / COUNT
+        b = tl.sum(dgamma * scale, 2, keep_dims=True) / COUNT
+        for begin in range(0, SIZE, ROWS):
+            mask = known & (row < SIZE - begin)
+            dy, normal = _cotangent(dout, x, out, average, inverse, at + begin * CHANNELS, mask)
+            _gradient(dy, normal, scale, inverse, a, b, dx, dresidual, at + begin * CHANNELS, mask)
+    blocks = (images + IMAGES - 1) // IMAGES
+    partial += (client * blocks + block) * (2 * CHANNELS) + group * (CHANNELS // GROUPS)
+    tl.store(partial + lane, dgamma, mask=lane < CHANNELS // GROUPS)
+    tl.store(partial + CHANNELS + lane, dbeta, mask=lane < CHANNELS // GROUPS)
+
+
+@jit(do_not_specialize=["blocks"])
+def _add_partials(
+    partial, gamma_grad, beta_grad, blocks, stride, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, LANES: tl.constexpr
+):
+    client = tl.program_id(1).to(tl.int64)
+    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
+    partial += client * blocks * (2 * CHANNELS)
+    total = tl.zeros([LANES], tl.float32)
+    for begin in range(0, blocks, SUMMANDS):
+        block = begin + tl.arange(0, SUMMANDS)[:, None]
+        mask = (block < blocks) & (lane < 2 * CHANNELS)[None, :]
+        total += tl.sum(tl.load(partial + block * (2 * CHANNELS) + lane[None, :], mask=mask, other=0.0), 0)
+    total = total.to(gamma_grad.dtype.element_ty)
+    tl.store(gamma_grad + client * stride + lane, total, mask=lane < CHANNELS)
+    tl.store(beta_grad + client * stride + lane - CHANNELS, total, mask=(lane >= CHANNELS) & (lane < 2 * CHANNELS))
+
+
+def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, gamma_grad, beta_grad, side_stream):
+    count, n, *size, channels = x.shape
+    x = x.contiguous()
+    dx = torch.empty_like(x)
+    # Without a ReLU the residual's gradient is the output's.
+    dresidual = torch.empty_like(x) if has_residual and out is not None else None
+    images, rows, lanes, warps = _group_tile(prod(size), channels // groups)
+    blocks = triton.cdiv(n, images)
+    partial = torch.empty(count, blocks, 2, channels, dtype=torch.float32, device=x.device)
+    _group_norm_backward[(blocks * groups, count)](
+        dout, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels, groups,
+        images, rows, lanes, num_warps=warps, maxnreg=64 if warps == 16 else None,  # two programs fit a processor
+    )  # fmt: skip
+    lanes = min(power(2 * channels), 32)
+    add = _add_partials[(triton.cdiv(2 * channels, lanes), count)]
+    arguments = (partial, gamma_grad, beta_grad, blocks, gamma_grad.stride(0), channels, SUMMANDS, lanes)
+    side_stream.submit(lambda: add(*arguments), partial)
+    return dx, (dout if has_residual and out is None else dresidual)

@@ -1,0 +1,52 @@
+"""What all kernels share: Triton if it is installed, and how work is cut into programs."""
+
+from __future__ import annotations
+
+import os
+from math import gcd
+
+import torch
+
+# A product and a sum rounded once, as in torch's own kernels; without a choice Triton 3.9 warns on every rank.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+try:
+    import triton
+    import triton.language as tl
+    from triton import jit
+except ImportError:
+    triton = tl = None
+
+    def jit(fn=None, **_):
+        return fn if fn else jit
+
+
+__all__ = ["TILE", "available", "check", "jit", "power", "tl", "triton", "vector"]
+
+TILE = 2048  # elements per program
+
+
+def available() -> bool:
+    """Whether kernels can run: on a CUDA device, or anywhere under TRITON_INTERPRET=1."""
+    if triton is None:
+        return False
+    return torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def power(value: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << (value - 1).bit_length()
+
+
+def vector(*widths: int) -> int:
+    """The run of channels a row of a tile covers: whole 16-byte accesses wherever the channels allow."""
+    return gcd(64, *widths)
+
+
+def check(what: str, *tensors: torch.Tensor) -> None:
+    """Refuse what would be computed wrongly: sums are float32, and indices within a client 32 bits wide."""
+    for tensor in tensors:
+        if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise TypeError(f"{what}: got {tensor.dtype}, the kernels take float32, bfloat16 and float16")
+        if tensor[0].numel() >= 2**31:
+            raise ValueError(f"{what}: got {tensor[0].numel()} elements per client, expected fewer than {2**31}")

@@ -1,0 +1,92 @@
+"""Convolutions as products: where a kernel's taps meet a map, and the columns of a map that they read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a kernel moves over a map of a given size, and which of its taps are live, that is, ever meet data.
+
+    On a 1x1 map only the centre of a padded 3x3 kernel does: the other eight would multiply zeros.
+    """
+
+    rows: int
+    columns: int
+    kernel: int
+    stride: int
+    padding: int
+
+    def _out(self, size: int) -> int:
+        return (size + 2 * self.padding - self.kernel) // self.stride + 1
+
+    def _live(self, size: int) -> tuple[int, int]:
+        """The first live tap along a side of the map, and the one after the last."""
+        places = [o * self.stride - self.padding for o in range(self._out(size))]
+        taps = [k for k in range(self.kernel) if any(0 <= place + k < size for place in places)]
+        return taps[0], taps[-1] + 1
+
+    @property
+    def out(self) -> tuple[int, int]:
+        """Rows and columns of the output."""
+        return self._out(self.rows), self._out(self.columns)
+
+    @property
+    def taps(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """The live rows and columns of the kernel."""
+        return self._live(self.rows), self._live(self.columns)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether every output pixel sees one input pixel, its own."""
+        (r0, r1), (c0, c1) = self.taps
+        return (r1 - r0, c1 - c0, self.stride) == (1, 1, 1)
+
+    @property
+    def dead(self) -> list[int]:
+        """The taps outside them, counted row by row."""
+        (r0, r1), (c0, c1) = self.taps
+        k = self.kernel
+        return [t for t in range(k * k) if not (r0 <= t // k < r1 and c0 <= t % k < c1)]
+
+
+def im2col(x: Tensor, window: Window, width: int) -> Tensor:
+    """[C, N, H, W, ch] -> [C, N*H'*W', width]: the live taps' inputs of every output pixel, zero-padded."""
+    (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
+    count, n, rows, columns, channels = x.shape
+    s, p = window.stride, window.padding
+    if window.pointwise and channels == width:
+        return x.reshape(count, n * rows * columns, channels)
+    # From the first live tap of the first output to the last live tap of the last one.
+    low, high = [r0 - p, c0 - p], [(h - 1) * s + r1 - p, (w - 1) * s + c1 - p]
+    x = F.pad(x, (0, 0, -low[1], high[1] - columns, -low[0], high[0] - rows))
+    patches = x.unfold(2, r1 - r0, s).unfold(3, c1 - c0, s).permute(0, 1, 2, 3, 5, 6, 4)
+    used = (r1 - r0) * (c1 - c0) * channels
+    if used == width:
+        return patches.reshape(count, n * h * w, width)
+    cols = x.new_zeros(count, n * h * w, width)
+    cols[..., :used].view(count, n, h, w, r1 - r0, c1 - c0, channels).copy_(patches)
+    return cols
+
+
+def col2im(cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
+    """The transpose of ``im2col``: every input pixel sums what its columns received."""
+    (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
+    count, n, rows, columns, channels = shape
+    s, p = window.stride, window.padding
+    if window.pointwise and channels == cols.shape[-1]:
+        return cols.reshape(shape)
+    used = (r1 - r0) * (c1 - c0) * channels
+    cols = cols[..., :used].unflatten(-1, (r1 - r0, c1 - c0, channels)).unflatten(1, (n, h, w))
+    top, left = p - r0, p - c0
+    height, length = (h - 1) * s + r1 - r0, (w - 1) * s + c1 - c0
+    x = cols.new_zeros(count, n, max(height, top + rows), max(length, left + columns), channels)
+    for i in range(r1 - r0):
+        for j in range(c1 - c0):
+            x[:, :, i : i + s * h : s, j : j + s * w : s].add_(cols[:, :, :, :, i, j])
+    return x[:, :, top : top + rows, left : left + columns].contiguous()

@@ -1,0 +1,10 @@
+"""Everything that speaks MPI: nothing outside this folder imports mpi4py or calls a collective.
+
+``world`` starts the ranks, passes small messages and ends all of them when one fails; ``plan`` chooses a
+``transport`` for the flat vectors (``staged``, ``shared_window``: two more of them); ``timing`` times collectives.
+This file and ``world`` do not import torch: a wrong launcher is noticed in the time that MPI itself takes to start.
+"""
+
+from .world import World, implementation, is_root
+
+__all__ = ["World", "implementation", "is_root"]

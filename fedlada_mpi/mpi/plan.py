@@ -1,0 +1,79 @@
+"""Which transport moves the vectors of a run: the one asked for, or the fastest that works here."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+import torch
+from mpi4py import MPI
+
+from ..errors import UserError
+from . import shared_window
+from .shared_window import SharedWindowTransport
+from .staged import StagedTransport
+from .transport import DirectTransport, HostTransport, SingleRank, Transport
+from .world import World, implementation
+
+TRANSPORTS: dict[str, type[Transport]] = {
+    cls.kind: cls for cls in (HostTransport, DirectTransport, StagedTransport, SharedWindowTransport)
+}
+# Variables that tell a vendor's library to take device buffers; it cannot be asked whether it does.
+_CUDA_VARIABLES = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")
+
+
+def plan_transport(
+    world: World, size: int, dtype: torch.dtype, device: torch.device, kind: str = "auto"
+) -> Transport:  # fmt: skip
+    """A transport for vectors of ``size`` elements; collective."""
+    if world.size == 1:
+        return SingleRank(world, size, dtype, device)
+    bytes_per_vector, cuda = size * dtype.itemsize, device.type == "cuda"
+    fits = world.holds_everywhere(shared_window.fits(world, bytes_per_vector))
+    if kind == "auto":
+        kind = _fastest(world, bytes_per_vector, device, fits)
+    elif kind == "direct" and not (cuda and cuda_aware()):
+        raise UserError(
+            f"--transport direct: {implementation()} is not CUDA-aware here, or the run is on the CPU; use auto"
+        )
+    elif kind == "staged" and not cuda:
+        raise UserError("--transport staged copies device vectors, but the run is on the CPU: use auto or host")
+    elif kind == "host" and cuda:
+        raise UserError("--transport host needs vectors in host memory, but the run is on the GPU: use auto or staged")
+    elif kind == "shared" and not fits:
+        need = world.node.size * bytes_per_vector / 1e6
+        raise UserError(f"--transport shared needs {need:.0f} MB in /dev/shm for the ranks of a node: use auto")
+    return TRANSPORTS[kind](world, size, dtype, device)
+
+
+def _fastest(world: World, bytes_per_vector: int, device: torch.device, fits: bool) -> str:
+    # Within a node the window beats a CUDA-aware library too, whose Reduce adds up on the host.
+    if fits and world.holds_everywhere(shared_window.worth_it(world, bytes_per_vector)):
+        return "shared"
+    if device.type == "cpu":
+        return "host"
+    direct = world.holds_everywhere(cuda_aware()) and world.holds_everywhere(_device_buffers_work(world, device))
+    return "direct" if direct else "staged"
+
+
+def cuda_aware() -> bool:
+    """Whether the library says that it takes device buffers; unknown means no."""
+    if any(os.environ.get(name) == "1" for name in _CUDA_VARIABLES):
+        return True
+    try:
+        query = ctypes.CDLL(MPI.__file__).MPIX_Query_cuda_support
+    except (OSError, AttributeError):
+        return False
+    query.restype, query.argtypes = ctypes.c_int, []
+    return bool(query())
+
+
+def _device_buffers_work(world: World, device: torch.device) -> bool:
+    """A tiny Allreduce on device memory, checked: a library that only claims support fails here."""
+    probe = torch.full((4,), float(world.rank + 1), device=device)
+    torch.cuda.synchronize(device)
+    try:
+        world.comm.Allreduce(MPI.IN_PLACE, probe)
+    except (MPI.Exception, TypeError, ValueError):
+        return False
+    return bool((probe == world.size * (world.size + 1) / 2).all())

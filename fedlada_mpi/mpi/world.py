@@ -1,0 +1,193 @@
+"""The ranks of a run: start-up and launcher checks, failures, barriers, and small messages.
+
+Ranks that wait do not spin: they poll a non-blocking barrier with short sleeps, so that waiting takes no core
+and Python signal handlers still run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+# Open MPI's UCX window component complains on every machine without UCX; shared windows do not use it.
+os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+
+import numpy as np
+from mpi4py import MPI
+
+from ..errors import UserError
+
+T = TypeVar("T")
+
+# The number of processes, as set by Open MPI's mpirun, an srun step, MPICH's and Intel's mpiexec, MVAPICH, Flux.
+_LAUNCHERS = (
+    "OMPI_COMM_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "MVP_COMM_WORLD_SIZE",
+    "FLUX_JOB_SIZE",
+)
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
+
+
+def launched_processes() -> int:
+    """The number of processes that the launcher started, 1 if there was none."""
+    for name in _LAUNCHERS:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 1
+
+
+class World:
+    """The ranks of this run, and the small messages between them."""
+
+    def __init__(self) -> None:
+        self.comm = MPI.COMM_WORLD.Dup()
+        self.rank, self.size = self.comm.rank, self.comm.size
+        launched = launched_processes()
+        if self.size == 1 and launched > 1:
+            kinds = "srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 (MPICH)"
+            hint = kinds if "SLURM_STEP_NUM_TASKS" in os.environ else "the mpirun of the same MPI library"
+            raise UserError(
+                f"the launcher started {launched} processes, but MPI ({implementation()}) sees a world of 1: "
+                f"start them with {hint}"
+            )
+        self.node = cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED))
+        self.seconds_waiting = 0.0
+        self.bytes_moved = 0
+        sys.excepthook = self._excepthook
+
+    def close(self) -> None:
+        self.barrier()
+        self.node.Free()
+        self.comm.Free()
+        sys.excepthook = sys.__excepthook__
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's number on its node, from the launcher where it sets one."""
+        for name in _LOCAL_RANKS:
+            if os.environ.get(name, "").isdigit():
+                return int(os.environ[name])
+        return self.node.rank
+
+    def _excepthook(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        """An uncaught exception prints this rank's traceback and ends every rank."""
+        sys.stdout.flush()
+        if isinstance(error, UserError):
+            text = f"error: {error}\n"
+        else:
+            text = f"rank {self.rank} of {self.size} failed:\n" + "".join(
+                traceback.format_exception(kind, error, trace)
+            )
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        if self.size > 1:
+            self.comm.Abort(2 if isinstance(error, UserError) else 1)
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            self.wait_for(self.comm.Ibarrier())
+
+    def wait_for(self, request: MPI.Request) -> None:
+        """Poll a request until it is complete, without spinning."""
+        start = time.perf_counter()
+        while not request.Test():
+            # A twentieth of the time waited so far: short waits end promptly, long ones cost nothing.
+            time.sleep(min(max(2e-5, (time.perf_counter() - start) / 20), 1e-3))
+        self.seconds_waiting += time.perf_counter() - start
+
+    def broadcast_json(self, message: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The root's small message, on every rank."""
+        if self.size == 1:
+            return message or {}
+        self.barrier()
+        text = np.frombuffer(json.dumps(message).encode(), np.uint8) if self.rank == 0 else None
+        length = np.array(0 if text is None else len(text), np.int64)
+        self.comm.Bcast(length)
+        buffer = text.copy() if text is not None else np.empty(int(length), np.uint8)
+        self.comm.Bcast(buffer)
+        return cast("dict[str, Any]", json.loads(buffer.tobytes()))
+
+    def gather(self, row: Sequence[float]) -> np.ndarray:
+        """Every rank's few numbers, [ranks, numbers], on the root (elsewhere: empty)."""
+        mine = np.asarray(row, np.float64)
+        if self.size == 1:
+            return mine[None]
+        table = np.empty((self.size if self.rank == 0 else 0, len(mine)), np.float64)
+        self.barrier()
+        self.comm.Gather(mine, table)
+        return table
+
+    def allgather_json(self, item: Any) -> list[Any]:
+        """Every rank's small item, on every rank."""
+        text = json.dumps(item).encode()
+        width = self.broadcast_json({"width": int(self.gather([len(text)]).max(initial=0))})["width"]
+        table = self.gather([*text.ljust(width)]).astype("uint8")
+        items: list[Any] = self.broadcast_json({"items": [json.loads(row.tobytes()) for row in table]})["items"]
+        return items
+
+    def holds_everywhere(self, condition: bool) -> bool:
+        """Whether the condition holds on every rank."""
+        flag = np.array(int(condition))
+        self.barrier()
+        self.comm.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)
+        return bool(flag)
+
+    def collectively(self, action: Callable[[], T]) -> T:
+        """Do on every rank what may fail on some of them; then all raise, with the message of the first that failed."""
+        result, message = None, ""
+        try:
+            result = action()
+        except UserError as error:
+            message = str(error) or "failed"
+        message = self._first_message(message)
+        if message:
+            raise UserError(message)
+        return cast(T, result)
+
+    def on_root(self, action: Callable[[], T]) -> T | None:
+        """Do something on the root alone; all ranks wait for it, and raise if it fails."""
+        return self.collectively(action if self.rank == 0 else lambda: None)
+
+    def _first_message(self, message: str) -> str:
+        """The first rank's text that is not empty, on every rank."""
+        if self.size == 1:
+            return message
+        self.barrier()
+        lengths = np.empty(self.size, np.int64)
+        text = message.encode()
+        self.comm.Allgather(np.array(len(text), np.int64), lengths)
+        failed = np.flatnonzero(lengths)
+        if not len(failed):
+            return ""
+        first = int(failed[0])
+        buffer = np.empty(int(lengths[first]), np.uint8)
+        if self.rank == first:
+            buffer[:] = np.frombuffer(text, np.uint8)
+        self.comm.Bcast(buffer, root=first)
+        return buffer.tobytes().decode()
+
+
+def is_root() -> bool:
+    """Whether this process prints for all ranks: rank 0 of MPI's own world, so each process where all are apart."""
+    return MPI.COMM_WORLD.rank == 0
+
+
+def implementation() -> str:
+    """The MPI library's name and version, in a few words."""
+    text = MPI.Get_library_version().replace("\0", "").strip()
+    line = text.splitlines()[0]
+    if line.startswith("MPICH Version"):
+        return "MPICH " + line.split(":")[1].strip()
+    return line.split(",")[0]

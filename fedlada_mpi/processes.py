@@ -1,0 +1,54 @@
+"""Processes of this machine: usable cores, whether a process is alive, and a map over worker processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def usable_cores() -> int:
+    """The cores this process may use, which a batch system or a launcher can limit."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def start_time(pid: int) -> str:
+    """When a process began, in the kernel's clock ticks; empty where /proc does not say."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def is_alive(pid: int, started: str = "") -> bool:
+    """Whether the process exists; with ``started``, whether it is still the one that began then (pids are reused)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return not started or start_time(pid) in ("", started)
+
+
+def process_map(function: Callable[[T], R], items: Sequence[T], workers: int) -> Iterator[R]:
+    """``map(function, items)`` over worker processes, results in order; in this process where one worker is enough.
+
+    Workers are started afresh, never forked: a fork of a process that uses MPI, CUDA or threads may hang. They do not
+    import the caller's main module, so a script needs no ``if __name__ == "__main__"``.
+    """
+    workers = min(workers, len(items))
+    if workers <= 1:
+        yield from map(function, items)
+        return
+    from loky import ProcessPoolExecutor
+
+    pool = ProcessPoolExecutor(workers)
+    try:
+        yield from pool.map(function, items)
+    finally:
+        pool.shutdown(kill_workers=True)

@@ -1,0 +1,1 @@
+"""What a run leaves on disk: who may write there (``claim``, ``lock``), checkpoints, metrics and results."""

@@ -1,0 +1,144 @@
+"""A lock file that names who is working in a directory, on one machine or across a cluster.
+
+    with hold(directory):
+        ...
+
+A lock whose owner is gone does not block: on the same host the process is looked up, a requeued SLURM job
+recognises its own, and on other hosts the owner's heartbeat (the file's time) has stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..processes import is_alive, start_time
+
+NAME = "grid.lock"
+BEAT_SECONDS = 15.0
+STALE_SECONDS = 180.0
+
+
+class Busy(UserError):
+    """Somebody else is working in the directory."""
+
+
+def _me() -> dict[str, Any]:
+    return {
+        "token": uuid.uuid4().hex,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "started": start_time(os.getpid()),
+        "job": os.environ.get("SLURM_JOB_ID", ""),
+        "restart": int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+    }
+
+
+def _age(path: Path) -> float:
+    """Seconds since the last heartbeat by the clock of the file system, which hosts need not share."""
+    probe = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
+    probe.touch()
+    try:
+        return probe.stat().st_mtime - path.stat().st_mtime
+    finally:
+        probe.unlink()
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The owner of the lock: {} if the file is not readable as one, None if there is no file."""
+    try:
+        owner = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def owner(directory: Path) -> str | None:
+    """Who is working in the directory, as text; None if nobody is."""
+    found = _read(directory / NAME)
+    if found is None or _abandoned(directory / NAME, found, _me()):
+        return None
+    return _describe(found)
+
+
+def _describe(found: dict[str, Any]) -> str:
+    job = f", SLURM job {found['job']}" if found.get("job") else ""
+    return f"process {found.get('pid', '?')} on {found.get('host', '?')}{job}"
+
+
+def _abandoned(path: Path, found: dict[str, Any], me: dict[str, Any]) -> bool:
+    if found.get("host") == me["host"] and isinstance(found.get("pid"), int):
+        return not is_alive(found["pid"], str(found.get("started", "")))
+    if found.get("job") and found["job"] == me["job"] and found.get("restart", 0) < me["restart"]:
+        return True
+    try:
+        return _age(path) > STALE_SECONDS
+    except FileNotFoundError:
+        return True
+    except OSError:  # a directory we may read but not write
+        return False
+
+
+def _take(path: Path, me: dict[str, Any]) -> None:
+    for _ in range(10):
+        try:
+            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            found = _read(path)
+            if found is None:
+                continue
+            if not _abandoned(path, found, me):
+                raise Busy(
+                    f"{path.parent} is being worked on by {_describe(found)}: wait for it, or, if it is gone, rm {path}"
+                ) from None
+            _remove(path, found)
+            continue
+        with os.fdopen(handle, "w") as file:
+            json.dump(me, file)
+        return
+    raise Busy(f"{path} keeps changing hands: try again")
+
+
+def _remove(path: Path, found: dict[str, Any]) -> None:
+    """Remove an abandoned lock, and only that one: another process may have replaced it meanwhile."""
+    aside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
+    with suppress(FileNotFoundError):
+        path.rename(aside)
+        if _read(aside) != found:
+            with suppress(FileExistsError):
+                os.link(aside, path)
+        aside.unlink()
+
+
+@contextmanager
+def hold(directory: Path) -> Iterator[None]:
+    """Own the directory inside the block; raises Busy if somebody else does."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path, me, done = directory / NAME, _me(), threading.Event()
+    _take(path, me)
+
+    def beat() -> None:
+        while not done.wait(BEAT_SECONDS):
+            with suppress(OSError):
+                os.utime(path)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        found = _read(path)
+        if found and found.get("token") == me["token"]:
+            path.unlink(missing_ok=True)
