@@ -18,7 +18,7 @@ from fedlada_mpi.data.settings import PrepareSettings
 from fedlada_mpi.data.sources import LOADERS
 from fedlada_mpi.errors import UserError
 
-# Flags that only some partitions read; given with another, they are a mistake.
+# Flags that only some partitions use; with another one they are an error.
 USED_BY = {
     "dirichlet": ("dirichlet",),
     "exhausted": ("dirichlet", "pathological"),
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--dataset", required=True, metavar="NAME", help=f"one of {', '.join(LOADERS)}")
     add("--out", required=True, type=Path, metavar="DIR", help="directory of the shards")
-    add("--raw", type=Path, metavar="PATH", help="archive, folder or .npz [what lies in DIR/../raw, or a download]")
+    add("--raw", type=Path, metavar="PATH", help="archive, folder or .npz [what is in DIR/../raw, or a download]")
     add(
         "--clients",
         type=int,
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
         for name, kinds in USED_BY.items():
             if name in flags and kind in KINDS and kind not in kinds:
                 raise UserError(f"--{name.replace('_', '-')} has no effect on --partition {kind}: leave it out")
-        manifest = prepare(PrepareSettings(**flags), say=print)
+        manifest = prepare(PrepareSettings(**flags), report=print)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,4 +1,4 @@
-"""How fast shards are read, beside plain reads of the same files.
+"""The speed of reading shards, compared with plain reads of the same files.
 
 python -m data_prep.bench data/cifar10
 """
@@ -23,20 +23,20 @@ def plain_read(path: Path) -> None:
     """The least that any reader must do: a fresh buffer, filled from the file."""
     buffer = np.empty(path.stat().st_size, dtype=np.uint8)
     with path.open("rb", buffering=0) as file:
-        view, done = memoryview(buffer), 0
+        view, done = buffer.data, 0
         while count := file.readinto(view[done:]):
             done += count
 
 
-def forget(path: Path) -> None:
-    """Ask the kernel to drop its copy of a file, so that the next read comes from the disk."""
+def evict(path: Path) -> None:
+    """Ask the kernel to drop a file from the page cache, so that the next read comes from the disk."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def seconds(action: Callable[[], object]) -> np.ndarray:
-    """Elapsed time and processor time; the second leaves out what other programs took."""
+    """Elapsed time and processor time; the second excludes what other programs took."""
     wall, processor = time.perf_counter(), time.process_time()
     action()
     return np.array([time.perf_counter() - wall, time.process_time() - processor])
@@ -45,7 +45,7 @@ def seconds(action: Callable[[], object]) -> np.ndarray:
 def compare(manifest: Manifest, repeats: int, cold: bool) -> tuple[np.ndarray, np.ndarray]:
     """Bytes per second (elapsed, processor) of the reader and of plain reads over all silos.
 
-    The best of several reads counts, as in ``timeit``: whatever else the machine does only adds time.
+    The best of several reads counts, as in ``timeit``: other work on the machine only adds time.
     """
     best = np.zeros((2, 2))
     size = 0
@@ -54,7 +54,10 @@ def compare(manifest: Manifest, repeats: int, cold: bool) -> tuple[np.ndarray, n
         actions = (partial(read_silos, manifest, [silo]), partial(plain_read, path))
         times = np.full((2, 2), np.inf)
         for repeat in range(2 * repeats):
-            forget(path) if cold else plain_read(path)
+            if cold:
+                evict(path)
+            else:
+                plain_read(path)
             times[repeat % 2] = np.minimum(times[repeat % 2], seconds(actions[repeat % 2]))
         best += times
         size += path.stat().st_size

@@ -1,4 +1,4 @@
-"""Verify a directory of shards, print what it holds and draw its label distribution.
+"""Verify a directory of shards, print its contents and draw its label distribution.
 
 python -m data_prep.inspect data/cifar10
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +26,12 @@ def verify(manifest: Manifest) -> None:
         known = (shard.labels >= 0) & (shard.labels < manifest.classes)
         np.add.at(counts, (owners[known], shard.labels[known]), 1)
         if not np.array_equal(counts[shard.client_ids], manifest.counts[shard.client_ids]):
-            raise UserError(f"{manifest.root / silo_file(silo)}: its labels are not those that the manifest counts")
+            raise UserError(f"{manifest.root / silo_file(silo)}: its labels do not match the counts in the manifest")
     read_test(manifest, verify=True)
 
 
 def table(manifest: Manifest) -> str:
-    """One row per file, then the whole."""
+    """One row per file, then the totals."""
     rows = [("file", "clients", "images", "images/client", "classes/client", "MB")]
     for silo, clients in enumerate(manifest.client_ids):
         entry = manifest.files[silo_file(silo)]
@@ -42,10 +43,10 @@ def table(manifest: Manifest) -> str:
     total = {"bytes": sum(entry["bytes"] for entry in manifest.files.values())}
     rows.append(("all silos", f"{manifest.clients}", *_figures(manifest, everyone), _megabytes(total)))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = [
-        "  ".join(cell.ljust(w) if n == 0 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths)))
-        for row in rows
-    ]
+    lines = []
+    for name, *cells in rows:
+        right = (cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append("  ".join((name.ljust(widths[0]), *right)))
     return "\n".join((lines[0], "-" * len(lines[0]), *lines[1:]))
 
 
@@ -66,7 +67,7 @@ def _figures(manifest: Manifest, clients: np.ndarray) -> tuple[str, str, str]:
     return f"{sizes.sum():,}", span, f"{present.mean():.1f}"
 
 
-def _megabytes(entry: dict) -> str:
+def _megabytes(entry: dict[str, Any]) -> str:
     return f"{entry['bytes'] / 1e6:.1f}"
 
 

@@ -43,7 +43,9 @@ def local_steps(config: Config, sizes: np.ndarray) -> np.ndarray:
     return config.local_epochs * -(-sizes // np.maximum(batch, 1))
 
 
-def plan(config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes: np.ndarray, width: int, dtype) -> Plan:
+def plan(
+    config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes: np.ndarray, width: int, dtype: torch.dtype
+) -> Plan:
     """The plan of ``clients`` (their images are starts[i] .. starts[i] + sizes[i]) with batches of ``width``."""
     steps = local_steps(config, sizes)
     shape = (int(steps.max()), len(clients), width)

@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ class Bench:
         return self.evaluator.of(self.s.x, data.images, data.labels)
 
     def floor(self, limits: dict[str, float]) -> float:
-        """Seconds that a round takes at least: the arithmetic at the measured rate plus, at the measured bandwidth, each
+        """A lower bound of a round's seconds: the arithmetic at the measured rate plus, at the measured bandwidth, each
         state vector read and written once per step, weights and gradients twice more for the two passes."""
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -125,6 +126,13 @@ class Bench:
         size = passes * self.trainer.buffers.live * 4 * self.clients * self.steps
         return 3 * counter.get_total_flops() * images / limits["product_flop_per_s"] + size / limits["copy_bytes_per_s"]
 
+    def _optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
+        """Torch's own, for the baseline."""
+        lr, decay = self.config.lr, self.config.weight_decay
+        if self.config.algorithm in ("fedlada", "localadam"):
+            return torch.optim.AdamW(module.parameters(), lr=lr, amsgrad=True, weight_decay=decay)
+        return torch.optim.SGD(module.parameters(), lr=lr, weight_decay=decay)
+
     def baseline(self) -> None:
         """The round as usually written: one client after another, eager, with torch's own layers."""
         config, data, device = self.config, self.trainer.data, self.device
@@ -135,11 +143,7 @@ class Bench:
             with torch.no_grad():
                 for n, p in module.named_parameters():
                     p.copy_(start[n])
-            optimizer = torch.optim.SGD(module.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-            if config.algorithm in ("fedlada", "localadam"):
-                optimizer = torch.optim.AdamW(
-                    module.parameters(), lr=config.lr, amsgrad=True, weight_decay=config.weight_decay
-                )
+            optimizer = self._optimizer(module)
             rows = torch.arange(data.starts[client], data.starts[client] + data.sizes[client], device=device)
             for step in range(self.steps):
                 pick = rows[
@@ -169,7 +173,7 @@ def rounds(
     first = time.perf_counter() - begin
     seconds = timed(bench.round, device, repeats)
     median = statistics.median(seconds)
-    found = {
+    row: dict[str, Any] = {
         "what": f"{config.algorithm} round, {clients} participant{'s' * (clients > 1)}, {config.precision}",
         "seconds": median,
         "fastest": min(seconds),
@@ -179,15 +183,15 @@ def rounds(
         "floor_seconds": bench.floor(limits),
         "first_round_seconds": first,
     }
-    found["fraction_of_floor"] = found["floor_seconds"] / median
+    row["fraction_of_floor"] = row["floor_seconds"] / median
     if device.type == "cuda":
-        found["predicted_bytes_per_client"] = bench.trainer.memory.per_client
-        found["clients"] = clients
-        found["memory_bytes"] = torch.cuda.max_memory_reserved(device) - before
+        row["predicted_bytes_per_client"] = bench.trainer.memory.per_client
+        row["clients"] = clients
+        row["memory_bytes"] = torch.cuda.max_memory_reserved(device) - before
     if baseline:
         loop = timed(bench.baseline, device, 1, warm_up=1)[0]
-        found["baseline_seconds"], found["times_faster_than_baseline"] = loop, loop / median
-    return found
+        row["baseline_seconds"], row["times_faster_than_baseline"] = loop, loop / median
+    return row
 
 
 def add_memory_slopes(rows: list[dict]) -> None:
@@ -225,7 +229,7 @@ def evaluation(config: Config, device: torch.device, repeats: int) -> dict:
 
 def transport(world: mpi.World, size: int, device: torch.device, kinds: list[str], repeats: int) -> list[dict]:
     """Every transport, and the library's own Bcast and Reduce on the same kind of buffers."""
-    found = []
+    rows = []
     for kind in kinds:
         try:
             planned = plan_transport(world, size, torch.float32, device, kind)
@@ -233,30 +237,26 @@ def transport(world: mpi.World, size: int, device: torch.device, kinds: list[str
             continue
         vector = torch.rand(size, device=device)
         row: dict[str, Any] = {"what": f"transport {planned.kind}", "ranks": world.size, "bytes": 4 * size}
-        for name, action in (("bcast", planned.bcast), ("reduce", planned.reduce)):
-            row[f"{name}_seconds"] = timing.slowest_rank(world, lambda act=action, v=vector: act([v]), repeats)
+        for name, move in (("bcast", planned.bcast), ("reduce", planned.reduce)):
+            row[f"{name}_seconds"] = timing.slowest_rank(world, partial(move, [vector]), repeats)
         planned.close()
-        found.append(row)
+        rows.append(row)
     host = torch.rand(size, pin_memory=device.type == "cuda")
-    for name, action in (("bcast", timing.plain_bcast), ("reduce", timing.plain_reduce)):
-        found.append(
-            {
-                "what": f"plain {name}, host buffers",
-                f"{name}_seconds": timing.slowest_rank(world, lambda a=action: a(world, host), repeats),
-            }
-        )
-    return found
+    for name, plain in (("bcast", timing.plain_bcast), ("reduce", timing.plain_reduce)):
+        seconds = timing.slowest_rank(world, partial(plain, world, host), repeats)
+        rows.append({"what": f"plain {name}, host buffers", f"{name}_seconds": seconds})
+    return rows
 
 
-def table(found: dict[str, Any]) -> str:
+def table(report: dict[str, Any]) -> str:
     lines = [
-        f"fedlada_mpi {__version__} on {found['device']}, torch {found['torch']}, {found['mpi']}, {found['date']}",
+        f"fedlada_mpi {__version__} on {report['device']}, torch {report['torch']}, {report['mpi']}, {report['date']}",
         "",
     ]
-    for name, limits in found.get("roofline", {}).items():
+    for name, limits in report.get("roofline", {}).items():
         copy, product = limits["copy_bytes_per_s"] / 1e9, limits["product_flop_per_s"] / 1e12
         lines.append(f"roofline {name}: copy {copy:,.0f} GB/s, products {product:,.2f} TFLOP/s")
-    for row in found["results"]:
+    for row in report["results"]:
         text = f"{row['what']:<48}"
         if "seconds" in row:
             text += f" {row['seconds']:9.4f} s  {row['images_per_s']:11,.0f} images/s"
@@ -296,7 +296,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cuda = device.type == "cuda"
     repeats = options.rounds or (20 if cuda else 3)
     precisions = options.precision or (["tf32", "bf16"] if cuda else ["fp32"])
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "device": device_name(device) + ("" if cuda else f", {torch.get_num_threads()} threads"),
         "torch": torch.__version__,
         "mpi": mpi.implementation(),
@@ -311,26 +311,26 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "start" in options.only:
             config = resolve({**flags, "precision": precisions[0], "algorithm": options.algorithm[0]}).config
             set_precision(config.precision)
-            found["results"].append(first_step(config, options.participants[0], device))
+            report["results"].append(first_step(config, options.participants[0], device))
         for precision in precisions if {"roofline", "round", "evaluation"} & set(options.only) else ():
             set_precision(precision)
-            limits = found["roofline"][precision] = roofline(device, precision)
+            limits = report["roofline"][precision] = roofline(device, precision)
             for name in options.algorithm if "round" in options.only else ():
                 config = resolve({**flags, "precision": precision, "algorithm": name}).config
                 for clients in options.participants:
-                    found["results"].append(rounds(config, clients, device, limits, repeats, options.baseline))
-            add_memory_slopes(found["results"])
+                    report["results"].append(rounds(config, clients, device, limits, repeats, options.baseline))
+            add_memory_slopes(report["results"])
             if "evaluation" in options.only:
                 config = resolve({**flags, "precision": precision}).config
-                found["results"].append(evaluation(config, device, max(3, repeats // 4)))
+                report["results"].append(evaluation(config, device, max(3, repeats // 4)))
     if world.size > 1 and "transport" in options.only:
         network = models.build(resolve(flags).config.model, *reversed(SHAPES[options.dataset][:2]))
         kinds = ["direct", "shared", "staged"] if cuda else ["shared", "host"]
-        found["results"] += transport(world, network.layout.size, device, kinds, repeats)
+        report["results"] += transport(world, network.layout.size, device, kinds, repeats)
     if world.rank == 0:
-        print(table(found), flush=True)
+        print(table(report), flush=True)
         if options.json:
-            Path(options.json).write_text(json.dumps(found, indent=2) + "\n")
+            Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
     world.close()
     return 0
 

@@ -68,13 +68,13 @@ class ClientBuffers:
         self.c.g = self._zeros(count, self.live, dtype=self.compute)
         self.tail = self._vectors(count if self.uneven else 1, self.size - self.live)
         self.tail.compute_copy = None
-        self.loss, self.lr, self.k = self._zeros(count), self._zeros(()), self._zeros(1, dtype=torch.int64)
+        self.loss, self.lr, self.k = self._zeros(count), self._zeros(), self._zeros(1, dtype=torch.int64)
         shape = (self.max_steps, count, self.batch_width)
         types = dict(index=torch.int64, weight=self.dtype, flip=torch.bool, down=torch.int32, right=torch.int32)
-        self.plan = Plan(**{name: self._zeros(shape, dtype=kind) for name, kind in types.items()})
+        self.plan = Plan(**{name: self._zeros(*shape, dtype=kind) for name, kind in types.items()})
 
-    def _zeros(self, *shape: int | tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        return torch.zeros(*shape, dtype=dtype or self.dtype, device=self.device)
+    def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
 
     def _vectors(self, count: int, size: int) -> ClientVectors:
         names = ("x", *self.algorithm.slots, *self.algorithm.client_state)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import operator
 import os
 import sys
 from collections.abc import Mapping
@@ -61,7 +62,7 @@ class Config:
     sampling: str = setting("fixed", "exactly S clients, or each with probability P", choices=("fixed", "bernoulli"))
     weighting: str = setting("uniform", "weights of the mean over participants", choices=("uniform", "size"))
     local_epochs: int = setting(5, "passes over a client's data in a round", least=1)
-    local_steps: int = setting(0, "local steps K; 0 = as local_epochs says", least=0)
+    local_steps: int = setting(0, "local steps K; 0 = given by local_epochs", least=0)
     batch_size: int = setting(50, "mini-batch of a client; 0 = all of its data", least=0)
 
     lr: float = setting(0.1, "local rate eta_l", above=0)
@@ -200,7 +201,7 @@ def resolve(
         if name not in FIELDS:
             raise UserError(f"unknown setting {name!r}{did_you_mean(name, FIELDS)}")
     values: dict[str, Any] = {
-        n: (f.default if f.default is not MISSING else f.default_factory()) for n, f in FIELDS.items()
+        n: f.default_factory() if f.default_factory is not MISSING else f.default for n, f in FIELDS.items()
     }
     sources = dict.fromkeys(FIELDS, "default")
 
@@ -261,9 +262,9 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
             hint = did_you_mean(str(value), meta["choices"])
             raise UserError(f"--{flag(name)}: got {value!r}, expected one of {', '.join(meta['choices'])}{hint}")
         for bound, fails, text in (
-            ("least", lambda v, b: v < b, "at least"),
-            ("most", lambda v, b: v > b, "at most"),
-            ("above", lambda v, b: v <= b, "more than"),
+            ("least", operator.lt, "at least"),
+            ("most", operator.gt, "at most"),
+            ("above", operator.le, "more than"),
         ):
             if meta[bound] is not None and fails(value, meta[bound]):
                 raise UserError(f"--{flag(name)}: got {value}, expected {text} {meta[bound]}")
@@ -332,7 +333,7 @@ def differences(old: Mapping[str, Any], new: Config) -> list[str]:
     ]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse._ActionsContainer) -> None:
     """One option per setting; absent ones stay absent, so that a preset can show through."""
     for name, f in FIELDS.items():
         meta = f.metadata

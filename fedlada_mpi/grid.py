@@ -1,14 +1,14 @@
 """Experiments as data: list, count and run the runs of a grid.
 
-    python -m fedlada_mpi.grid                                   # the experiments there are
+    python -m fedlada_mpi.grid                                   # list the experiments
     python -m fedlada_mpi.grid main                              # list the runs of one
     python -m fedlada_mpi.grid main --count
     python -m fedlada_mpi.grid main --command 7                  # the command of run 7
     python -m fedlada_mpi.grid main --index 7 --launcher "srun --mpi=pmix"
     python -m fedlada_mpi.grid digits --all --launcher "mpirun -n 4"
 
-A finished run is skipped, an interrupted one resumed, and one that somebody else is running is left alone, so
-the same grid can be spread over any number of submissions. The exit status is that of the run (75: stopped by a
+A finished run is skipped, an interrupted one is resumed, and one that another process is running is left alone, so
+the same grid can be split over any number of submissions. The exit status is that of the run (75: stopped by a
 signal with a checkpoint).
 """
 
@@ -32,13 +32,13 @@ from .signals import STOPPED
 
 
 def execute(run: Run, launcher: Sequence[str]) -> int:
-    """Start the run unless it is finished or somebody else's; returns its exit status."""
+    """Start the run unless it is finished or another process is running it; returns its exit status."""
     if run.finished():
-        print(f"{run.directory}: finished already", flush=True)
+        print(f"{run.directory}: already finished", flush=True)
         return 0
     with lock.hold(run.directory):
         if run.finished():  # by whoever held the lock before us
-            print(f"{run.directory}: finished already", flush=True)
+            print(f"{run.directory}: already finished", flush=True)
             return 0
         command = run.command(launcher)
         print(shlex.join(command), flush=True)
@@ -48,9 +48,9 @@ def execute(run: Run, launcher: Sequence[str]) -> int:
 def _wait(command: Sequence[str], launched: bool) -> int:
     """Run a command, passing on the signals that ask it to stop.
 
-    mpirun ends its ranks at once on SIGTERM but hands SIGUSR1 on to them, so under a launcher both become SIGUSR1.
+    mpirun ends its ranks at once on SIGTERM but forwards SIGUSR1 to them, so under a launcher both become SIGUSR1.
     """
-    process: subprocess.Popen | None = None
+    process: subprocess.Popen[bytes] | None = None
     pending: list[int] = []
 
     def forward(number: int, _frame: object) -> None:
@@ -58,7 +58,7 @@ def _wait(command: Sequence[str], launched: bool) -> int:
         if process is not None:
             process.send_signal(pending.pop())
 
-    # A Ctrl-C reaches the run by itself, as it is in the same process group; we only have to wait for it.
+    # Ctrl-C reaches the run directly, as it is in the same process group; here we only wait for it.
     handlers = {signal.SIGTERM: forward, signal.SIGUSR1: forward, signal.SIGINT: lambda *_: None}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
@@ -76,6 +76,7 @@ def _wait(command: Sequence[str], launched: bool) -> int:
 
 
 def execute_all(grid: Grid, launcher: Sequence[str]) -> int:
+    """Start the runs one after another; stops where one was stopped by a signal."""
     failed = []
     for index, run in enumerate(grid.runs):
         print(f"[{index + 1}/{len(grid.runs)}] {run.directory.name}", flush=True)
@@ -104,7 +105,7 @@ def compact(indices: Sequence[int]) -> str:
 
 
 def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
-    """--set key=value; a comma makes an axis."""
+    """The settings of ``--set key=value``; a comma makes an axis."""
     changes: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -128,13 +129,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("experiment", nargs="?", help="name of an experiment, or a TOML file")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="list the runs (the default)")
-    what.add_argument("--count", action="store_true", help="how many runs there are")
+    what.add_argument("--count", action="store_true", help="print the number of runs")
     what.add_argument("--command", type=int, metavar="I", help="print the command of run I")
     what.add_argument("--index", type=int, metavar="I", help="run number I, from 0")
     what.add_argument("--all", action="store_true", help="run all, one after another")
-    what.add_argument("--status", action="store_true", help="how far each run is")
-    what.add_argument("--todo", action="store_true", help="the unfinished runs, as sbatch --array takes them")
-    parser.add_argument("--runs", default="", metavar="DIR", help="where the run directories lie [runs/EXPERIMENT]")
+    what.add_argument("--status", action="store_true", help="list the runs with their progress")
+    what.add_argument("--todo", action="store_true", help="print the unfinished runs, as sbatch --array takes them")
+    parser.add_argument("--runs", default="", metavar="DIR", help="where the run directories are [runs/EXPERIMENT]")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of every run; a,b is an axis"
     )
@@ -154,6 +155,7 @@ def _overview() -> None:
 
 
 def act(arguments: argparse.Namespace) -> int:
+    """Do what the command line asks for; returns the exit status."""
     if not arguments.experiment:
         _overview()
         return 0

@@ -1,8 +1,8 @@
 """Randomness as a function of (seed, purpose, round, client), never of rank, order or history.
 
 Philox is counter-based: its key is (seed, purpose) and its counter starts at (round, client), so any rank
-draws any client's numbers without drawing anybody else's. Only raw bits are used, which every numpy
-version and machine gives alike.
+draws any client's numbers without drawing another's. Only raw bits are used, which are the same in every
+version of numpy and on every machine.
 """
 
 from __future__ import annotations

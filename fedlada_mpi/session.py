@@ -37,7 +37,7 @@ from .trainer import Trainer
 class Session:
     def __init__(self, world: mpi.World, config: Config, directory: Path):
         self.world, self.config = world, config
-        # The first rank with clients and how many there are: the root only serves, unless it is alone or asked to train.
+        # The root only serves, unless it is alone or asked to train.
         first = 0 if world.size == 1 or config.server_trains else 1
         ranks = world.size - first
         world.on_root(lambda: ensure(config, directory, ranks))

@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from types import FrameType
 
 STOPPED = 75  # exit code: stopped by a signal, checkpoint written, --resume continues
 
@@ -33,7 +34,7 @@ def handled() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _handle(number: int, frame) -> None:
+def _handle(number: int, frame: FrameType | None) -> None:
     if _received and time.monotonic() - _received[0] > GRACE:
         os._exit(128 + number)
     _received.append(time.monotonic())

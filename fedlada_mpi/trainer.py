@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -52,9 +52,7 @@ class Trainer:
         self.client_state = ClientState(algorithm.client_state)
         self.memory = MemoryEstimate(self.buffers, engine, data)
         self.side_stream = SideStream(device)
-        self.steps: Steps = EagerSteps(self.buffers, self._step)
-        if capture is not None:
-            self.steps = CapturedSteps(self.buffers, self._step, capture)
+        self.steps: Steps = EagerSteps(self.buffers) if capture is None else CapturedSteps(self.buffers, capture)
         self.local_step: LocalStep = local_step
         if engine.kernels is not None:
             from .gpu.fuse import Fused  # which imports Triton
@@ -91,11 +89,11 @@ class Trainer:
         self._begin(parts, clients, steps)
         # Clients that take fewer steps than others leave after theirs; the longest come first.
         schedule = [(int((steps >= length).sum()), length) for length in np.unique(steps).tolist()]
-        if self.steps.prepare(s, [running for running, _ in schedule]):
+        if self.steps.prepare(self._step, s, [running for running, _ in schedule]):
             self._begin(parts, clients, steps)
         done = 0
         for running, length in schedule:
-            self.steps.run(s, running, done, length)
+            self.steps.run(self._step, s, running, done, length)
             done = length
         weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
         norms2 = self._finish(parts, r, clients, weights, sums)
@@ -166,13 +164,20 @@ class LocalStep(Protocol):
     ) -> None: ...
 
 
-class Steps(Protocol):
-    """Runs local steps of the first ``count`` clients in the buffers."""
+Step: TypeAlias = Callable[[Parts, Plan], None]
 
-    def prepare(self, s: Vectors, counts: Sequence[int]) -> bool:
+
+class Steps(Protocol):
+    """Runs local steps of the first ``count`` clients in the buffers.
+
+    ``step`` is an argument, never stored: a reference back to the trainer would be a cycle, and the garbage collector
+    might free its graphs in the middle of another capture, which CUDA does not allow.
+    """
+
+    def prepare(self, step: Step, s: Vectors, counts: Sequence[int]) -> bool:
         """Get ready for these numbers of clients; whether that moved their state."""
 
-    def run(self, s: Vectors, count: int, first: int, last: int) -> None:
+    def run(self, step: Step, s: Vectors, count: int, first: int, last: int) -> None:
         """Steps first .. last-1."""
 
     def clear(self) -> None:
@@ -182,16 +187,16 @@ class Steps(Protocol):
 class EagerSteps:
     """Steps as written."""
 
-    def __init__(self, buffers: ClientBuffers, step: Callable[[Parts, Plan], None]):
-        self.buffers, self.step = buffers, step
+    def __init__(self, buffers: ClientBuffers):
+        self.buffers = buffers
 
-    def prepare(self, s: Vectors, counts: Sequence[int]) -> bool:
+    def prepare(self, step: Step, s: Vectors, counts: Sequence[int]) -> bool:
         return False
 
-    def run(self, s: Vectors, count: int, first: int, last: int) -> None:
+    def run(self, step: Step, s: Vectors, count: int, first: int, last: int) -> None:
         parts = self.buffers.parts(s, count)
         for k in range(first, last):
-            self.step(parts, self.buffers.plan.at(k, count))
+            step(parts, self.buffers.plan.at(k, count))
 
     def clear(self) -> None:
         pass
@@ -200,26 +205,26 @@ class EagerSteps:
 class CapturedSteps:
     """Steps replayed from one CUDA graph per number of clients; a graph counts its own steps."""
 
-    def __init__(self, buffers: ClientBuffers, step: Callable[[Parts, Plan], None], capture: Capture):
-        self.buffers, self.step, self.capture = buffers, step, capture
+    def __init__(self, buffers: ClientBuffers, capture: Capture):
+        self.buffers, self.capture = buffers, capture
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
-    def prepare(self, s: Vectors, counts: Sequence[int]) -> bool:
+    def prepare(self, step: Step, s: Vectors, counts: Sequence[int]) -> bool:
         missing = [count for count in counts if (count, s.x.data_ptr()) not in self.graphs]
         for count in missing:
-            self._capture(s, count)
+            self._capture(step, s, count)
         return bool(missing)
 
-    def _capture(self, s: Vectors, count: int) -> None:
+    def _capture(self, step: Step, s: Vectors, count: int) -> None:
         parts, buffers = self.buffers.parts(s, count), self.buffers
 
-        def step() -> None:
-            self.step(parts, buffers.plan.at(buffers.k, count))
+        def counted_step() -> None:
+            step(parts, buffers.plan.at(buffers.k, count))
             buffers.k.add_(1).remainder_(buffers.max_steps)
 
-        self.graphs[count, s.x.data_ptr()] = self.capture(step)
+        self.graphs[count, s.x.data_ptr()] = self.capture(counted_step)
 
-    def run(self, s: Vectors, count: int, first: int, last: int) -> None:
+    def run(self, step: Step, s: Vectors, count: int, first: int, last: int) -> None:
         for _ in range(first, last):
             self.graphs[count, s.x.data_ptr()].replay()
 

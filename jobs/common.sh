@@ -1,17 +1,17 @@
-# Sourced by the scripts beside it: a virtual environment with the package, and the environment for mpirun.
+# Sourced by the other scripts here: a virtual environment with the package, and the environment for mpirun.
 #
 #   FEDLADA_VENV     the virtual environment            (.venv in the repository)
 #   FEDLADA_PYTHON   the interpreter it is made from    (python3, else the newest python3.X from 3.10 on)
 #   FEDLADA_APT=0    never install Debian packages
 #
-# Where pip looks for packages is pip's own business: PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_NO_INDEX.
+# Where pip looks for packages is up to pip: PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_NO_INDEX.
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${FEDLADA_VENV:-$root/.venv}
 case $venv in /*) ;; *) venv=$PWD/$venv ;; esac
 python=$venv/bin/python
 
-say() { printf '%s\n' "== $*"; }
+log() { printf '%s\n' "== $*"; }
 warn() { printf '%s\n' "note: $*" >&2; }
 die() { printf '%s\n' "error: $*" >&2; exit 2; }
 
@@ -53,7 +53,7 @@ make_venv() {
     local base version bootstrap
     base=$(find_python) || exit 2
     version=$("$base" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
-    say "making $venv with $base ($version)"
+    log "making $venv with $base ($version)"
     if ! has_venv "$base"; then
         apt_install "$version-venv" || apt_install python3-venv || true
     fi
@@ -87,7 +87,7 @@ ensure_installed() {
     done
     [ -n "$missing" ] || return 0
     extras=$(IFS=,; printf '%s' "$*")
-    say "installing fedlada_mpi[$extras] into $venv (the first time: a few minutes and several GB, most of it PyTorch)"
+    log "installing fedlada_mpi[$extras] into $venv (the first time: a few minutes and several GB, most of it PyTorch)"
     local quiet=()
     [ -t 1 ] || quiet=(-q)
     "$python" -m pip install --disable-pip-version-check "${quiet[@]}" -e "$root[$extras]" ||
@@ -98,7 +98,7 @@ ensure_installed() {
 }
 
 # The MPI inside the virtual environment, not one that a loaded module points to.
-use_own_mpi() {
+use_bundled_mpi() {
     local line name
     unset MPI4PY_LIBMPI MPI4PY_MPIABI OPAL_PREFIX PMIX_PREFIX PRTE_PREFIX
     while IFS= read -r line; do

@@ -10,7 +10,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 ensure_installed mpi
-use_own_mpi
+use_bundled_mpi
 export FEDLADA_DATA=${FEDLADA_DATA:-$root/data}
 
 # A second quickstart replaces the first one's run, never another.
@@ -21,7 +21,7 @@ for argument in "$@"; do
 done
 
 ranks=${FEDLADA_RANKS:-4}
-say "training over $ranks ranks"
+log "training over $ranks ranks"
 status=0
 limited 900 "$mpirun" -n "$ranks" "$python" -m fedlada_mpi.run --out "$out" ${replace:+"$replace"} "$@" || status=$?
 [ "$status" = 0 ] || die "the training ended with status $status; python -m fedlada_mpi.doctor examines this machine"

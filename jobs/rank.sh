@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One rank, started by launch.sh, which reads from the files in FEDLADA_STATE how it ended.
+# One rank, started by launch.sh, which learns from the files in FEDLADA_STATE how it ended.
 state=$FEDLADA_STATE
 
 trap '' USR1 # inherited by the rank, which a USR1 before Python's own handler would kill
@@ -7,15 +7,15 @@ trap : TERM  # not inherited
 "$@" &
 rank=$!
 
-# srun ends the survivors of a dead rank by TERM, which they would take as a wish to finish the round.
-end_with_the_dead() {
+# srun sends TERM to the survivors of a dead rank, which they would take as a request to finish the round.
+kill_if_another_rank_died() {
     trap '[ ! -e "$state/died" ] || kill -KILL $rank' TERM
     while kill -0 $rank; do
         sleep 1 &
         wait $!
     done
 }
-end_with_the_dead &>/dev/null &
+kill_if_another_rank_died &>/dev/null &
 trap '' TERM # a `wait` that a trap ends can lose the status of a process that ends with it (bash 5.2)
 
 handles_usr1() { ((0x$(sed -n 's/^SigCgt:\s*//p' /proc/$rank/status) >> ($(kill -l USR1) - 1) & 1)) 2>/dev/null; }

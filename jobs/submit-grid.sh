@@ -43,7 +43,7 @@ if [ -n "$indices" ]; then
         --array="$indices${limit:+%$limit}" "${options[@]}" -- "${arguments[@]}")
     array=${array%%;*} # with the cluster's name in a federation
     echo "grid $title: job $array, runs $indices into $runs"
-    # Not afterok: a failed run is shown as missing, and would otherwise keep the report waiting for ever.
+    # Not afterok: a failed run is shown as missing, and would otherwise keep the report waiting forever.
     after=(--dependency="afterany:$array")
 else
     echo "grid $title: all runs are finished in $runs"

@@ -8,7 +8,7 @@
 #     anything else, a dead rank too      the job requeues itself until FEDLADA_MAX_FAILURES in a row
 # USR1 to the batch shell (sbatch --signal=B:USR1@180) asks the ranks to stop with a checkpoint. A cancelled job stays cancelled.
 
-say() { echo "[$(date +%FT%T)] job $job: $*"; }
+log() { echo "[$(date +%FT%T)] job $job: $*"; }
 
 supervise() {
     # An array element must be named by its index: the number of the last one is that of the whole array.
@@ -18,7 +18,7 @@ supervise() {
     if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then rm -rf "$FEDLADA_STATE"; fi
     mkdir -p "$FEDLADA_STATE"
     rm -f "$FEDLADA_STATE"/{ready,code}
-    say "start $((${SLURM_RESTART_COUNT:-0} + 1)) on ${SLURM_JOB_NODELIST:-this node}"
+    log "start $((${SLURM_RESTART_COUNT:-0} + 1)) on ${SLURM_JOB_NODELIST:-this node}"
 
     local stop=no terminated=no code
     trap '[ $stop = asked ] || stop=yes' USR1
@@ -35,7 +35,7 @@ supervise() {
     while kill -0 "$child" 2>/dev/null; do
         # Once, and not before they listen.
         if [ $stop = yes ] && [ -e "$FEDLADA_STATE/ready" ]; then
-            say "asking the ranks to stop with a checkpoint"
+            log "asking the ranks to stop with a checkpoint"
             scancel --signal=USR1 "$job" || true
             stop=asked
         fi
@@ -61,7 +61,7 @@ supervise() {
         fi
     fi
     echo $failures >"$FEDLADA_STATE/failures"
-    if [ $code = 75 ]; then say "stopped with a checkpoint: requeued"; else say "status $code, failure $failures: requeued"; fi
+    if [ $code = 75 ]; then log "stopped with a checkpoint: requeued"; else log "status $code, failure $failures: requeued"; fi
     scontrol requeue "$job" || finish $code "requeue was refused: submit it again to resume"
     # SLURM ends this shell now; leaving first could make the job look complete.
     sleep 300
@@ -71,7 +71,7 @@ supervise() {
 job_state() { scontrol --oneliner show job "$job" 2>/dev/null | grep -o 'JobState=[A-Z_]*' | head -n 1 | cut -d= -f2; }
 
 finish() {
-    say "$2"
+    log "$2"
     rm -rf "$FEDLADA_STATE"
     exit "$1"
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole test suite, with all its set-up: lint, then pytest alone, over 2 and over 4 ranks.
+# The whole test suite, with all its set-up: ruff, mypy, then pytest alone, on 2 and on 4 ranks.
 #
 #   bash jobs/test.sh                  everything
 #   bash jobs/test.sh -k transport     the same with options for pytest
@@ -16,7 +16,7 @@ need() {
     shift 2
     bash -c "$check" >/dev/null 2>&1 && return
     if can_apt; then
-        say "installing $* for the $what tests"
+        log "installing $* for the $what tests"
         # One by one: a distribution that lacks one of them may have the others.
         for package in "$@"; do apt_install "$package" || true; done
         bash -c "$check" >/dev/null 2>&1 && return
@@ -30,8 +30,8 @@ need SLURM 'command -v slurmctld && command -v munged && ls /usr/lib/*/pmix2/lib
 need browser 'command -v chromium || command -v chromium-browser || command -v google-chrome' chromium
 
 ensure_installed mpi test
-use_own_mpi
-# As many threads as ranks would want leave nothing to the ranks themselves.
+use_bundled_mpi
+# Threads of their own would slow down ranks that share the cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 cd "$root"
 
@@ -39,18 +39,22 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 counts='' failed='' selected=$*
 
-say "ruff"
-if "$venv/bin/ruff" check . && "$venv/bin/ruff" format --check .; then
-    counts+="   ruff   : clean"$'\n'
-else
-    counts+="   ruff   : FAILED"$'\n' failed=1
-fi
+# check NAME COMMAND...: run a static check, go on after a failure.
+check() {
+    local name=$1
+    shift
+    log "$name"
+    if "$@"; then counts+="   $name: clean"$'\n'; else counts+="   $name: FAILED"$'\n' failed=1; fi
+}
+ruff_clean() { "$venv/bin/ruff" check . && "$venv/bin/ruff" format --check .; }
+check "ruff   " ruff_clean
+check "mypy   " "$venv/bin/mypy"
 
 # suite NAME SECONDS COMMAND...: run one pytest, keep its last line, go on after a failure.
 suite() {
     local name=$1 limit=$2 status=0 count
     shift 2
-    say "pytest, $name"
+    log "pytest, $name"
     limited "$limit" "$@" 2>&1 | tee "$logs/log" || status=$?
     count=$(sed 's/\x1b\[[0-9;]*m//g; s/\r//g' "$logs/log" | sed -nE 's/^=* *([0-9]+ [a-z]+.* in [0-9.]+s( \([0-9:]+\))?) *=*$/\1/p' | tail -n 1)
     case $status in
@@ -69,7 +73,7 @@ for ranks in 2 4; do
     suite "$ranks ranks" 600 "$mpirun" -n "$ranks" "$python" -m mpi4py -m pytest --with-mpi --durations=5 --color="$colour" "$@"
 done
 
-say "counts"
+log "counts"
 printf '%s' "$counts"
-[ -z "$failed" ] || { say "FAILED"; exit 1; }
-say "all passed"
+[ -z "$failed" ] || { log "FAILED"; exit 1; }
+log "all passed"

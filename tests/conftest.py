@@ -3,7 +3,8 @@
     python -m pytest
     mpirun -n 4 python -m mpi4py -m pytest --with-mpi
 
-Tests marked ``serial`` start processes of their own, and are skipped in a world.
+Tests marked ``serial`` start processes of their own, and are skipped in a world. Folders bear the names of the
+package's, but for ``mpi_communication``: pytest-mpi takes ``mpi`` for its marker, and would skip that folder.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from world import ROOT, SIZE, World, communicator, find_mpirun
+from rank_plugin import RankPlugin
+from ranks import SIZE, barrier, communicator, find_mpirun, is_root
+from repository import ROOT
 
 LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_FIRST_", "PMIX_", "PMI_", "PRTE_LAUNCHED")
-# Where SLURM and a browser must be present, a test that skips for want of them is a failure.
+# Where SLURM and a browser must be present, a test that skips because they are missing is a failure.
 STRICT = os.environ.get("FEDLADA_TEST_STRICT") == "1"
 
 for line in (ROOT / "jobs" / "mpi.env").read_text().splitlines():
@@ -40,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
         )
         os._exit(2)
     plugins = config.pluginmanager
-    plugins.register(World(config))
+    plugins.register(RankPlugin(config))
     if communicator().rank > 0:
         plugins.unregister(plugins.get_plugin("terminalreporter"))
         plugins.register(pytest.TerminalReporter(config, open(os.devnull, "w")), "terminalreporter")  # noqa: SIM115
@@ -52,7 +55,7 @@ def pytest_runtest_makereport(item: pytest.Item):
     required = item.get_closest_marker("slurm") or item.get_closest_marker("browser")
     if STRICT and SIZE == 1 and required and report.skipped:
         report.outcome = "failed"
-        report.longrepr = f"skipped, although FEDLADA_TEST_STRICT=1 asks for it: {report.longrepr}"
+        report.longrepr = f"skipped, although FEDLADA_TEST_STRICT=1 requires it: {report.longrepr}"
     return report
 
 
@@ -81,10 +84,9 @@ def digits_dir(shared_tmp) -> Path:
     from data_prep import PrepareSettings, prepare
 
     out = shared_tmp / "digits"
-    if SIZE == 1 or communicator().rank == 0:
+    if is_root():
         prepare(PrepareSettings("digits", out=out, silos=4))
-    if SIZE > 1:
-        communicator().Barrier()
+    barrier()
     return out
 
 

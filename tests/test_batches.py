@@ -1,4 +1,4 @@
-"""A round's plan, augmentation and sampling; randomness is a function of (seed, round, client) alone."""
+"""A round's plan and augmentation, which depend on (seed, round, client) alone."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedlada_mpi import rng
 from fedlada_mpi.batches import Normaliser, Plan, gather, local_steps, plan
 from fedlada_mpi.config import Config
 
 
 def planned(config: Config, sizes: list[int], t: int = 0, clients=None, width: int | None = None) -> Plan:
-    """The plan of clients whose images lie one after another, from 100 on."""
+    """The plan of clients whose images are stored one after another, from 100 on."""
     sizes = np.array(sizes)
     clients = np.arange(len(sizes)) if clients is None else np.array(clients)
     starts = 100 + np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -34,7 +33,7 @@ def test_local_steps_by_hand():
 
 
 def test_a_plan_by_hand():
-    """Five images in batches of two, two epochs: 2 + 2 + 1 and again; beside a client of three images."""
+    """Five images in batches of two, two epochs: 2 + 2 + 1 and again; next to a client of three images."""
     found = planned(Config(local_epochs=2, batch_size=2, augment="none"), [5, 3])
     assert found.index.shape == (6, 2, 2)
     assert found.weight[:, 0].tolist() == [[0.5, 0.5], [0.5, 0.5], [1, 0]] * 2
@@ -48,7 +47,7 @@ def test_a_plan_by_hand():
     assert not found.down.any()
 
 
-def test_epochs_are_shuffled_anew():
+def test_every_epoch_is_shuffled_again():
     found = planned(Config(local_epochs=3, batch_size=0, augment="none"), [20])
     orders = {tuple(row.tolist()) for row in found.index[:, 0]}
     assert len(orders) == 3
@@ -70,8 +69,8 @@ def test_a_batch_larger_than_the_client_is_all_of_it():
 
 
 @pytest.mark.parametrize("batch_size", [0, 3, 50])
-def test_a_clients_plan_depends_on_nobody_else(batch_size):
-    """Alone on a rank, or beside larger and smaller clients: the same images, flips and crops."""
+def test_a_clients_plan_depends_on_no_other_client(batch_size):
+    """Alone on a rank, or next to larger and smaller clients: the same images, flips and crops."""
     config = Config(local_epochs=2, batch_size=batch_size, augment="paper", crop_padding=2, seed=9)
     sizes = [4, 11, 7]
     everyone = planned(config, sizes, t=6, clients=[40, 41, 42])
@@ -111,7 +110,7 @@ def test_how_often_images_are_flipped_and_moved():
 
 
 def by_image(image, flip, down, right, mean, std):
-    """The augmentation as it would be told: normalise, flip, pad with zeros, cut out."""
+    """The augmentation in words: normalise, flip, pad with zeros, cut out."""
     rows, columns, _ = image.shape
     normal = (image / 255.0 - mean) / std
     if flip:
@@ -151,56 +150,3 @@ def test_one_step_of_a_plan_by_number_and_by_tensor():
         expected = getattr(found, f.name)[3, :2]
         assert torch.equal(getattr(by_number, f.name), expected)
         assert torch.equal(getattr(by_tensor, f.name), expected)
-
-
-@pytest.mark.parametrize(("clients", "share", "count"), [(100, 0.1, 10), (50, 0.2, 10), (7, 0.3, 2), (5, 1.0, 5)])
-def test_fixed_sampling_draws_exactly_s(clients, share, count):
-    for t in range(20):
-        found = rng.participants(clients, share, "fixed", 0, t)
-        assert len(found) == len(set(found.tolist())) == count
-        assert found.tolist() == sorted(found.tolist())
-        assert 0 <= found[0] <= found[-1] < clients
-
-
-def test_fixed_sampling_is_uniform():
-    rounds = 3000
-    counts = np.zeros(20)
-    for t in range(rounds):
-        counts[rng.participants(20, 0.25, "fixed", 1, t)] += 1
-    assert np.abs(counts / rounds - 0.25).max() < 5 * (0.25 * 0.75 / rounds) ** 0.5
-
-
-def test_bernoulli_sampling_has_the_rate_and_the_spread():
-    sizes = np.array([len(rng.participants(100, 0.1, "bernoulli", 2, t)) for t in range(1000)])
-    assert abs(sizes.mean() - 10) < 5 * (9 / 1000) ** 0.5
-    assert 7 < sizes.var() < 11, "the variance of a binomial of 100 with 0.1 is 9"
-    assert len(rng.participants(100, 1.0, "bernoulli", 2, 0)) == 100
-
-
-def test_draws_are_a_pure_function():
-    """Whatever was drawn before, by whom and in which order; and numpy's own state is not touched."""
-    state = np.random.get_state()[1].tolist()  # noqa: NPY002 (the global one must stay as it is)
-    first = {(t, client): rng.permutations(6, 2, 3, t, client).tolist() for t in range(3) for client in range(3)}
-    again = {key: rng.permutations(6, 2, 3, *key).tolist() for key in reversed(first)}
-    assert again == first
-    assert len({str(v) for v in first.values()}) == 9
-    assert rng.bits(4, 1, rng.SAMPLE, 0).tolist() == rng.bits(9, 1, rng.SAMPLE, 0)[:4].tolist()
-    assert len({tuple(rng.bits(2, 1, purpose, 5, 5)) for purpose in (rng.SAMPLE, rng.SHUFFLE, rng.AUGMENT)}) == 3
-    assert np.random.get_state()[1].tolist() == state  # noqa: NPY002
-
-
-def test_draws_stay_the_same_over_versions():
-    """Philox4x64-10 with key (20, 0) and counter (1, 0, 0, 0), from the definition of the generator."""
-    assert rng.bits(4, 20, rng.SAMPLE, 0).tolist() == philox((20, 0), (1, 0, 0, 0))
-    assert rng.bits(4, 7, rng.AUGMENT, 3, 12).tolist() == philox((7, 2), (1, 3, 12, 0))
-
-
-def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> list[int]:
-    """Salmon et al., 2011: ten rounds of two multiplications, and a key that grows by constants."""
-    mask = 2**64 - 1
-    (k0, k1), (c0, c1, c2, c3) = key, counter
-    for _ in range(10):
-        left, right = 0xD2E7470EE14C6C93 * c0, 0xCA5A826395121157 * c2
-        c0, c1, c2, c3 = (right >> 64) ^ c1 ^ k0, right & mask, (left >> 64) ^ c3 ^ k1, left & mask
-        k0, k1 = (k0 + 0x9E3779B97F4A7C15) & mask, (k1 + 0xBB67AE8584CAA73B) & mask
-    return [c0, c1, c2, c3]

@@ -10,8 +10,8 @@ import time
 
 import pytest
 import torch
-from product import CLASSES, Run, arguments, make_data, run_here
-from world import SIZE, communicator
+from ranks import SIZE, barrier, communicator, is_root
+from training_runs import CLASSES, Run, arguments, make_data, run_here
 
 from fedlada_mpi import models
 from fedlada_mpi.run import main
@@ -91,19 +91,6 @@ def test_summary(data, out):
     assert found["environment"]["torch"] == torch.__version__
 
 
-def test_targets_by_hand():
-    from fedlada_mpi.metrics import summarise
-
-    seen = {2: 0.3, 4: 0.7, 6: 0.65, 8: 0.7}
-    same = dict(train_acc=0.1, train_loss=1.0, test_loss=2.0, seconds={"total": 0.5})
-    records = [dict(same, round=t, test_acc=seen.get(t)) for t in range(1, 10)]
-    found = summarise(records, [0.3, 0.65, 0.9])
-    assert found["targets"] == {"0.3": 2, "0.65": 4, "0.9": None}
-    assert found["best"] == {"round": 4, "test_acc": 0.7}
-    assert (found["rounds"], found["final"]["round"], found["seconds"]) == (9, 8, 4.5)
-    assert summarise([], [0.5]) == {"rounds": 0, "final": None, "best": None, "targets": {"0.5": None}, "seconds": 0}
-
-
 def test_no_rounds_write_the_first_model(data, out):
     run = run_here(data, out, **{**SHORT, "rounds": 0, "init": "", "seed": 6})
     expected = models.build("cnn", CLASSES, (8, 8, 3), "gelu", seed=6).module.state_dict()
@@ -115,7 +102,7 @@ def test_no_rounds_write_the_first_model(data, out):
 
 
 def test_the_server_may_train_too(data, out):
-    """And with more ranks than silo files, some ranks have nobody to train."""
+    """And with more ranks than silo files, some ranks have no client to train."""
     plain = run_here(data, out / "plain", weighting="size", **SHORT)
     working = run_here(data, out / "working", weighting="size", server_trains=True, **SHORT)
     assert working.participants == plain.participants
@@ -152,7 +139,7 @@ def test_a_missing_data_set_names_the_command(tmp_path, refused):
     words = ["--dataset", "cifar10", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"]
     where = tmp_path / "cifar10"
     assert refused(words) == (
-        f"no shards of cifar10 in {where} and no raw data beside them; prepare them with: python -m data_prep "
+        f"no shards of cifar10 in {where} and no raw data next to them; prepare them with: python -m data_prep "
         f"--dataset cifar10 --raw PATH --out {where} --clients 100 --silos 1 --partition dirichlet --dirichlet 0.6 "
         "--exhausted refill --seed 20"
     )
@@ -172,10 +159,10 @@ def test_shards_for_other_clients(digits_dir, tmp_path, refused):
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (dict(dataset="cifar1"), "--dataset: found 'cifar1', expected one of digits, cifar10, cifar100, tinyimagenet"),
+        (dict(dataset="cifar1"), "--dataset: got 'cifar1', expected one of digits, cifar10, cifar100, tinyimagenet"),
         (dict(init="absent.pt"), "--init: cannot read absent.pt as a state_dict: "),
         (dict(activation="relu", model="resnet18"), "does not fit resnet18 (differs in "),
-        (dict(lr="-1"), "--lr: found -1.0, expected more than 0"),
+        (dict(lr="-1"), "--lr: got -1.0, expected more than 0"),
         (dict(config="absent.toml"), "--config: cannot read absent.toml: No such file or directory"),
     ],
 )  # fmt: skip
@@ -262,20 +249,18 @@ def test_an_exception_on_one_rank_ends_all(data, tmp_path, mpirun):
     assert time.monotonic() - start < 45
 
 
-def test_bad_input_is_told_once_by_all_ranks(data, out, capsys):
+def test_bad_input_is_reported_once_by_all_ranks(data, out, capsys):
     assert main(arguments(data, out, {**SHORT, "model": "lenet"})) == 2
-    told = capsys.readouterr().err
-    first = SIZE == 1 or communicator().rank == 0
-    assert told == ("error: --model lenet: lenet needs images of at least 16x16, found 8x8\n" if first else "")
+    printed = capsys.readouterr().err
+    assert printed == ("error: --model lenet: lenet needs images of at least 16x16, got 8x8\n" if is_root() else "")
 
 
 def test_a_users_own_model_trains(data, out, shared_tmp, monkeypatch):
     folder = shared_tmp / "own-model"
-    if SIZE == 1 or communicator().rank == 0:
+    if is_root():
         folder.mkdir()
         (folder / "mine.py").write_text(RAISES.replace("rank == 1", "rank < 0"))
-    if SIZE > 1:
-        communicator().Barrier()
+    barrier()
     monkeypatch.chdir(folder)
     run = run_here(data, out, **{**SHORT, "init": "", "model": "mine:model", "max_clients_at_once": 1})
     assert set(run.model) == {"1.weight", "1.bias"}
@@ -286,25 +271,25 @@ def test_a_users_own_model_trains(data, out, shared_tmp, monkeypatch):
     )
 
 
-def test_a_full_gpu_is_told_once_by_all_ranks(data, out, capsys, monkeypatch):
+def test_a_full_gpu_is_reported_once_by_all_ranks(data, out, capsys, monkeypatch):
     def full(self, s, r, chunk, sums, totals):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has more words.")
 
     if SIZE == 1 or communicator().rank == 1:
         monkeypatch.setattr("fedlada_mpi.trainer.Trainer._train", full)
     assert main(arguments(data, out, {**SHORT, "participation": 1.0})) == 2
-    told = capsys.readouterr().err
-    if SIZE == 1 or communicator().rank == 0:
+    printed = capsys.readouterr().err
+    if is_root():
         clients, count = re.fullmatch(
             r"error: (\d+) clients at once do not fit in the GPU's memory \(CUDA out of memory. Tried to allocate 2.00 "
-            r"GiB\); --max-clients-at-once (\d+) trains them in turns, with the same result\n", told
+            r"GiB\); --max-clients-at-once (\d+) trains them in turns, with the same result\n", printed
         ).groups()  # fmt: skip
         assert int(count) == int(clients) // 2 > 0
     else:
-        assert not told
+        assert not printed
 
 
-def test_transports_are_told(data, out):
+def test_the_transport_is_recorded(data, out):
     run_here(data, out, transport="host", **SHORT)
     kind = json.loads((out / "summary.json").read_text())["environment"]["transport"]
     assert kind == ("host" if SIZE > 1 else "none")

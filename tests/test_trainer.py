@@ -1,4 +1,4 @@
-"""Local training: the two engines, chunks and uneven steps give the same run; elements without a gradient by hand."""
+"""Local training: the two engines, chunks and uneven steps give the same run; gradient-free parameters by hand."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from product import SHAPE, make_data, run_here
-from test_methods import BASE
+from method_cases import CASES
 from torch import nn
+from training_runs import SHAPE, make_data, run_here
 
 from fedlada_mpi import models
 from fedlada_mpi.algorithms import Round, Vectors, create
-from fedlada_mpi.batches import Normaliser
+from fedlada_mpi.batches import LocalData, Normaliser
 from fedlada_mpi.bench import Bench
 from fedlada_mpi.config import Config, resolve
-from fedlada_mpi.gradients import Generic, Stacked
-from fedlada_mpi.models import ops
-from fedlada_mpi.trainer import Resident, Trainer
+from fedlada_mpi.gradients import GenericEngine, StackedEngine
+from fedlada_mpi.models import layers
+from fedlada_mpi.trainer import Trainer
 
 SIZES = [3, 9, 5, 1, 7]
 SETTINGS = dict(
@@ -48,10 +48,10 @@ class Narrow(nn.Module):
 
 def narrow(classes, image_shape, activation):
     def forward(p, x):
-        x = ops.max_pool(p, ops.norm(p, "bn1", ops.conv(p, "conv1", x, 3, 2, 1), 2), 3, 2, 1)
-        shortcut = ops.norm(p, "bn2", ops.conv(p, "conv2", x, 3, 2, 1), 2)
-        x = ops.norm(p, "bn3", ops.conv(p, "conv3", shortcut, 3, 1, 1), 2, residual=shortcut)
-        return ops.linear(p, "fc", x.mean((2, 3)))
+        x = layers.max_pool(p, layers.norm(p, "bn1", layers.conv(p, "conv1", x, 3, 2, 1), 2), 3, 2, 1)
+        shortcut = layers.norm(p, "bn2", layers.conv(p, "conv2", x, 3, 2, 1), 2)
+        x = layers.norm(p, "bn3", layers.conv(p, "conv3", shortcut, 3, 1, 1), 2, residual=shortcut)
+        return layers.linear(p, "fc", x.mean((2, 3)))
 
     return Narrow(classes), forward, {}
 
@@ -86,15 +86,15 @@ def same(found, expected, tolerance: float = 1e-10) -> None:
         np.testing.assert_allclose(*np.array(values, float), rtol=1e-9, err_msg=key)
 
 
-def test_the_narrow_model_has_silent_elements():
+def test_the_narrow_model_has_gradient_free_parameters():
     layout = models.build("narrow", 3, SHAPE).layout
     # 8x8 -> 4x4 -> 2x2 -> 1x1: 5 of the taps of conv2 and 8 of conv3, 64 elements each.
     assert layout.size - layout.live == 13 * 64
 
 
-@pytest.mark.parametrize("method", BASE)
+@pytest.mark.parametrize("method", CASES)
 def test_engines_and_chunks_agree(method, run):
-    settings = {**SETTINGS, **BASE[method], "algorithm": method}
+    settings = {**SETTINGS, **CASES[method].settings, "algorithm": method}
     generic = run("generic", engine="generic", **settings)
     same(run("stacked", **settings), generic)
     same(run("chunks", max_clients_at_once=1, **settings), generic)
@@ -104,12 +104,12 @@ def test_engines_and_chunks_agree(method, run):
 @pytest.mark.parametrize("steps", [dict(local_epochs=2), dict(local_steps=3)], ids=["uneven", "even"])
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 @pytest.mark.parametrize(("method", "decay_mode"), [("fedavg", "l2"), ("scaffold", "l2"), ("fedlada", "decoupled")])
-def test_silent_elements_only_decay(method, decay_mode, weighting, steps, run):
+def test_gradient_free_parameters_only_decay(method, decay_mode, weighting, steps, run):
     """Without a gradient a step is x -= eta_t * lambda * x, so a round of K_i steps leaves (1 - eta_t lambda)^K_i of x.
 
     In batches of 4 and two epochs, sizes 3, 9, 5, 1, 7 make 2, 6, 4, 2, 4 steps; where all make the same number, most
-    methods step such elements once for all. SCAFFOLD's correction and FedLADA's
-    g_a are zero in the first round; one round therefore tells all.
+    methods step such parameters once for all. SCAFFOLD's correction and FedLADA's
+    g_a are zero in the first round; one round therefore shows it all.
     """
     rate, decay, server_rate = 0.1, 0.5, 0.7
     found = run(
@@ -146,8 +146,8 @@ class Local:
         images = torch.randint(0, 256, (15, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
         normalise = Normaliser(torch.full((3,), 0.5), torch.full((3,), 0.25))
         starts, sizes = np.array([0, 3, 9]), np.array([3, 6, 6])
-        data = Resident(images, torch.arange(15) % 3, np.arange(3), starts, sizes, normalise)
-        engine = Generic(network) if network.forward is None else Stacked(network)
+        data = LocalData(images, torch.arange(15) % 3, np.arange(3), starts, sizes, normalise)
+        engine = GenericEngine(network) if network.forward is None else StackedEngine(network)
         network.module.double()
         self.layout, self.algorithm = network.layout, create(config)
         self.trainer = Trainer(config, self.algorithm, engine, data, torch.device("cpu"), torch.float64)
@@ -193,7 +193,7 @@ def test_buffers_that_grow():
         assert totals.offset_norm2 == pytest.approx(their_totals.offset_norm2, rel=1e-12)
 
 
-def test_nobody_of_this_rank_was_drawn():
+def test_no_client_of_this_rank_was_drawn():
     sums, totals = Local(models.build("narrow", 3, SHAPE), Config(algorithm="fedavg")).round(0, [])
     assert not any(value.any() for value in sums["offset"].values())
     assert (totals.loss, totals.offset_norm2) == (0.0, 0.0)
@@ -209,7 +209,7 @@ def test_evaluation_takes_smaller_batches_on_a_full_gpu():
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
         return SimpleNamespace(replay=work)
 
-    bench.trainer.capture = capture
+    bench.evaluator.capture = capture
     assert bench.evaluation()() == [pytest.approx(loss, rel=1e-6), correct, count]
     assert tried == [250, 125, 62]
     room = 0

@@ -1,2 +1,5 @@
-"""From raw images to the arrays of a rank: ``sources`` read, ``partition`` divides, ``write`` makes shards, ``shards``
-reads them, and ``datasets`` leads from ``--dataset`` to a directory of them. ``python -m data_prep`` is its command."""
+"""The data of a run, from raw images to the arrays of a rank.
+
+``sources`` reads raw data, ``partition`` assigns images to clients, ``write`` writes shards, ``shards`` reads them, and
+``datasets`` finds or prepares the shards of ``--dataset``. The command is ``python -m data_prep``.
+"""

@@ -1,4 +1,4 @@
-"""From ``--dataset`` to the settings and the directory of shards, which are prepared if the raw data is there."""
+"""From ``--dataset`` to the settings of a run and its shards, which are prepared if the raw data is there."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ..config import DATASETS, Config, Resolved, data_root, resolve
 from ..errors import UserError, did_you_mean
 from .shards import MANIFEST, Manifest, read_manifest
 
-# Settings of a run that a directory of shards has fixed, and what they are called there.
+# Settings of a run that its shards fix, and the names of these settings in the manifest.
 _FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_per_client", "size_sigma")}
 _FIXED |= {"partition": "kind", "partition_seed": "seed"}
 
 
 def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = False) -> tuple[Resolved, Path]:
-    """The run's settings, and where its shards are or will be; see ``config.resolve``."""
+    """The run's settings, and the directory where its shards are or will be; see ``config.resolve``."""
     name = str({**file, **flags}.get("dataset", "digits"))
     if name in DATASETS:
         resolved = resolve(flags, file, recorded=recorded)
         return resolved, data_root(resolved.config) / name
     if not (Path(name) / MANIFEST).is_file():
-        known = f"one of {', '.join(DATASETS)}, or a directory that python -m data_prep --out has finished"
+        known = f"one of {', '.join(DATASETS)}, or a directory that python -m data_prep --out has written"
         raise UserError(f"--dataset: got {name!r}, expected {known}{did_you_mean(name, DATASETS)}")
     manifest = read_manifest(name)
     shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
@@ -30,15 +30,17 @@ def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = F
 
 
 def _prepared_with(manifest: Manifest) -> dict[str, Any]:
+    """The settings that these shards fix, None for those that their partition does not use."""
     known = {**manifest.partition, "clients": manifest.clients, "seed": manifest.seed}
     return {name: known.get(key) for name, key in _FIXED.items()}
 
 
 def ensure(config: Config, directory: Path, silos: int) -> Manifest:
-    """The shards for this run: present and as asked for, or prepared now."""
+    """The manifest of this run's shards, which are prepared now if they are missing."""
     if not (directory / MANIFEST).is_file():
-        # Here, as a run whose shards are ready need not load what decodes images.
-        from .prepare import PrepareSettings, prepare
+        # Imported here: a run whose shards are ready does not need the image decoders.
+        from .prepare import prepare
+        from .settings import PrepareSettings
         from .sources import raw_available
 
         raw = raw_available(config.dataset, directory.parent)

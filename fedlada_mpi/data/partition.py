@@ -1,8 +1,8 @@
-"""Who owns which image: one list of image numbers per client.
+"""The assignment of images to clients: one array of image indices per client.
 
 All draws come from ``np.random.RandomState``, whose stream numpy keeps frozen, so that a seed
-means the same partition everywhere. With ``dirichlet``, equal sizes and ``refill`` the draws are
-taken in the order of the authors' public simulator: a permutation of the images, the priors, then
+gives the same partition everywhere. With ``dirichlet``, equal sizes and ``refill`` the draws are
+made in the order of the authors' public simulator: a permutation of the images, the priors, then
 client, class, client, class, ...
 """
 
@@ -19,7 +19,7 @@ KINDS = ("dirichlet", "iid", "pathological", "natural")
 
 @dataclass(frozen=True)
 class Rule:
-    """How images are dealt; settings that ``kind`` does not read are None."""
+    """How images are assigned; settings that ``kind`` does not use are None."""
 
     kind: str
     dirichlet: float | None = None
@@ -36,7 +36,7 @@ def partition(
         return natural(owners)
     if clients > len(labels):
         raise UserError(
-            f"--clients: found {clients} clients for {len(labels)} training images, expected at most {len(labels)}"
+            f"--clients: got {clients} clients for {len(labels)} training images, expected at most {len(labels)}"
         )
     random = np.random.RandomState(seed)
     order = random.permutation(len(labels))
@@ -45,12 +45,14 @@ def partition(
         return np.split(order, np.cumsum(sizes))[:clients]
     pools = [order[labels[order] == c] for c in range(classes)]
     if rule.kind == "dirichlet":
+        assert rule.dirichlet is not None
         priors = random.dirichlet([rule.dirichlet] * classes, size=clients)
         if not np.isfinite(priors).all():
             raise UserError(
-                f"--dirichlet: found {rule.dirichlet}, too small to draw label priors from: expected about 0.01 or more"
+                f"--dirichlet: got {rule.dirichlet}, too small to draw label priors from: expected about 0.01 or more"
             )
         return fill(random, priors, sizes, pools, exact=rule.exhausted == "exact")
+    assert rule.classes_per_client is not None
     quotas = pathological_quotas(random, sizes, np.array([len(pool) for pool in pools]), rule.classes_per_client)
     return deal(quotas, pools, exact=rule.exhausted == "exact")
 
@@ -62,7 +64,7 @@ def client_sizes(random: np.random.RandomState, images: int, clients: int, sigma
         return equal
     weights = random.lognormal(mean=0.0, sigma=sigma, size=clients)
     sizes = np.maximum((weights / weights.sum() * images).astype(np.int64), 1)
-    # Rounding and the floor of one image leave a small difference: the largest client absorbs it.
+    # Rounding, and at least one image each, leave a small difference: the largest client absorbs it.
     while (difference := images - int(sizes.sum())) != 0:
         largest = int(np.argmax(sizes))
         sizes[largest] += difference if difference > 0 else -min(-difference, int(sizes[largest]) // 2)
@@ -72,10 +74,10 @@ def client_sizes(random: np.random.RandomState, images: int, clients: int, sigma
 def fill(
     random: np.random.RandomState, priors: np.ndarray, sizes: np.ndarray, pools: list[np.ndarray], exact: bool
 ) -> list[np.ndarray]:
-    """Give images one by one: a client with room, a class of its prior, the last unused image of that class.
+    """Assign images one by one: a client with room, a class drawn from its prior, the last unused image of that class.
 
-    A class that ran out is filled up again and the class redrawn (images may then repeat), or, if
-    ``exact``, the class is redrawn among those with stock (no image is used twice).
+    If the class has run out, its images are made available again and the class is redrawn (images may
+    then repeat); with ``exact``, the class is redrawn among those in stock (no image is used twice).
     """
     cumulative = np.cumsum(priors, axis=1)
     stock = np.array([len(pool) for pool in pools])
@@ -102,42 +104,43 @@ def fill(
 
 
 def draw_in_stock(random: np.random.RandomState, prior: np.ndarray, stock: np.ndarray, client: int) -> int:
+    """A class from the client's prior, among those with unused images."""
     wanted = np.where(stock > 0, prior, 0.0)
     if wanted.sum() == 0:
         raise UserError(
-            f"client {client} wants only classes whose images are used up, so its prior cannot be met exactly: "
-            "expected stock in one of them; use --exhausted refill or a larger --dirichlet"
+            f"client {client} needs classes whose images are all used up, so its prior cannot be met exactly: "
+            "use --exhausted refill or a larger --dirichlet"
         )
     cumulative = np.cumsum(wanted / wanted.max())
-    # Scaled by the total, the draw stays below it, so that a class without stock is never reached.
+    # Scaled by the total, the draw stays below it, so that a class out of stock is never chosen.
     return int(np.argmax(random.uniform() * cumulative[-1] < cumulative))
 
 
 def pathological_quotas(
     random: np.random.RandomState, sizes: np.ndarray, stock: np.ndarray, per_client: int
 ) -> np.ndarray:
-    """Images [client, class]: ``per_client`` distinct classes each, equal parts, all classes used up evenly."""
+    """Images [client, class]: ``per_client`` distinct classes each, in equal parts, all classes used evenly."""
     classes = len(stock)
     if per_client > classes:
-        raise UserError(f"--classes-per-client: found {per_client} of {classes} classes, expected at most {classes}")
+        raise UserError(f"--classes-per-client: got {per_client} of {classes} classes, expected at most {classes}")
     if per_client > sizes.min():
         raise UserError(
-            f"--classes-per-client: found {per_client} classes for a client of {sizes.min()} images, "
+            f"--classes-per-client: got {per_client} classes for a client of {sizes.min()} images, "
             f"expected at most {sizes.min()}"
         )
-    promised = np.zeros(classes, dtype=np.int64)
+    assigned = np.zeros(classes, dtype=np.int64)
     quotas = np.zeros((len(sizes), classes), dtype=np.int64)
     for client, size in enumerate(sizes):
-        # Those with the smallest share promised so far, ties at random; the least of them gives the odd image.
-        chosen = np.lexsort((random.uniform(size=classes), promised / stock))[:per_client]
+        # The classes with the smallest fraction assigned so far, ties at random; the first of them give one image more.
+        chosen = np.lexsort((random.uniform(size=classes), assigned / stock))[:per_client]
         quotas[client, chosen] = size // per_client
         quotas[client, chosen[: size % per_client]] += 1
-        promised += quotas[client]
+        assigned += quotas[client]
     return quotas
 
 
 def deal(quotas: np.ndarray, pools: list[np.ndarray], exact: bool) -> list[np.ndarray]:
-    """Hand out each class's images in turn; a class that runs out starts again, or is refused if ``exact``."""
+    """Assign each class's images in order; a class that runs out starts over, or, with ``exact``, is an error."""
     wanted = quotas.sum(axis=0)
     for label, pool in enumerate(pools):
         if exact and wanted[label] > len(pool):
@@ -147,7 +150,7 @@ def deal(quotas: np.ndarray, pools: list[np.ndarray], exact: bool) -> list[np.nd
             )
     ends = np.cumsum(quotas, axis=0)
     owned = []
-    for quota, end in zip(quotas, ends):
+    for quota, end in zip(quotas, ends, strict=True):
         parts = [pools[c][np.arange(end[c] - quota[c], end[c]) % len(pools[c])] for c in np.flatnonzero(quota)]
         owned.append(np.concatenate(parts))
     return owned
@@ -157,7 +160,7 @@ def natural(owners: np.ndarray | None) -> list[np.ndarray]:
     """The data's own groups, ordered by the owner's number or name."""
     if owners is None:
         raise UserError(
-            "--partition natural: found no owners in the data, expected a train_clients array in the .npz or "
+            "--partition natural: no owners in the data, expected a train_clients array in the .npz or "
             "train/CLIENT/CLASS/ folders; use --partition dirichlet or iid otherwise"
         )
     _, inverse = np.unique(owners, return_inverse=True)

@@ -1,17 +1,22 @@
-"""A picture of the clients' label mix: bars for a few classes, a map for many."""
+"""A picture of the clients' label distributions: bars for a few classes, a heat map for many."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .shards import TEST_FILE, Manifest
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 PICTURE = "label_distribution.png"
 MOST_BARS = 20
 INK, FAINT = "#222222", "#8a8a8a"
-# Tableau's ten colours and their light companions: told apart in any neighbourhood.
+# Tableau's ten colours and their light counterparts: distinguishable next to any other.
 # fmt: off
 COLOURS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#edc948", "#76b7b2", "#ff9da7", "#9c755f", "#bab0ac",
@@ -41,7 +46,7 @@ def draw(manifest: Manifest, path: Path) -> None:
     figure.savefig(path, format="png")
 
 
-def _bars(axes, manifest: Manifest) -> None:
+def _bars(axes: Axes, manifest: Manifest) -> None:
     clients = np.arange(manifest.clients)
     bottom = np.zeros(manifest.clients)
     # Touching bars without edges stay crisp from ten clients to thousands.
@@ -55,7 +60,7 @@ def _bars(axes, manifest: Manifest) -> None:
     axes.set_ylabel("images", color=INK)
 
 
-def _total_bars(axes, manifest: Manifest) -> None:
+def _total_bars(axes: Axes, manifest: Manifest) -> None:
     """Images per class over all clients; doubles as the legend."""
     totals = manifest.counts.sum(axis=0)
     labels = np.arange(manifest.classes)
@@ -74,11 +79,11 @@ def _total_bars(axes, manifest: Manifest) -> None:
     axes.spines["bottom"].set_visible(False)
 
 
-def _map(figure, axes, manifest: Manifest) -> None:
+def _map(figure: Figure, axes: Axes, manifest: Manifest) -> None:
     from matplotlib.colors import PowerNorm
 
     counts = np.ma.masked_equal(manifest.counts.T, 0)
-    # A square-root scale keeps a class of two images visible beside one of a hundred.
+    # A square-root scale keeps a class of two images visible next to one of a hundred.
     norm = PowerNorm(0.5, vmin=0, vmax=max(1, counts.max()))
     axes.set_facecolor("#f6f6f6")
     image = axes.imshow(counts, aspect="auto", interpolation="nearest", cmap="magma_r", norm=norm)
@@ -95,7 +100,7 @@ def _map(figure, axes, manifest: Manifest) -> None:
     bar.ax.tick_params(labelsize=8, length=2)
 
 
-def _total_profile(axes, manifest: Manifest) -> None:
+def _total_profile(axes: Axes, manifest: Manifest) -> None:
     totals = manifest.counts.sum(axis=0)
     axes.barh(np.arange(manifest.classes), totals, 1.0, color="#b63679", linewidth=0)
     axes.set_xlim(0, totals.max() * 1.05)
@@ -105,14 +110,14 @@ def _total_profile(axes, manifest: Manifest) -> None:
     _plain(axes)
 
 
-def _mark_silos(axes, manifest: Manifest) -> None:
+def _mark_silos(axes: Axes, manifest: Manifest) -> None:
     """Client numbers below, a line and a number for each silo above."""
     starts = np.array([ids[0] for ids in manifest.client_ids])
     ends = np.array([ids[-1] for ids in manifest.client_ids])
     axes.set_xlim(-0.5, manifest.clients - 0.5)
     axes.set_xlabel("client", color=INK)
     if manifest.silos <= 100:
-        for start, end in zip(starts, ends):
+        for start, end in zip(starts, ends, strict=True):
             across = axes.get_xaxis_transform()
             axes.plot(
                 [start - 0.4, end + 0.4], [1.012, 1.012], transform=across, clip_on=False, color=FAINT, linewidth=1
@@ -146,7 +151,7 @@ def _mark_silos(axes, manifest: Manifest) -> None:
         )
 
 
-def _plain(axes) -> None:
+def _plain(axes: Axes) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(FAINT)

@@ -1,4 +1,4 @@
-"""From settings to finished shards: find the raw data, read it, divide it, write it."""
+"""Preparation of shards: find the raw data, read it, assign it to clients, write it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from .shards import FORMAT, MANIFEST, Manifest, read_manifest
 from .write import attributes_of, publish, staging, write_all, write_manifest
 
 
-def prepare(settings: PrepareSettings, say: Callable[[str], None] = lambda text: None) -> Manifest:
-    """Make the shards that ``settings`` describe, or find them made; ``say`` hears what is done."""
+def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda message: None) -> Manifest:
+    """Write the shards that ``settings`` describe, unless they are there; ``report`` receives progress messages."""
     settings.check()
     if not settings.force and (settings.out / MANIFEST).exists():
         present = read_manifest(settings.out)
         refuse_other_settings(settings, present)
         if complete(present):
-            say(f"{settings.out}: already prepared with these settings, nothing to do (--force prepares again)")
+            report(f"{settings.out}: already prepared with these settings, nothing to do (--force prepares again)")
             return present
-        say(f"{settings.out}: files are missing or were cut short, preparing again")
+        report(f"{settings.out}: files are missing or truncated, preparing again")
     raw = sources.find_raw(settings.dataset, settings.raw, settings.out.parent, settings.download)
-    say(f"reading {settings.dataset} from {raw}")
+    report(f"reading {settings.dataset} from {raw}")
     images = sources.load(settings.dataset, raw, settings.workers)
     owned = divide(settings, images)
     silos = np.array_split(np.arange(len(owned)), settings.silos)
     manifest = describe(settings, _fingerprint(settings, raw), images, owned)
-    with staging(settings.out, needed_bytes=_bytes(images, owned)) as folder:
-        say(f"writing {sum(map(len, owned))} training images of {len(owned)} clients to {settings.silos} silo files")
+    with staging(settings.out, needed_bytes=_bytes_on_disk(images, owned)) as folder:
+        report(f"writing {sum(map(len, owned))} training images of {len(owned)} clients to {settings.silos} silo files")
         manifest["files"] = write_all(folder, images, owned, silos, attributes_of(manifest))
         write_manifest(folder, manifest)
         draw(read_manifest(folder), folder / PICTURE)
@@ -44,13 +44,12 @@ def prepare(settings: PrepareSettings, say: Callable[[str], None] = lambda text:
 
 
 def divide(settings: PrepareSettings, images: sources.ImageSet) -> list[np.ndarray]:
+    """The images of each client."""
     owned = partition(
         settings.rule, images.train_labels, images.classes, settings.wanted_clients or 0, settings.seed, images.owners
     )
     if settings.clients is not None and len(owned) != settings.clients:
-        raise UserError(
-            f"--clients: found {settings.clients}, but the data has {len(owned)} owners: leave --clients out"
-        )
+        raise UserError(f"--clients: got {settings.clients}, but the data has {len(owned)} owners: leave --clients out")
     check_silos(settings.silos, len(owned))
     return owned
 
@@ -58,9 +57,9 @@ def divide(settings: PrepareSettings, images: sources.ImageSet) -> list[np.ndarr
 def describe(
     settings: PrepareSettings, source: str, images: sources.ImageSet, owned: list[np.ndarray]
 ) -> dict[str, Any]:
-    """The manifest, but for its files. Nothing in it depends on the machine, the time or a path."""
+    """The manifest without its files. Nothing in it depends on the machine, the time or a path."""
     mean, std = sources.statistics(settings.dataset, images.train_images)
-    natural = settings.partition == "natural"
+    owners = images.owners if settings.partition == "natural" else None
     return {
         "format": FORMAT,
         "dataset": settings.dataset,
@@ -74,12 +73,13 @@ def describe(
         "seed": settings.seed,
         "source": source,
         "class_names": images.class_names,
-        "client_names": [str(name) for name in np.unique(images.owners)] if natural else [],
+        "client_names": [] if owners is None else [str(name) for name in np.unique(owners)],
         "counts": [np.bincount(images.train_labels[part], minlength=images.classes).tolist() for part in owned],
     }
 
 
 def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
+    """Raise if the shards that are there were prepared with other settings or from other raw data."""
     pairs = {
         "dataset": (present.dataset, settings.dataset),
         "clients": (present.clients, settings.wanted_clients or present.clients),
@@ -87,20 +87,20 @@ def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
         "seed": (present.seed, settings.seed),
     }
     pairs |= {name: (present.partition.get(name), value) for name, value in asdict(settings.rule).items()}
-    differences = [f"{name} {found} not {wanted}" for name, (found, wanted) in pairs.items() if found != wanted]
+    differences = [f"{name} {actual} not {wanted}" for name, (actual, wanted) in pairs.items() if actual != wanted]
     raw = settings.raw or sources.raw_available(settings.dataset, settings.out.parent)
-    # Raw data may have been removed once its shards were made.
+    # Raw data may have been removed once the shards were written.
     if not differences and raw and raw.exists() and _fingerprint(settings, raw) != present.source:
         differences = ["other raw data"]
     if differences:
         raise UserError(
-            f"{settings.out} holds shards made with other settings ({', '.join(differences)}): "
+            f"{settings.out} holds shards prepared with other settings ({', '.join(differences)}): "
             "add --force to replace them, or choose another --out"
         )
 
 
 def complete(manifest: Manifest) -> bool:
-    """All files there and of the right length; ``data_prep.inspect`` checks their content."""
+    """Whether all files are there with the right length; ``data_prep.inspect`` checks their content."""
     paths = {manifest.root / name: entry["bytes"] for name, entry in manifest.files.items()}
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
@@ -112,7 +112,7 @@ def _fingerprint(settings: PrepareSettings, raw: Path) -> str:
         raise UserError(f"{raw}: cannot be read ({error.strerror or error})") from None
 
 
-def _bytes(images: sources.ImageSet, owned: list[np.ndarray]) -> int:
+def _bytes_on_disk(images: sources.ImageSet, owned: list[np.ndarray]) -> int:
     count = sum(map(len, owned)) + len(images.test_labels)
     headers = 16 * 1024 * (len(owned) + 2) + (1 << 20)
     return count * (images.train_images[0].nbytes + 8) + headers

@@ -16,7 +16,7 @@ DEFAULT_CLIENTS = 100
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """What to prepare, and where to put it.
+    """What to prepare, and where to write it.
 
     ``clients`` None means the paper's number (``natural``: the data's own); ``dirichlet`` None the
     preset of the data set; ``raw`` None the data under ``out/..`` (see ``raw_available``) or a
@@ -58,7 +58,7 @@ class PrepareSettings:
 
     @property
     def wanted_clients(self) -> int | None:
-        """None where only the data can tell."""
+        """The number of clients to make; None where the data determines it."""
         if self.clients is None and self.partition != "natural":
             return PRESETS.get(self.dataset, {}).get("clients", DEFAULT_CLIENTS)
         return self.clients
@@ -71,22 +71,22 @@ class PrepareSettings:
         ):
             if value not in known:
                 raise UserError(
-                    f"--{name}: found {value!r}, expected one of {', '.join(known)}{did_you_mean(value, known)}"
+                    f"--{name}: got {value!r}, expected one of {', '.join(known)}{did_you_mean(value, known)}"
                 )
         if self.dataset == "digits" and self.raw is not None:
             raise UserError("--raw has no effect on the digits, which ship with the package: leave it out")
         for name in ("clients", "silos", "classes_per_client"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')}: found {value}, expected at least 1")
+                raise UserError(f"--{name.replace('_', '-')}: got {value}, expected at least 1")
         if self.workers < 0:
-            raise UserError(f"--workers: found {self.workers}, expected 0 (all cores) or more")
+            raise UserError(f"--workers: got {self.workers}, expected 0 (all cores) or more")
         if not 0 <= self.seed < 2**32:
-            raise UserError(f"--seed: found {self.seed}, expected 0 to {2**32 - 1}")
+            raise UserError(f"--seed: got {self.seed}, expected 0 to {2**32 - 1}")
         if self.dirichlet is not None and not 0 < self.dirichlet < math.inf:
-            raise UserError(f"--dirichlet: found {self.dirichlet}, expected more than 0")
+            raise UserError(f"--dirichlet: got {self.dirichlet}, expected more than 0")
         if not 0 <= self.size_sigma <= 10:
-            raise UserError(f"--size-sigma: found {self.size_sigma}, expected 0 (equal sizes) to 10")
+            raise UserError(f"--size-sigma: got {self.size_sigma}, expected 0 (equal sizes) to 10")
         if self.size_sigma and self.partition == "natural":
             raise UserError(
                 "--size-sigma has no effect on --partition natural, whose sizes are the data's own: leave it out"
@@ -97,4 +97,4 @@ class PrepareSettings:
 
 def check_silos(silos: int, clients: int) -> None:
     if silos > clients:
-        raise UserError(f"--silos: found {silos} silos for {clients} clients, expected at most {clients}")
+        raise UserError(f"--silos: got {silos} silos for {clients} clients, expected at most {clients}")

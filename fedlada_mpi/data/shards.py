@@ -1,10 +1,10 @@
-"""Reading the shards that ``python -m data_prep`` wrote: one HDF5 file per silo, a test file and a manifest.
+"""Reading shards, as ``python -m data_prep`` writes them: one HDF5 file per silo, a test file and a manifest.
 
     manifest = read_manifest("data/cifar10")
     shard = read_silos(manifest, [0, 1])
     images_of_first_client = shard.images[shard.offsets[0] : shard.offsets[1]]
 
-Every rank opens its own files by itself; parallel HDF5 is not needed.
+Every rank opens its own files independently; parallel HDF5 is not needed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from ..errors import UserError
 FORMAT = 1
 MANIFEST = "manifest.json"
 TEST_FILE = "test.h5"
+_PREPARE_AGAIN = ": run python -m data_prep again with --force"
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """What a directory of shards holds. Silos are numbered from 0 here, their files from 1."""
+    """The contents of a directory of shards. Silos are numbered from 0 here, their files from 1."""
 
     root: Path
     dataset: str
@@ -71,7 +72,7 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
         text = path.read_text()
     except FileNotFoundError:
         raise UserError(
-            f"{directory}: found no {MANIFEST}, expected shards: run python -m data_prep --out {directory}"
+            f"no {MANIFEST} in {directory}: prepare shards with python -m data_prep --out {directory}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
@@ -101,16 +102,14 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
             files=data["files"],
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}: not a manifest of shards ({error!r}): run python -m data_prep again with --force"
-        ) from None
+        raise UserError(f"{path}: not a manifest of shards ({error!r}){_PREPARE_AGAIN}") from None
 
 
 def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = False) -> Shard:
-    """The shards of ``silos``, in that order, read straight into one array; ``verify`` checks sha256 first."""
+    """The shards of ``silos``, in that order, read straight into one array; ``verify`` compares checksums first."""
     for silo in silos:
         if not 0 <= silo < manifest.silos:
-            raise UserError(f"{manifest.root}: found no silo {silo}, expected 0 to {manifest.silos - 1}")
+            raise UserError(f"{manifest.root}: no silo {silo}, expected 0 to {manifest.silos - 1}")
     client_ids = np.concatenate([np.empty(0, np.int64), *(manifest.client_ids[silo] for silo in silos)])
     offsets = np.concatenate([[0], np.cumsum(manifest.sizes[client_ids])]).astype(np.int64)
     images = np.empty((offsets[-1], *manifest.image_shape), dtype=np.uint8)
@@ -129,6 +128,7 @@ def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = False) -
 
 
 def read_test(manifest: Manifest, verify: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of the test set."""
     images = np.empty((manifest.files[TEST_FILE]["images"], *manifest.image_shape), dtype=np.uint8)
     labels = np.empty(len(images), dtype=np.int64)
     with _opened(manifest, TEST_FILE, verify) as file:
@@ -138,7 +138,7 @@ def read_test(manifest: Manifest, verify: bool = False) -> tuple[np.ndarray, np.
 
 
 # Below, h5py's low-level calls: whole datasets go from the file straight into their place in memory,
-# and the little that HDF5 does beside it stays small even for small files.
+# and HDF5's own overhead stays small even for small files.
 _ACCESS = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
 _ACCESS.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
 # Finished shards never change, and many parallel file systems offer no locks.
@@ -151,18 +151,18 @@ def _opened(manifest: Manifest, name: str, verify: bool) -> Iterator[h5py.h5f.Fi
     path = manifest.root / name
     entry = manifest.files[name]
     if verify and path.exists() and path.stat().st_size == entry["bytes"] and sha256(path) != entry["sha256"]:
-        raise UserError(f"{path}: its sha256 is not that of {MANIFEST}: the file was changed{_again()}")
+        raise UserError(f"{path}: its sha256 is not that of {MANIFEST}: the file was changed{_PREPARE_AGAIN}")
     try:
         file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY, _ACCESS)
     except OSError as error:
-        size = f", {path.stat().st_size} bytes" if path.exists() else ""
-        found = f"cannot be opened as HDF5 ({_first_line(error)}{size})"
-        raise UserError(f"{path}: {found}, expected a shard of {entry['bytes']} bytes{_again()}") from None
+        length = f", {path.stat().st_size} bytes" if path.exists() else ""
+        reason = f"cannot be opened as HDF5 ({_first_line(error)}{length})"
+        raise UserError(f"{path}: {reason}, expected a shard of {entry['bytes']} bytes{_PREPARE_AGAIN}") from None
     try:
-        # Before the size, because a shard of another version differs in that, too.
+        # Before the size, because that differs, too, in a shard of another version.
         check_format(_format_of(file), path)
         if (size := path.stat().st_size) != entry["bytes"]:
-            raise UserError(f"{path}: found {size} bytes, expected {entry['bytes']}{_again()}")
+            raise UserError(f"{path}: got {size} bytes, expected {entry['bytes']}{_PREPARE_AGAIN}")
         yield file
     finally:
         file.close()
@@ -178,18 +178,18 @@ def _format_of(file: h5py.h5f.FileID) -> int | None:
 
 
 def _read(file: h5py.h5f.FileID, name: str, out: np.ndarray) -> None:
-    """Fill ``out`` from the whole of one dataset, which must be of its shape and type."""
+    """Fill ``out`` with the whole of one dataset, which must have its shape and type."""
     try:
         dataset = h5py.h5d.open(file, name.encode())
     except KeyError:
-        raise UserError(f"{_name(file)}: {name!r} is missing{_again()}") from None
+        raise UserError(f"{_name(file)}: {name!r} is missing{_PREPARE_AGAIN}") from None
     if dataset.shape != out.shape or dataset.dtype != out.dtype:
-        found, expected = f"{dataset.dtype} {list(dataset.shape)}", f"{out.dtype} {list(out.shape)}"
-        raise UserError(f"{_name(file)}: {name!r} is {found}, expected {expected}{_again()}")
+        actual, expected = f"{dataset.dtype} {list(dataset.shape)}", f"{out.dtype} {list(out.shape)}"
+        raise UserError(f"{_name(file)}: {name!r} is {actual}, expected {expected}{_PREPARE_AGAIN}")
     try:
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
     except OSError as error:
-        raise UserError(f"{_name(file)}: {name!r} cannot be read ({_first_line(error)}){_again()}") from None
+        raise UserError(f"{_name(file)}: {name!r} cannot be read ({_first_line(error)}){_PREPARE_AGAIN}") from None
 
 
 def _check_clients(file: h5py.h5f.FileID, expected: np.ndarray, sizes: np.ndarray) -> None:
@@ -197,29 +197,25 @@ def _check_clients(file: h5py.h5f.FileID, expected: np.ndarray, sizes: np.ndarra
     _read(file, "client_ids", ids)
     _read(file, "offsets", ends)
     if (ids != expected).any() or (np.diff(ends) != sizes).any():
-        raise UserError(f"{_name(file)}: its clients are not those of {MANIFEST}{_again()}")
+        raise UserError(f"{_name(file)}: its clients are not those of {MANIFEST}{_PREPARE_AGAIN}")
 
 
 def _name(file: h5py.h5f.FileID) -> str:
     return os.fsdecode(file.name)
 
 
-def check_format(found: Any, path: Path) -> None:
-    if found != FORMAT:
-        raise UserError(f"{path}: shards of format {found}, expected format {FORMAT}{_again()}")
+def check_format(version: object, path: Path) -> None:
+    if version != FORMAT:
+        raise UserError(f"{path}: shards of format {version}, expected format {FORMAT}{_PREPARE_AGAIN}")
 
 
 def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def _again() -> str:
-    return ": run python -m data_prep again with --force"
-
-
 def sha256(path: Path) -> str:
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return digest.hexdigest()

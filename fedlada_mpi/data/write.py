@@ -1,8 +1,8 @@
 """Writing shards so that a directory holds either all of them or none.
 
-Files are made in a folder of their own inside the target and renamed into place when all are
-complete, the manifest last. A preparation that was killed leaves only that folder, which the next
-one removes.
+Files are written to a separate folder inside the target and renamed into place once all are
+complete, the manifest last. A preparation that was killed leaves only that folder behind, which the
+next one removes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from .sources import ImageSet
 
 STAGING = ".unfinished-"
 STALE_SECONDS = 24 * 3600
-# Images copied at once from the data set into a file: bounds the memory beside the data set itself.
+# Images copied at once from the data set into a file: bounds the memory needed in addition to the data set.
 BLOCK_BYTES = 32 << 20
 
 
 @contextlib.contextmanager
 def staging(out: Path, needed_bytes: int) -> Iterator[Path]:
-    """A fresh folder inside ``out`` that disappears whatever happens; ``out`` too if it stayed empty."""
+    """A new folder inside ``out``, always removed in the end; so is ``out`` if it was created here and is empty."""
     created = [path for path in (out, *out.parents) if not path.exists()]
     folder = out / f"{STAGING}{socket.gethostname()}-{os.getpid()}"
     try:
@@ -43,10 +43,10 @@ def staging(out: Path, needed_bytes: int) -> Iterator[Path]:
             remove_stale(out)
             free = shutil.disk_usage(out).free
             if free < needed_bytes:
-                room = f"{free / 1e6:.0f} MB free, expected {needed_bytes / 1e6:.0f} MB"
-                raise UserError(f"{out}: {room}: make room or choose another --out")
+                space = f"{free / 1e6:.0f} MB free, expected {needed_bytes / 1e6:.0f} MB"
+                raise UserError(f"{out}: {space}: free some space, or choose another --out")
             folder.mkdir()
-            reserve(folder / "room", needed_bytes)
+            reserve(folder / "reserved", needed_bytes)
             yield folder
         except OSError as error:
             reason = error.strerror or str(error).splitlines()[0]
@@ -61,9 +61,9 @@ def staging(out: Path, needed_bytes: int) -> Iterator[Path]:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Take the room that will be needed and give it back.
+    """Allocate the disk space that will be needed, and free it again.
 
-    Quotas and limits show here as a plain error; met in the middle of a file they can crash HDF5.
+    Quotas and limits show up here as a plain error; in the middle of a file they can crash HDF5.
     """
     with path.open("wb") as file:
         if hasattr(os, "posix_fallocate"):
@@ -72,7 +72,7 @@ def reserve(path: Path, size: int) -> None:
 
 
 def remove_stale(out: Path) -> None:
-    """Remove what a killed preparation left, but not the folder of one that is still running."""
+    """Remove what a killed preparation left behind, but not the folder of one that is still running."""
     for folder in out.glob(f"{STAGING}*"):
         host, _, process = folder.name.removeprefix(STAGING).rpartition("-")
         alive = is_alive(int(process)) and int(process) != os.getpid()
@@ -82,8 +82,8 @@ def remove_stale(out: Path) -> None:
 
 def write_all(
     folder: Path, images: ImageSet, owned: list[np.ndarray], silos: list[np.ndarray], attributes: dict[str, Any]
-) -> dict:
-    """Write every silo and the test set; returns the manifest's entries."""
+) -> dict[str, dict[str, Any]]:
+    """Write every silo and the test set; returns the manifest's entries for them."""
     files = {}
     for silo, clients in enumerate(tqdm(silos, desc="writing", unit=" silos", disable=None)):
         indices = np.concatenate([owned[client] for client in clients])
@@ -106,7 +106,7 @@ def write_file(
     attributes: dict[str, Any],
     extra: dict[str, np.ndarray],
 ) -> None:
-    # A fixed library version and no time stamps: the same content gives the same bytes.
+    # A fixed file format version and no time stamps: the same content gives the same bytes.
     with h5py.File(path, "w", libver=("earliest", "v108")) as file:
         file.attrs.update(attributes)
         shape = (len(indices), *images.shape[1:])
@@ -123,7 +123,7 @@ def entry(path: Path, images: int) -> dict[str, Any]:
 
 
 def attributes_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of every shard file, from the manifest's fields."""
+    """The attributes of every shard file, taken from the manifest."""
     return {
         "format": FORMAT,
         "dataset": manifest["dataset"],
@@ -136,7 +136,7 @@ def attributes_of(manifest: dict[str, Any]) -> dict[str, Any]:
 
 
 def publish(folder: Path, out: Path, names: list[str]) -> None:
-    """Put finished files in place in this order, the manifest last; files of an earlier preparation go."""
+    """Move finished files into place in this order, the manifest last; those of an earlier preparation are removed."""
     for name in names:
         _flush_to_disk(folder / name)
     (out / MANIFEST).unlink(missing_ok=True)

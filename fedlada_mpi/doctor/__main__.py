@@ -1,18 +1,18 @@
-"""Examine this machine and installation, line by line: what works, what is missing, how to fix it.
+"""Check this machine and installation, line by line: what works, what is missing, how to fix it.
 
     python -m fedlada_mpi.doctor
     mpirun -n 4 python -m fedlada_mpi.doctor
     srun -n 4 --mpi=pmix python -m fedlada_mpi.doctor --json doctor.json
 
 A warning is something that works, but not as well as it could. Exit codes: 0 nothing failed on any rank, 1
-something did, 2 bad input.
+something failed, 2 bad input.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
-import functools
+import io
 import json
 import os
 import platform
@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .. import __version__
 from ..errors import UserError
@@ -28,14 +28,16 @@ from . import installation, machine  # noqa: F401  (they register their checks, 
 from .check import CHECKS, FAIL, OK, SKIP, WARN, Check, Here
 
 PATIENCE = 120  # seconds for one check, after which some rank must be missing
-GRACE = 3.0  # seconds for the rank that speaks: launchers end all ranks when one has failed
+GRACE = 3.0  # seconds for the root to finish its report: launchers end all ranks when one has failed
 ONE_ENVIRONMENT = "use one environment, the same on all machines"
-# Before MPI has started, only the launcher's variables tell the ranks apart; SLURM's last, as mpirun may run on it.
+# Before MPI has started, only the launcher's variables distinguish ranks; SLURM's last, as mpirun may run under it.
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID", "SLURM_PROCID")
 SAME_EVERYWHERE = ("python", "packages", "MPI", "torch", "torchvision")
 
 
 class Row(NamedTuple):
+    """A line of the report: the check, its status, what it found and what to do about it."""
+
     name: str
     status: str
     found: str
@@ -46,7 +48,7 @@ class Row(NamedTuple):
 
 
 def examine(here: Here, check: Check, before: Sequence[Row] = ()) -> Row:
-    """One row, whatever happens in the check."""
+    """Run one check; whatever it raises becomes its row."""
     missing = [row.name for row in before if row.name in check.needs.split() and row.status in (FAIL, SKIP)]
     if missing:
         return Row(check.name, SKIP, f"it needs {missing[0]}")
@@ -60,10 +62,11 @@ def examine(here: Here, check: Check, before: Sequence[Row] = ()) -> Row:
 
 
 def elsewhere(mine: Sequence[Row], everyone: Sequence[tuple[str, Sequence[Row]]]) -> list[Row]:
-    """What other ranks found and this one did not: states that are worse, and versions that differ."""
+    """What other ranks found and this one did not: warnings and failures, and versions that differ."""
     seen: dict[Row, list[str]] = {}
     for rank, (host, rows) in enumerate(everyone):
-        for here, there in zip(mine, rows):
+        # Ranks with another version of this package may have other checks.
+        for here, there in zip(mine, rows, strict=False):
             if there.status in (WARN, FAIL) and there.status != here.status:
                 seen.setdefault(there, []).append(f"{rank} on {host}")
             elif here.name in SAME_EVERYWHERE and there.status == OK and there.found != here.found:
@@ -72,24 +75,29 @@ def elsewhere(mine: Sequence[Row], everyone: Sequence[tuple[str, Sequence[Row]]]
     return [row._replace(found=f"rank {', '.join(where)}: {row.found}") for row, where in seen.items()]
 
 
-def report(out: Path, speaks: bool) -> tuple[list[Row], list[tuple[str, list[Row]]]]:
-    """Examine and, on the rank that speaks, tell line by line; what to count, and every rank's rows."""
-    here, rows, host = Here(out), [], platform.node()
-    say = functools.partial(print, flush=True) if speaks else lambda *_: None
-    say(f"fedlada_mpi {__version__} on {host}\n")
+def report(out: Path, root: bool) -> tuple[list[Row], list[tuple[str, list[Row]]]]:
+    """Run all checks; the root prints each row. Returns the rows that count, and every rank's host and rows."""
+
+    def show(line: object) -> None:
+        if root:
+            print(line, flush=True)
+
+    here, host = Here(out), platform.node()
+    rows: list[Row] = []
+    show(f"fedlada_mpi {__version__} on {host}\n")
     for check in CHECKS:
-        faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.__stderr__)
+        faulthandler.dump_traceback_later(PATIENCE, exit=True, file=sys.__stderr__ or sys.stderr)
         rows.append(examine(here, check, rows))
-        say(rows[-1])
-    everyone = [[host, rows]]
+        show(rows[-1])
+    gathered: list[Any] = [[host, rows]]
     if here.world is not None:
-        everyone = here.world.allgather_json(everyone[0])
+        gathered = here.world.allgather_json([host, rows])
         here.world.close()
     faulthandler.cancel_dump_traceback_later()
-    everyone = [(host, [Row(*row) for row in found]) for host, found in everyone]
+    everyone = [(name, [Row(*row) for row in theirs]) for name, theirs in gathered]
     others = elsewhere(rows, everyone)
     for row in others:
-        say(row)
+        show(row)
     return rows + others, everyone
 
 
@@ -97,25 +105,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m fedlada_mpi.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write what every rank found to this file, too")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write what every rank found to this file")
     parser.add_argument("--out", metavar="DIR", type=Path, default="runs", help="where runs will be written [runs]")
     options = parser.parse_args(argv)
-    sys.stdout.reconfigure(errors="backslashreplace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     rank = next((os.environ[name] for name in RANKS if name in os.environ), "0")
-    rows, everyone = report(options.out, speaks=rank == "0")
+    rows, everyone = report(options.out, root=rank == "0")
     failed, warnings = (sum(row.status == status for row in rows) for status in (FAIL, WARN))
     if rank == "0":
         print(f"\n{failed or 'nothing'} failed, {warnings or 'no'} warning{'s'[: warnings != 1]}", flush=True)
         if options.json:
-            ranks = [{"host": host, "rows": [row._asdict() for row in found]} for host, found in everyone]
-            found = {"version": __version__, "failed": failed, "warnings": warnings, "ranks": ranks}
+            ranks = [{"host": host, "rows": [row._asdict() for row in theirs]} for host, theirs in everyone]
+            content = {"version": __version__, "failed": failed, "warnings": warnings, "ranks": ranks}
             try:
-                options.json.write_text(json.dumps(found, indent=2) + "\n")
+                options.json.write_text(json.dumps(content, indent=2) + "\n")
             except OSError as error:
                 print(f"error: --json: cannot write {options.json}: {error.strerror}", file=sys.stderr)
                 return 2
     elif len(everyone) == 1 and failed:
-        # MPI did not bring this rank's rows to the one that speaks.
+        # MPI did not bring this rank's rows to the root.
         for row in rows:
             if row.name in SAME_EVERYWHERE and row.status == FAIL:
                 print(f"rank {rank} on {platform.node()}:{row}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What a check of the doctor is, and what checks learn for those after them."""
+"""What a check of the doctor is, and the state that checks pass on to later ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ OK, WARN, FAIL, SKIP = "ok", "warn", "FAIL", "skip"
 
 @dataclass
 class Here:
-    """What the checks learn for those after them."""
+    """What earlier checks have learnt, for later ones."""
 
     out: Path = Path("runs")
     world: World | None = None
-    ranks: list[dict[str, Any]] = field(default_factory=list)  # what they know of one another
+    ranks: list[dict[str, Any]] = field(default_factory=list)  # facts() of every rank
     cuda: bool = False
 
     @property
@@ -34,10 +34,11 @@ class Here:
 
     @property
     def machines(self) -> int:
+        """The number of machines that the ranks run on."""
         return len({rank["machine"] for rank in self.ranks}) or 1
 
 
-# Its status, what it saw and, where something is to be done, the command.
+# Status, what was found and, where something is to be done, the command.
 Result = tuple[str, ...]
 Examine = Callable[[Here], Result]
 
@@ -45,15 +46,15 @@ Examine = Callable[[Here], Result]
 class Check(NamedTuple):
     name: str
     examine: Examine
-    fix: str  # for exceptions
-    needs: str  # the checks without which this one makes no sense
+    fix: str  # what to do if it raises an exception
+    needs: str  # the checks that must have passed, separated by blanks
 
 
 CHECKS: list[Check] = []
 
 
 def check(name: str, fix: str = "", needs: str = "") -> Callable[[Examine], Examine]:
-    """Decorator: the function is a check, and a line of the report."""
+    """Decorator that registers a function as a check, one line of the report."""
 
     def register(examine: Examine) -> Examine:
         CHECKS.append(Check(name, examine, fix, needs))
@@ -63,7 +64,7 @@ def check(name: str, fix: str = "", needs: str = "") -> Callable[[Examine], Exam
 
 
 def facts(local_rank: int = 0) -> dict[str, Any]:
-    """What ranks want to know of one another; the checks themselves report what does not work."""
+    """What ranks need to know of one another; the checks themselves report what does not work."""
     facts: dict[str, Any] = {"machine": platform.node(), "cores": sorted(os.sched_getaffinity(0))}
     facts |= {"torch": False, "gpu": ""}
     with contextlib.suppress(Exception):

@@ -1,7 +1,7 @@
-"""The doctor's checks of the installation and of MPI: one short function a line, in the order of the report.
+"""The doctor's checks of the installation and of MPI: one short function per line, in the order of the report.
 
 A check returns its status, what was found and, where something is to be done, the command. Whatever it needs is
-imported inside it, so that the others run where that is broken.
+imported inside it, so that the others still run where that is broken.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from pathlib import Path
 
 from .check import FAIL, OK, WARN, Here, Result, check, facts
 
-LEAST = {"numpy": "1.24", "h5py": "3.8", "matplotlib": "3.6", "pillow": "0", "tqdm": "0"}
+LEAST = {"numpy": "1.24", "h5py": "3.8", "matplotlib": "3.6", "pillow": "0", "tqdm": "0", "loky": "3.4"}
 LEAST_PYTHON = (3, 10)
 LEAST_TORCH = "2.4"
 REINSTALL = "pip install --force-reinstall torch torchvision"
-MAKES_MPI = "pip install '.[mpi]', or load the cluster's MPI module, or export MPI4PY_LIBMPI=/path/to/libmpi.so"
+GET_MPI = "pip install '.[mpi]', or load the cluster's MPI module, or export MPI4PY_LIBMPI=/path/to/libmpi.so"
 
 
 def numbers(version: str) -> tuple[int, ...]:
+    """Up to three numbers of a version, for comparisons."""
     return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
 
 
@@ -52,7 +53,7 @@ def packages(here: Here) -> Result:
     return FAIL if wrong else OK, ", ".join(found), "pip install --upgrade " + " ".join(wrong) if wrong else ""
 
 
-@check("MPI", MAKES_MPI)
+@check("MPI", GET_MPI)
 def mpi_loads(here: Here) -> Result:
     from .. import mpi
 
@@ -83,20 +84,20 @@ def launcher(here: Here) -> Result:
     from ..mpi import implementation
 
     if here.world is not None and here.world.rank > 0:
-        return OK, "rank 0 has looked"
+        return OK, "checked on rank 0"
     open_mpi, srun = implementation().startswith("Open MPI"), shutil.which("srun")
     wanted = "pmix" if open_mpi else "pmi2"
     kinds = sorted(set(re.findall(r"\b(?:pmi\w+|cray_\w+)", _ask("srun", "--mpi=list")))) if srun else []
     kinds = [kind for kind in kinds if kind != "pmix_v"]
-    found = f"srun --mpi={'|'.join(kinds)}" if kinds else "srun finds no cluster" if srun else "no srun"
+    found = f"srun --mpi={'|'.join(kinds)}" if kinds else "srun reaches no cluster" if srun else "no srun"
     run = shutil.which("mpirun") or shutil.which("mpiexec")
     if run and ("open" in _ask(run, "--version").lower()) == open_mpi:
         return OK, f"{run}; {found}"
-    beside = Path(sys.executable).with_name("mpirun")
-    do = f"use {beside}" if beside.exists() else f"use the mpirun of {implementation()}"
+    bundled = Path(sys.executable).with_name("mpirun")
+    do = f"use {bundled}" if bundled.exists() else f"use the mpirun of {implementation()}"
     do += f", or srun --mpi={wanted}" if wanted in kinds else ""
     if run:
-        return WARN, f"{run} belongs to another MPI than {implementation()}; {found}", do
+        return WARN, f"{run} belongs to an MPI other than {implementation()}; {found}", do
     return OK if wanted in kinds else WARN, f"no mpirun in PATH; {found}", do
 
 
@@ -115,7 +116,7 @@ def torch_works(here: Here) -> Result:
     cached = torch.__spec__.cached
     if not (cached and Path(cached).exists()):
         do = "unset PYTHONDONTWRITEBYTECODE, or export PYTHONPYCACHEPREFIX=DIR, on a disk that ranks can write"
-        return WARN, f"{found}; its byte code is not kept: every start compiles it anew, which takes seconds", do
+        return WARN, f"{found}; its byte code is not cached: every start compiles it again, which takes seconds", do
     return OK, found
 
 
@@ -124,7 +125,7 @@ def torchvision_fits(here: Here) -> Result:
     import torch
     import torchvision
 
-    # Its compiled part loads only beside the torch that it was built for.
+    # Its compiled part loads only with the torch that it was built for.
     torchvision.ops.nms(torch.zeros(1, 4), torch.zeros(1), 0.5)
     for line in metadata.requires("torchvision") or ():
         wanted = re.match(r"torch\W*?([=>])=\s*([\d.]+)", line)

@@ -13,10 +13,10 @@ from .check import FAIL, OK, SKIP, WARN, Here, Result, check
 
 RESNET18 = 11_279_112  # elements of the largest vector that a preset moves, 45 MB
 YIELD = "OMPI_MCA_mpi_yield_when_idle"
-ROOM = 5e9  # bytes: a checkpoint of SCAFFOLD keeps a vector for each of 100 clients
+ROOM = 5e9  # bytes: a checkpoint of SCAFFOLD has a vector for each of 100 clients
 
 
-@check("GPU", "nvidia-smi shows the driver and who uses the GPU; --device cpu trains without", needs="torch")
+@check("GPU", "nvidia-smi shows the driver and what uses the GPU; --device cpu trains without it", needs="torch")
 def gpu(here: Here) -> Result:
     import torch
 
@@ -32,10 +32,11 @@ def gpu(here: Here) -> Result:
     torch.cuda.set_device((here.world.local_rank if here.world else 0) % count)
     here.cuda = bool((torch.ones(64, 64, device="cuda") @ torch.ones(64, 64, device="cuda") == 64).all())
     if not here.cuda:
-        return FAIL, f"{torch.cuda.get_device_name()} multiplies wrongly", "--device cpu, and have the GPU examined"
+        return FAIL, f"{torch.cuda.get_device_name()} computes wrongly", "--device cpu, and have the GPU checked"
     free, total = (amount / 1e9 for amount in torch.cuda.mem_get_info())
-    version = re.search(r"\d{3}\.[\d.]+|$", driver.read_text() if driver.exists() else "")[0] or "unknown"
-    found = f"{count} x {torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free, driver {version}"
+    version = re.search(r"\d{3}\.[\d.]+", driver.read_text() if driver.exists() else "")
+    found = f"{count} x {torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free"
+    found += f", driver {version[0] if version else 'unknown'}"
     owners = [rank["gpu"] for rank in here.neighbours]
     sharing = max(map(owners.count, owners))
     if sharing > 1:
@@ -48,7 +49,7 @@ def gpu(here: Here) -> Result:
 @check("kernels", "--compile off trains without, slower; Triton writes to ~/.triton or TRITON_CACHE_DIR", needs="GPU")
 def compiled_kernels(here: Here) -> Result:
     if not here.cuda:
-        return OK, "compiled ones are for GPUs only"
+        return OK, "compiled kernels are for GPUs only"
     from ..gpu import layer_kernels
 
     if not layer_kernels.available():
@@ -56,14 +57,14 @@ def compiled_kernels(here: Here) -> Result:
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         do = "apt-get install gcc libc6-dev, or load a compiler's module, or --compile off"
-        return FAIL, "Triton needs a C compiler: found neither CC nor gcc nor clang", do
+        return FAIL, "Triton needs a C compiler: no CC, gcc or clang", do
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not header.exists():
         return FAIL, f"Triton needs {header}", "apt-get install python3-dev, or another Python, or --compile off"
     largest = pooled("cuda")
     if largest != 3:
-        return FAIL, f"a compiled maximum of 0 to 3 is {largest:g}", "--compile off, and reinstall triton"
-    return OK, f"Triton with {compiler}: one compiled, run and checked"
+        return FAIL, f"a compiled maximum of 0 to 3 gave {largest:g}, expected 3", "--compile off, and reinstall triton"
+    return OK, f"Triton with {compiler}: one kernel compiled, run and checked"
 
 
 def pooled(device: str) -> float:
@@ -80,10 +81,10 @@ def cuda_buffers(here: Here) -> Result:
     from ..mpi.plan import cuda_aware
 
     if cuda_aware():
-        return OK, "MPI takes GPU buffers"
+        return OK, "MPI accepts GPU buffers"
     if here.cuda and here.machines > 1:
         do = "the cluster's own MPI, if it can: docs/install.md#with-a-clusters-own-mpi"
-        return WARN, "MPI takes host buffers only: vectors between machines are copied through host memory", do
+        return WARN, "MPI accepts host buffers only: vectors between machines are copied through host memory", do
     return OK, "no, and not needed here"
 
 
@@ -123,6 +124,7 @@ def waiting(here: Here) -> Result:
 def shared_memory(here: Here) -> Result:
     from ..mpi import shared_window
 
+    assert here.world is not None  # as "ranks" has passed
     stat, ranks = os.statvfs("/dev/shm"), here.world.node.size
     found = f"{stat.f_bavail * stat.f_frsize / 1e9:.2f} GB free"
     if ranks == 1:
@@ -130,7 +132,7 @@ def shared_memory(here: Here) -> Result:
     found += f", ResNet-18 takes {1.2 * ranks * RESNET18 * 4 / 1e9:.2f} GB for {ranks} ranks"
     if shared_window.fits(here.world, RESNET18 * 4):
         return OK, found
-    return WARN, f"{found}: vectors will move by slower ways", "docker run --shm-size=2g ..., or mount it larger"
+    return WARN, f"{found}: vectors will take a slower transport", "docker run --shm-size=2g ..., or mount it larger"
 
 
 @check("transport", "--transport host (on GPUs: staged); docs/troubleshooting.md, Running", needs="ranks")
@@ -142,8 +144,9 @@ def transport(here: Here) -> Result:
     from ..mpi.plan import plan_transport
 
     world = here.world
+    assert world is not None  # as "ranks" has passed
     if world.size == 1:
-        return OK, "one rank: nothing moves"
+        return OK, "one rank: nothing to move"
     device = torch.device("cuda" if all(world.allgather_json(here.cuda)) else "cpu")
     moving, vector = plan_transport(world, RESNET18, torch.float32, device), torch.empty(RESNET18, device=device)
     seconds, wrong = {}, ""
@@ -155,7 +158,7 @@ def transport(here: Here) -> Result:
         seconds[name] = time.perf_counter() - start
         total = world.size * (world.size + 1) // 2
         expected = 1 if name == "Bcast" else total if world.rank == 0 else world.rank + 1
-        # Told at the end: the others are on their way to the next one.
+        # Reported at the end: the other ranks are already in the next collective.
         if not wrong and not bool((vector == expected).all()):
             wrong = f"{moving.kind}: {name} gave {vector[0]:g}, expected {expected}"
     moving.close()
@@ -170,7 +173,7 @@ def data(here: Here) -> Result:
     from ..config import Config, data_root
     from ..data.shards import MANIFEST, read_manifest
 
-    root, found = data_root(Config()), []
+    root, prepared = data_root(Config()), []
     for path in sorted(root.glob(f"*/{MANIFEST}")):
         manifest = read_manifest(path.parent)
         for name, entry in manifest.files.items():
@@ -183,11 +186,11 @@ def data(here: Here) -> Result:
                     f"{file} {what}",
                     f"python -m data_prep --dataset {manifest.dataset} --out {path.parent} --force",
                 )
-        found.append(f"{path.parent.name} ({int(manifest.sizes.sum())} images, {manifest.clients} clients)")
-    if not found:
+        prepared.append(f"{path.parent.name} ({int(manifest.sizes.sum())} images, {manifest.clients} clients)")
+    if not prepared:
         do = "the digits need nothing; others: python -m data_prep --dataset cifar10 --raw PATH --out data/cifar10"
         return OK, f"nothing prepared in {root.resolve()}", do.replace("data/", f"{root}/")
-    return OK, f"in {root.resolve()}: {', '.join(found)}"
+    return OK, f"in {root.resolve()}: {', '.join(prepared)}"
 
 
 @check("output", "choose another folder with --out")

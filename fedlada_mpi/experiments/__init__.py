@@ -1,9 +1,9 @@
 """The paper's experiments as data, one TOML file each, and their expansion into runs.
 
-    title = "..."                    # for people
-    paper = "..."                    # the tables and figures it serves
+    title = "..."                    # shown in lists
+    paper = "..."                    # the paper's tables and figures that it reproduces
     [base]                           # settings of every run; a list is an axis, and axes are crossed
-    [[runs]]                         # optional, any number: settings added to the base for a part of the runs
+    [[runs]]                         # optional, any number: settings added to the base for some of the runs
 
 Settings are those of ``python -m fedlada_mpi.run``, checked when the file is read. What is not given comes from the
 presets of the data set and the method.
@@ -38,6 +38,7 @@ class Run:
     directory: Path
 
     def command(self, launcher: Sequence[str] = ()) -> list[str]:
+        """The command that starts or resumes this run."""
         arguments: list[str] = []
         for name in settings.FIELDS:
             if name in self.given:
@@ -67,6 +68,7 @@ class Run:
         return 0
 
     def finished(self) -> bool:
+        """Whether its summary reports all of its rounds."""
         try:
             summary = json.loads((self.directory / "summary.json").read_text())
             return summary["status"] == "finished" and int(summary["rounds"]) >= self.rounds
@@ -74,6 +76,7 @@ class Run:
             return False
 
     def state(self) -> str:
+        """Its state in words: finished, running (and where), stopped or not started."""
         if self.finished():
             return "finished"
         if holder := lock.owner(self.directory):
@@ -83,6 +86,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Grid:
+    """An experiment, expanded into its runs."""
+
     name: str
     title: str
     paper: str
@@ -90,6 +95,7 @@ class Grid:
 
 
 def experiments() -> list[str]:
+    """The names of the experiments in this folder."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
@@ -98,7 +104,7 @@ def find(name: str) -> Path:
     path = Path(name)
     if path.suffix == ".toml":
         if not path.is_file():
-            raise UserError(f"there is no file {path}: give a TOML file or one of {', '.join(experiments())}")
+            raise UserError(f"no file {path}: give a TOML file or one of {', '.join(experiments())}")
         return path
     if name not in experiments():
         hint = did_you_mean(name, experiments())
@@ -123,13 +129,14 @@ def _expand(path: Path, root: Path, changes: Mapping[str, Any]) -> Grid:
     base, blocks = data.get("base", {}), data.get("runs", [{}])
     if not isinstance(base, dict) or not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
         raise UserError("expected a table [base] and tables [[runs]]")
-    found: dict[Path, Run] = {}
+    runs: dict[Path, Run] = {}
     for block in blocks:
         for given in _crossed({**base, **block, **changes}):
             run = _run(given, root)
-            if found.setdefault(run.directory, run).rounds != run.rounds:
-                raise UserError(f"{run.directory.name} is there with {run.rounds} and other rounds: keep one")
-    return Grid(path.stem, str(data.get("title", "")), str(data.get("paper", "")), list(found.values()))
+            first = runs.setdefault(run.directory, run)
+            if first.rounds != run.rounds:
+                raise UserError(f"{run.directory.name} has {first.rounds} and {run.rounds} rounds: keep one of them")
+    return Grid(path.stem, str(data.get("title", "")), str(data.get("paper", "")), list(runs.values()))
 
 
 def _crossed(block: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -146,14 +153,14 @@ def _crossed(block: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _run(given: Mapping[str, Any], root: Path) -> Run:
     if "out" in given:
-        raise UserError("out is not for the grid's file: give the directory of all its runs with --runs")
+        raise UserError("out does not belong in a grid's file: give the directory of all its runs with --runs")
     resolved = settings.resolve({}, given)
     values = asdict(resolved.config)
     return Run({k: values[k] for k in given}, values["rounds"], root / directory_name(values))
 
 
 def directory_name(values: Mapping[str, Any]) -> str:
-    """The data set, the method, what departs from their presets, and the seed: equal for equal runs of any grid."""
+    """The data set, the method, the settings that differ from their presets, and the seed: equal for equal runs."""
     dataset, method = values["dataset"], values["algorithm"]
     preset = asdict(settings.resolve({"dataset": dataset, "algorithm": method}).config)
     parts = [_safe(dataset), method]
@@ -164,6 +171,7 @@ def directory_name(values: Mapping[str, Any]) -> str:
 
 
 def _safe(value: Any) -> str:
+    """The value as a part of a file name; what has to be changed for that gets a hash, so that names stay distinct."""
     text = str(value)
     clean = re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")
     if clean == text and len(text) <= 40:

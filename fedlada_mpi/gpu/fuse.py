@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import linecache
 import warnings
-from typing import Any
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from ..algorithms import Algorithm, ClientVectors, Vectors
 from .triton_support import jit, tl, triton
 
 TILE = 2048
+Operand: TypeAlias = "Symbol | float"
 PARTS = 256  # partial sums of squares per client
 
 
@@ -66,48 +69,50 @@ class Symbol:
             self.program.stored[self.buffer] = self
         return self
 
-    def to(self, dtype, copy: bool = False) -> Symbol:
+    def to(self, dtype: torch.dtype, copy: bool = False) -> Symbol:
         return Symbol(self.program, str(self))
 
     def sqrt(self) -> Symbol:
         return self.new(f"tl.sqrt_rn({self})")
 
-    def copy_(self, other) -> Symbol:
+    def copy_(self, other: Operand) -> Symbol:
         return self.set(f"{other}")
 
-    def mul_(self, other) -> Symbol:
+    def mul_(self, other: Operand) -> Symbol:
         return self.set(f"{self} * {other}")
 
-    def div_(self, other) -> Symbol:
+    def div_(self, other: Operand) -> Symbol:
         return self.set(f"tl.div_rn({self}, {other})" if isinstance(other, Symbol) else f"{self} / {other}")
 
-    def add_(self, other, alpha: float = 1) -> Symbol:
+    def add_(self, other: Operand, alpha: float = 1) -> Symbol:
         return self.set(f"{self} + {other}" if alpha == 1 else f"{self} + {alpha!r} * {other}")
 
-    def sub_(self, other, alpha: float = 1) -> Symbol:
+    def sub_(self, other: Operand, alpha: float = 1) -> Symbol:
         return self.set(f"{self} - {other}" if alpha == 1 else f"{self} - {alpha!r} * {other}")
 
-    def addcmul_(self, first, second, value: float = 1) -> Symbol:
+    def addcmul_(self, first: Operand, second: Operand, value: float = 1) -> Symbol:
         return self.set(f"{self} + {value!r} * {first} * {second}")
 
-    def clamp_(self, min=None, max=None) -> Symbol:
+    def clamp_(self, min: Operand | None = None, max: Operand | None = None) -> Symbol:
         if min is not None:
             self.set(f"tl.maximum({self}, {min})")
         if max is not None:
             self.set(f"tl.minimum({self}, {max})")
         return self
 
-    def __truediv__(self, other) -> Symbol:
+    def __truediv__(self, other: Operand) -> Symbol:
         return self.new(f"tl.div_rn({self}, {other})")
 
-    def __rtruediv__(self, other) -> Symbol:
+    def __rtruediv__(self, other: Operand) -> Symbol:
         return self.new(f"{other} / {self}")
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> Any:
         raise Unfusable(f"Tensor.{name}")
 
     @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Symbol:
         first = args[0]
         if function is torch.linalg.vector_norm:
             program = first.program
@@ -121,14 +126,15 @@ class Symbol:
         raise Unfusable(str(function))
 
 
-def _binary(sign: str):
-    return lambda self, other: self.new(f"{self} {sign} {other}"), lambda self, other: self.new(
-        f"{other} {sign} {self}"
+def _binary(sign: str) -> tuple[Callable[[Symbol, Operand], Symbol], Callable[[Symbol, Operand], Symbol]]:
+    return (
+        lambda self, other: self.new(f"{self} {sign} {other}"),
+        lambda self, other: self.new(f"{other} {sign} {self}"),
     )
 
 
 for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*")):
-    for _method, _function in zip((f"__{_name}__", f"__r{_name}__"), _binary(_sign)):
+    for _method, _function in zip((f"__{_name}__", f"__r{_name}__"), _binary(_sign), strict=True):
         setattr(Symbol, _method, _function)
 
 
@@ -139,7 +145,7 @@ Made = tuple[tuple[str, ...], Any, Any]
 class Fused:
     """``local_step`` for given vectors: traced at the first call, launched at every one."""
 
-    def __init__(self, step):
+    def __init__(self, step: Callable[..., None]):
         self.step = step
         self._made: dict[tuple[tuple[str, ...], bool], Made | None] = {}
 
@@ -154,10 +160,11 @@ class Fused:
             except Unfusable as error:
                 warnings.warn(f"{algorithm.name}: {error} cannot be fused; its steps run as written", stacklevel=2)
                 self._made[key] = None
-        if self._made[key] is None:
+        made = self._made[key]
+        if made is None:
             self.step(algorithm, c, s, lr, gradient_free, preserve_g)
             return
-        names, squares, update = self._made[key]
+        names, squares, update = made
         count, size = c.x.shape
         pointers = [tensors[n] for n in names]
         assert all(t.is_contiguous() and t.shape[-1] == size for t in pointers)
@@ -169,11 +176,8 @@ class Fused:
 
     def _make(self, algorithm: Algorithm, c: ClientVectors, s: Vectors, gradient_free: bool) -> Made:
         program = Program()
-        symbols = [
-            Vectors(**{n: None if v is None else Symbol(program, buffer=f"{kind}_{n}") for n, v in vars(group).items()})
-            for kind, group in (("c", c), ("s", s))
-        ]
-        self.step(algorithm, *symbols, Symbol(program, "rate"), gradient_free, True)
+        clients, server = _symbols(program, "c", c), _symbols(program, "s", s)
+        self.step(algorithm, clients, server, Symbol(program, "rate"), gradient_free, True)
         names = tuple(sorted({*program.loaded, *program.stored}))
         squares = None
         if program.before_norm is not None:
@@ -183,6 +187,12 @@ class Fused:
         stores = [f"tl.store({b} + row * size + at, {v}, mask=inside)" for b, v in sorted(program.stored.items())]
         norm = ["norm = tl.sqrt_rn(tl.sum(tl.load(partial + row * PARTS + tl.arange(0, PARTS)), 0))"] if squares else []
         return names, squares, _compile("update", _UPDATE, names, norm + program.lines, *stores)
+
+
+def _symbols(program: Program, kind: str, vectors: Vectors) -> Any:
+    """The same names with symbols for tensors."""
+    named = {n: None if v is None else Symbol(program, buffer=f"{kind}_{n}") for n, v in vars(vectors).items()}
+    return SimpleNamespace(**named)
 
 
 _SQUARES = """\
@@ -207,7 +217,7 @@ def update({names}, lr, partial, size, PARTS: tl.constexpr, TILE: tl.constexpr):
 """
 
 
-def _compile(name: str, template: str, names: tuple[str, ...], lines: list[str], *more: str):
+def _compile(name: str, template: str, names: tuple[str, ...], lines: list[str], *more: str) -> Any:
     """The kernel of a source text; Triton reads the text back through linecache, and caches by it."""
     indent = template.partition("{body}")[0].rpartition("\n")[2]
     source = template.format(names=", ".join(names), body=f"\n{indent}".join((*lines, *more)))

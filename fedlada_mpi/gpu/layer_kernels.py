@@ -38,11 +38,11 @@ def _im2col(
     image, place = pixel // (OUT_H * OUT_W), pixel % (OUT_H * OUT_W)
     h = place // OUT_W * STRIDE + tap // TAPS_W - TOP
     w = place % OUT_W * STRIDE + tap % TAPS_W - LEFT
-    met = inside & (tap < TAPS_H * TAPS_W) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    valid = inside & (tap < TAPS_H * TAPS_W) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
     lane = tl.arange(0, VECTOR)[None, :]
     x += client * (pixels // (OUT_H * OUT_W)) * (H * W * CHANNELS)
     source = ((image * H + h) * W + w) * CHANNELS + part * VECTOR
-    value = tl.load(x + source[:, None] + lane, mask=met[:, None], other=0.0)
+    value = tl.load(x + source[:, None] + lane, mask=valid[:, None], other=0.0)
     cols += client * pixels * WIDTH
     tl.store(cols + (row * VECTOR)[:, None] + lane, value, mask=inside[:, None])
 
@@ -53,7 +53,7 @@ def _im2col_rows(
     TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr, TAPS_H: tl.constexpr, TAPS_W: tl.constexpr,
     WIDTH: tl.constexpr, RUNS: tl.constexpr, LANES: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
-    """As ``_im2col`` for few channels: a run is a whole row of taps, or as much of the padding behind them."""
+    """As ``_im2col`` for few channels: a run is a whole row of taps, or as much of the padding after them."""
     RUN: tl.constexpr = TAPS_W * CHANNELS
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None, None]
     tap = tl.arange(0, RUNS)[None, :, None]
@@ -62,11 +62,11 @@ def _im2col_rows(
     h = place // OUT_W * STRIDE - TOP
     w = place % OUT_W * STRIDE - LEFT
     inside = (pixel < pixels) & (lane < RUN) & (tap * RUN + lane < WIDTH)
-    met = inside & (tap < TAPS_H) & (h + tap >= 0) & (h + tap < H)
-    met = met & (w + lane // CHANNELS >= 0) & (w + lane // CHANNELS < W)
+    valid = inside & (tap < TAPS_H) & (h + tap >= 0) & (h + tap < H)
+    valid = valid & (w + lane // CHANNELS >= 0) & (w + lane // CHANNELS < W)
     x += tl.program_id(1).to(tl.int64) * (pixels // (OUT_H * OUT_W)) * (H * W * CHANNELS)
     source = ((image * H + h) * W + w) * CHANNELS
-    value = tl.load(x + source + (tap * (W * CHANNELS) + lane), mask=met, other=0.0)
+    value = tl.load(x + source + (tap * (W * CHANNELS) + lane), mask=valid, other=0.0)
     cols += tl.program_id(1).to(tl.int64) * pixels * WIDTH
     tl.store(cols + pixel * WIDTH + (tap * RUN + lane), value, mask=inside)
 
@@ -124,11 +124,11 @@ def _col2im(
         for j in tl.static_range((TAPS_W + STRIDE - 1) // STRIDE):
             out_h, tap_h = h // STRIDE - i, h % STRIDE + i * STRIDE
             out_w, tap_w = w // STRIDE - j, w % STRIDE + j * STRIDE
-            met = inside & (out_h >= 0) & (out_h < OUT_H) & (tap_h < TAPS_H)
-            met = met & (out_w >= 0) & (out_w < OUT_W) & (tap_w < TAPS_W)
+            valid = inside & (out_h >= 0) & (out_h < OUT_H) & (tap_h < TAPS_H)
+            valid = valid & (out_w >= 0) & (out_w < OUT_W) & (tap_w < TAPS_W)
             source = ((image * OUT_H + out_h) * OUT_W + out_w) * WIDTH
             source += (tap_h * TAPS_W + tap_w) * CHANNELS + part * VECTOR
-            total += tl.load(cols + source[:, None] + lane, mask=met[:, None], other=0.0)
+            total += tl.load(cols + source[:, None] + lane, mask=valid[:, None], other=0.0)
     tl.store(dx + target, total.to(dx.dtype.element_ty), mask=inside[:, None])
 
 
@@ -160,11 +160,11 @@ def _max_pool(
     for i in tl.static_range(KERNEL):
         for j in tl.static_range(KERNEL):
             h, w = top + i, left + j
-            met = (inside & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None]
+            valid = (inside & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None]
             source = ((image * H + h) * W + w) * CHANNELS + part * VECTOR
-            value = tl.load(x + source[:, None] + lane, mask=met, other=0.0).to(tl.float32)
+            value = tl.load(x + source[:, None] + lane, mask=valid, other=0.0).to(tl.float32)
             # The first tap inside the map starts the comparison, and NaN wins it, as in torch.
-            better = met & ((value > best) | (value != value) | (index == KERNEL * KERNEL))
+            better = valid & ((value > best) | (value != value) | (index == KERNEL * KERNEL))
             best = tl.where(better, value, best)
             index = tl.where(better, i * KERNEL + j, index)
     tl.store(out + target, best.to(out.dtype.element_ty), mask=inside[:, None])
@@ -186,11 +186,11 @@ def _max_pool_backward(
         for j in tl.static_range((KERNEL + STRIDE - 1) // STRIDE):
             out_h, tap_h = h // STRIDE - i, h % STRIDE + i * STRIDE
             out_w, tap_w = w // STRIDE - j, w % STRIDE + j * STRIDE
-            met = inside & (out_h >= 0) & (out_h < OUT_H) & (tap_h < KERNEL)
-            met = (met & (out_w >= 0) & (out_w < OUT_W) & (tap_w < KERNEL))[:, None]
+            valid = inside & (out_h >= 0) & (out_h < OUT_H) & (tap_h < KERNEL)
+            valid = (valid & (out_w >= 0) & (out_w < OUT_W) & (tap_w < KERNEL))[:, None]
             source = start + (((image * OUT_H + out_h) * OUT_W + out_w) * CHANNELS + part * VECTOR)[:, None] + lane
-            index = tl.load(taken + source, mask=met, other=255).to(tl.int32)
-            value = tl.load(dout + source, mask=met, other=0.0).to(tl.float32)
+            index = tl.load(taken + source, mask=valid, other=255).to(tl.int32)
+            value = tl.load(dout + source, mask=valid, other=0.0).to(tl.float32)
             total += tl.where(index == (tap_h * KERNEL + tap_w)[:, None], value, 0.0)
     tl.store(dx + target, total.to(dx.dtype.element_ty), mask=inside[:, None])
 
@@ -238,14 +238,14 @@ def _gather(
     inside = at < H * W * CHANNELS
     channel, place = at % CHANNELS, at // CHANNELS
     h, w = place // W + down, place % W + right
-    met = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+    valid = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
     w = tl.where(mirrored, W - 1 - w, w)
-    value = tl.load(source + (h * W + w) * CHANNELS + channel, mask=met, other=0).to(tl.float32)
+    value = tl.load(source + (h * W + w) * CHANNELS + channel, mask=valid, other=0).to(tl.float32)
     centre = tl.load(mean + channel, mask=inside, other=0.0)
     spread = tl.load(std + channel, mask=inside, other=1.0)
     # Rounded as the plain division is: the batch is the same to the bit on every device.
     value = tl.div_rn(tl.div_rn(value, tl.full([TILE], 255.0, tl.float32)) - centre, spread)
-    value = tl.where(met, value, 0.0).to(out.dtype.element_ty)
+    value = tl.where(valid, value, 0.0).to(out.dtype.element_ty)
     tl.store(out + image * (H * W * CHANNELS) + at, value, mask=inside)
 
 

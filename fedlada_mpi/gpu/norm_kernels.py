@@ -5,7 +5,9 @@ from __future__ import annotations
 from math import prod
 
 import torch
+from torch import Tensor
 
+from .side_stream import SideStream
 from .triton_support import TILE, check, jit, power, tl, triton
 
 IN_REGISTERS = 16384  # elements of a group that stay there between its statistics and its output
@@ -88,7 +90,9 @@ def _group_tile(size: int, lanes: int) -> tuple[int, int, int, int]:
     return images, rows, lanes, min(max(images * rows * lanes // 512, 1), 16)
 
 
-def group_norm(x, gamma, beta, groups, residual, relu, eps=1e-5):
+def group_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, relu: bool, eps: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor]:
     count, n, *size, channels = x.shape
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -191,7 +195,10 @@ def _add_partials(
     tl.store(beta_grad + client * stride + lane - CHANNELS, total, mask=(lane >= CHANNELS) & (lane < 2 * CHANNELS))
 
 
-def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, gamma_grad, beta_grad, side_stream):
+def group_norm_backward(
+    dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
+    has_residual: bool, gamma_grad: Tensor, beta_grad: Tensor, side_stream: SideStream,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     count, n, *size, channels = x.shape
     x = x.contiguous()
     dx = torch.empty_like(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from math import gcd
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ try:
 except ImportError:
     triton = tl = None
 
-    def jit(fn=None, **_):
+    def jit(fn: Any = None, **_: Any) -> Any:
         return fn if fn else jit
 
 

@@ -11,16 +11,23 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, did_you_mean
-from .architectures import cnn, lenet, resnet18
+from .architectures import Architecture, cnn, lenet, resnet18
 from .layers import Stack
-from .layout import Layout
+from .layout import Kernel, Layout
 
-MODELS = {"resnet18": resnet18, "lenet": lenet, "cnn": cnn}
+ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
+
+MODELS: dict[str, Callable[[int, ImageShape, str], Architecture]] = {
+    "resnet18": resnet18,
+    "lenet": lenet,
+    "cnn": cnn,
+}
 
 
 @dataclass
@@ -33,19 +40,21 @@ class Network:
 
     def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
         """What the stacked forward saves for the backward pass, and the largest columns once more."""
-        values, kept, alive = torch.zeros(1, self.layout.live), {}, []
+        assert self.forward is not None
+        values, alive = torch.zeros(1, self.layout.live), []
+        saved: dict[int, int] = {}
         own = values.untyped_storage().data_ptr()
 
-        def keep(tensor: Tensor) -> Tensor:
+        def save(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() != own:
-                kept[storage.data_ptr()] = storage.nbytes()
+                saved[storage.data_ptr()] = storage.nbytes()
                 alive.append(tensor)  # or the next one could get its address
             return tensor
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
             self.forward(Stack(self.layout, values, values), torch.zeros(1, 1, *image_shape))
-        return (sum(kept.values()) + max(kept.values())) * images * dtype.itemsize // values.element_size()
+        return (sum(saved.values()) + max(saved.values())) * images * dtype.itemsize // values.element_size()
 
     def initial(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The module's own parameters as a flat vector."""
@@ -55,7 +64,7 @@ class Network:
 def build(
     name: str,
     classes: int,
-    image_shape: tuple[int, int, int],
+    image_shape: ImageShape,
     activation: str = "relu",
     seed: int = 0,
     stacked: bool = True,
@@ -63,11 +72,13 @@ def build(
     """The network ``name`` for images [H, W, C], initialised from ``seed`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        forward: Callable[[Stack, Tensor], Tensor] | None = None
+        maps: dict[str, Kernel] = {}
         if ":" in name:
-            module, forward, maps = _own(name)(classes, image_shape), None, {}
+            module = _own(name)(classes, image_shape)
         elif name in MODELS:
             try:
-                module, forward, maps = MODELS[name](classes, tuple(image_shape), activation)
+                module, forward, maps = MODELS[name](classes, image_shape, activation)
             except ValueError as error:
                 raise UserError(f"--model {name}: {error}") from None
         else:
@@ -82,7 +93,7 @@ def build(
     parameters = [(n, p.shape) for n, p in module.named_parameters()]
     if not stacked or forward is None:
         return Network(module, Layout(parameters), None)
-    kernels = {n: tuple(s) if len(s) == 4 else (*s, 1, 1) for n, s in parameters if len(s) > 1} | maps
+    kernels = {n: _kernel(s) for n, s in parameters if len(s) > 1} | maps
     layout = Layout(parameters, kernels)
     seen = Stack(layout, torch.zeros(1, layout.size))
     with torch.no_grad():
@@ -91,7 +102,14 @@ def build(
     return Network(module, Layout(parameters, kernels, dead), forward)
 
 
-def _own(name: str) -> Callable:
+def _kernel(shape: torch.Size) -> Kernel:
+    """A convolution's weights as they are, a linear layer's as a 1x1 kernel."""
+    out, channels, *size = shape
+    height, width = size or (1, 1)
+    return out, channels, height, width
+
+
+def _own(name: str) -> Callable[[int, ImageShape], nn.Module]:
     """A user's function, also from a file in the working directory."""
     module, _, function = name.partition(":")
     sys.path.insert(0, os.getcwd())

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from . import layers
 from .layers import Stack
+from .layout import Kernel
 
 GROUPS = 2
 SMU_MU = 2.5  # the paper leaves mu open; the larger, the closer to ReLU
@@ -20,6 +22,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "smu": lambda x: 0.5 * (x + x * torch.erf(SMU_MU * x)),
 }
+
+
+# The plain module, the stacked forward over the same parameters, and the shapes that linear layers after a map have as
+# kernels over it, by the name of their weights.
+Architecture: TypeAlias = tuple[nn.Module, Callable[[Stack, Tensor], Tensor], dict[str, Kernel]]
 
 
 class Activation(nn.Module):
@@ -70,11 +77,12 @@ class ResNet18(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
-        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for i in range(1, 5):
+            x = self.get_submodule(f"layer{i}")(x)
         return self.fc(x.mean((2, 3)))
 
 
-def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str):
+def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str) -> Architecture:
     """ResNet-18 with its ImageNet stem; GroupNorm(2) for every BatchNorm."""
     module = ResNet18(classes, image_shape[2])
 
@@ -99,13 +107,13 @@ def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str):
     return module, forward, {}
 
 
-def lenet(classes: int, image_shape: tuple[int, int, int], activation: str):
+def lenet(classes: int, image_shape: tuple[int, int, int], activation: str) -> Architecture:
     """conv 64, pool, conv 64, pool, 384, 192, classes."""
     rows, columns, channels = image_shape
     rows, columns = ((s - 4) // 2 - 4 for s in (rows, columns))
     rows, columns = rows // 2, columns // 2
     if rows < 1 or columns < 1:
-        raise ValueError(f"lenet needs images of at least 16x16, found {image_shape[0]}x{image_shape[1]}")
+        raise ValueError(f"lenet needs images of at least 16x16, got {image_shape[0]}x{image_shape[1]}")
     module = nn.Sequential()
     for name, layer in (
         ("conv1", nn.Conv2d(channels, 64, 5)),
@@ -133,7 +141,7 @@ def lenet(classes: int, image_shape: tuple[int, int, int], activation: str):
     return module, forward, {"fc1.weight": (384, 64, rows, columns)}
 
 
-def cnn(classes: int, image_shape: tuple[int, int, int], activation: str):
+def cnn(classes: int, image_shape: tuple[int, int, int], activation: str) -> Architecture:
     """Two small convolutions and a linear layer; for 8x8 digits and for tests."""
     rows, columns, channels = image_shape
     rows, columns = rows // 2, columns // 2

@@ -8,7 +8,7 @@ the specification of the GPU kernels in ``gpu/layer_kernels.py``, which replace 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -120,7 +120,10 @@ class _LibraryConvolution(torch.autograd.Function):
     """A convolution by torch's own, for every client in turn."""
 
     @staticmethod
-    def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, p: Stack):
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
+        bias_grad: Tensor | None, window: Window, p: Stack,
+    ) -> Tensor:  # fmt: skip
         def of(c: int) -> Tensor:
             kernel = torch_kernel(weight[c], window, x.shape[-1])
             b = None if bias is None else bias[c]
@@ -137,7 +140,7 @@ class _LibraryConvolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout):
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (grad, bias_grad), window = ctx.saved_tensors, ctx.grads, ctx.window
         wanted = (ctx.needs_input_grad[0], True, bias_grad is not None)
         steps = ([window.stride] * 2, [window.padding] * 2, [1, 1], False, [0, 0], 1)
@@ -156,7 +159,10 @@ class _LibraryConvolution(torch.autograd.Function):
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, anchor, weight, grad, bias, bias_grad, window: Window, p: Stack):
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
+        bias_grad: Tensor | None, window: Window, p: Stack,
+    ) -> Tensor:  # fmt: skip
         cols = p.steps.im2col(x, window, weight.shape[1])
         out = torch.bmm(cols, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), cols, weight)
         ctx.save_for_backward(cols, weight)
@@ -165,7 +171,7 @@ class _Convolution(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout):
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         cols, weight = ctx.saved_tensors
         grad, bias_grad = ctx.grads
         dout = dout.reshape(dout.shape[0], -1, dout.shape[-1])
@@ -186,7 +192,10 @@ class _GroupNorm(torch.autograd.Function):
     """GroupNorm, then the residual if there is one, then ReLU if asked."""
 
     @staticmethod
-    def forward(ctx, x, gamma, gamma_grad, beta, beta_grad, groups, residual, relu, p: Stack):
+    def forward(
+        ctx: Any, x: Tensor, gamma: Tensor, gamma_grad: Tensor | None, beta: Tensor, beta_grad: Tensor | None,
+        groups: int, residual: Tensor | None, relu: bool, p: Stack,
+    ) -> Tensor:  # fmt: skip
         out, mean, rstd = p.steps.group_norm(x, gamma, beta, groups, residual, relu)
         ctx.save_for_backward(x, gamma, mean, rstd, out if relu else None)
         ctx.groups, ctx.p, ctx.has_residual, ctx.grads = groups, p, residual is not None, (gamma_grad, beta_grad)
@@ -194,7 +203,7 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dout):
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, mean, rstd, out = ctx.saved_tensors
         dx, dresidual = ctx.p.steps.group_norm_backward(
             dout.contiguous(), x, gamma, mean, rstd, out, ctx.groups, ctx.has_residual, *ctx.grads, ctx.p.side_stream
@@ -202,7 +211,9 @@ class _GroupNorm(torch.autograd.Function):
         return dx, None, None, None, None, None, dresidual, None, None
 
 
-def group_norm(x, gamma, beta, groups, residual, relu, eps=1e-5):
+def group_norm(
+    x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, relu: bool, eps: float = 1e-5
+) -> tuple[Tensor, Tensor, Tensor]:
     count, n, *_, channels = x.shape
     grouped = x.reshape(count, n, -1, groups, channels // groups)
     wide = grouped if x.dtype == torch.float64 else grouped.float()
@@ -217,7 +228,10 @@ def group_norm(x, gamma, beta, groups, residual, relu, eps=1e-5):
     return out.to(x.dtype), mean, rstd
 
 
-def group_norm_backward(dout, x, gamma, mean, rstd, out, groups, has_residual, gamma_grad, beta_grad, side_stream):
+def group_norm_backward(
+    dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
+    has_residual: bool, gamma_grad: Tensor, beta_grad: Tensor, side_stream: SideStream,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     count, n, *_, channels = x.shape
     if out is not None:
         dout = dout * (out > 0)

@@ -1,4 +1,4 @@
-"""One flat vector per quantity: where each parameter of a model lies in it, and in which order.
+"""One flat vector per quantity: where each parameter of a model is in it, and in which order.
 
 Weights of convolutions and linear layers are stored the way the stacked products read them: [inputs, outputs],
 inputs in (tap, channel) order. Taps that never meet data (``Window.dead``) have no gradient, whatever the images:
@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
+Kernel: TypeAlias = tuple[int, int, int, int]  # out, in, rows, columns
 ALIGN = 64  # elements
 ROWS = 16  # a product's inner dimension is padded to a multiple of this
 
@@ -36,7 +38,7 @@ class Entry:
     shape: tuple[int, ...]
     stored: tuple[int, ...]
     offset: int
-    kernel: tuple[int, int, int, int] | None = None
+    kernel: Kernel | None = None
     taps: tuple[int, ...] = ()
     gradient_free_rows: int = 0
     gradient_free_offset: int = 0
@@ -46,6 +48,8 @@ class Entry:
         return flat[..., self.offset : self.offset + prod(self.stored)].view(*flat.shape[:-1], *self.stored)
 
     def gradient_free(self, flat: Tensor) -> Tensor:
+        """The gradient-free rows of a product's weights in ``flat`` [size]."""
+        assert self.kernel is not None
         shape = (self.gradient_free_rows, self.kernel[0])
         return flat[self.gradient_free_offset : self.gradient_free_offset + prod(shape)].view(shape)
 
@@ -73,16 +77,16 @@ class Entry:
 class Layout:
     def __init__(
         self,
-        parameters: Iterable[tuple[str, torch.Size]],
-        kernels: Mapping[str, tuple[int, int, int, int]] | None = None,
+        parameters: Iterable[tuple[str, Sequence[int]]],
+        kernels: Mapping[str, Kernel] | None = None,
         dead: Mapping[str, Sequence[int]] | None = None,
     ):
         """``kernels`` names the weights of products; ``dead`` the taps of each that never meet data."""
         kernels, dead = kernels or {}, dead or {}
         entries: list[Entry] = []
         offset = gradient_free = 0
-        for name, shape in parameters:
-            shape, kernel = tuple(shape), kernels.get(name)
+        for name, torch_shape in parameters:
+            shape, kernel = tuple(torch_shape), kernels.get(name)
             if kernel is None:
                 entries.append(Entry(name, shape, shape, offset))
             else:

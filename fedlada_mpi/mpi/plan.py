@@ -57,7 +57,7 @@ def _fastest(world: World, bytes_per_vector: int, device: torch.device, fits: bo
 
 
 def cuda_aware() -> bool:
-    """Whether the library says that it takes device buffers; unknown means no."""
+    """Whether the library claims to take device buffers; unknown means no."""
     if any(os.environ.get(name) == "1" for name in _CUDA_VARIABLES):
         return True
     try:

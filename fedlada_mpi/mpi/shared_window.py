@@ -69,7 +69,7 @@ class SharedWindowTransport(Transport):
     def _segment(self, rank: int, size: int) -> np.ndarray:
         memory, _ = self._window.Shared_query(rank)
         array_type = ctypes.c_char * (size * self._numpy_type.itemsize)
-        return np.frombuffer(array_type.from_address(memory.address), self._numpy_type)
+        return np.frombuffer(memoryview(array_type.from_address(memory.address)), self._numpy_type)
 
     def _node_barrier(self) -> None:
         """All of the node's ranks are here, and see what the others wrote."""

@@ -1,4 +1,4 @@
-"""Bcast and Reduce of flat vectors between ranks, planned once with their buffers: the interface, and the plain ones."""
+"""Bcast and Reduce of flat vectors between ranks, planned once with their buffers: the interface, the plain kinds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Transport(ABC):
         self.world, self.size, self.dtype, self.device = world, size, dtype, device
 
     def bcast(self, vectors: Sequence[Tensor]) -> None:
-        """The root's vectors, on every rank, in place. Callers wait for one another first, so that waiting is timed apart."""
+        """The root's vectors, on every rank, in place. Callers pass a barrier first: waiting is timed apart."""
         self._synchronize()
         for vector in self._planned(vectors):
             self._bcast(vector)

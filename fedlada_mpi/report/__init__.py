@@ -1,8 +1,8 @@
-"""The report of any number of runs: tables beside the paper's, figures, and one HTML page.
+"""The report of any number of runs: tables compared with the paper's, figures, and one HTML page.
 
     python -m fedlada_mpi.report runs/main --out report
 
-Runs may still be going on. See docs/experiments.md.
+Runs may still be in progress. See docs/experiments.md.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pathlib import Path
 
 
 def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str]:
-    """Write the report of the run directories at or under ``runs``; returns lines worth telling."""
+    """Write the report of the run directories at or under ``runs``; returns messages for the user."""
     from . import figures, load, page, paper, tables
     from .groups import group
 
     out = Path(out)
-    found, problems = load.read_all(runs)
-    groups = group(found)
+    loaded, problems = load.read_all(runs)
+    groups = group(loaded)
     wanted = tables.levels(groups, paper.levels())
     all_tables = [
         *paper.tables(groups),
@@ -35,12 +35,12 @@ def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str
     names = figures.write(groups, out / "figures")
     where = ", ".join(map(str, runs))
     (out / "index.html").write_text(page.render(groups, all_tables, names, where))
-    unreadable = sum(run.skipped for run in found)
-    told = [f"left out: {problem}" for problem in problems]
+    unreadable = sum(run.skipped for run in loaded)
+    messages = [f"left out: {problem}" for problem in problems]
     if unreadable:
-        told.append(f"{unreadable} unreadable lines in metrics.jsonl were left out")
+        messages.append(f"{unreadable} unreadable lines in metrics.jsonl were left out")
     if not page.plotly():
-        told.append('curves are pictures: for curves to look into, pip install "fedlada_mpi[report]"')
-    counts = [(len(found), "run"), (len(groups), "setting"), (len(all_tables), "table"), (len(names), "figure")]
+        messages.append('curves are static pictures: for interactive ones, pip install "fedlada_mpi[report]"')
+    counts = [(len(loaded), "run"), (len(groups), "setting"), (len(all_tables), "table"), (len(names), "figure")]
     count, settings, *files = (f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
-    return [*told, f"{count} of {settings}, {', '.join(files)}: {out / 'index.html'}"]
+    return [*messages, f"{count} of {settings}, {', '.join(files)}: {out / 'index.html'}"]

@@ -1,10 +1,11 @@
-"""Figures for paper: PNG and SVG by matplotlib."""
+"""Figures as PNG and SVG, by matplotlib."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -22,9 +23,9 @@ from ..processes import process_map, usable_cores
 from ..rundir.metrics import PHASES
 from . import paper
 from .groups import Group, by_problem, labels, slug
-from .series import MEASURES, PERCENT, colours, points, spent
+from .series import MEASURES, PERCENT, colours, finite_mean, points, spent
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.spines.top": False,
@@ -40,49 +41,54 @@ STYLE = {
     "svg.hashsalt": "fedlada",
     "figure.dpi": 130,
 }
-POINTS = 300
-WORTH_PROCESSES = 8  # figures; fewer are drawn before processes have started
-TOGETHER = 10  # more curves than this in one panel cannot be told apart
+POINTS = 300  # of a curve
+WORTH_A_PROCESS = 4  # figures; fewer are drawn before another process has started
+ONE_PANEL = 10  # curves; more cannot be distinguished in one panel
 PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
+
+# A figure's name and the function that draws it.
+Planned = tuple[str, Callable[[], Drawing]]
 
 
 def write(groups: Sequence[Group], folder: Path) -> list[str]:
-    """Draw everything there are runs for; returns the names of the figures."""
+    """Draw every figure that there are runs for; returns the names of the figures."""
     folder.mkdir(parents=True, exist_ok=True)
     planned = plan(groups)
-
-    def draw(item: tuple[str, Callable[[], Drawing]]) -> None:
-        name, make = item
-        with plt.rc_context(STYLE):
-            drawing = make()
-            # The canvases' own methods: savefig would draw everything twice.
-            FigureCanvasAgg(drawing).print_png(folder / f"{name}.png")
-            drawing.set_layout_engine("none")
-            FigureCanvasSVG(drawing).print_svg(folder / f"{name}.svg", metadata={"Date": None})
-            plt.close(drawing)
-
-    list(process_map(draw, planned, usable_cores() if len(planned) >= WORTH_PROCESSES else 1))
+    workers = min(usable_cores(), len(planned) // WORTH_A_PROCESS)
+    list(process_map(partial(_write, folder), planned, workers))
     return [name for name, _ in planned]
 
 
-def plan(groups: Sequence[Group]) -> list[tuple[str, Callable[[], Drawing]]]:
-    """The figures that these runs can fill, each with the function that draws it."""
-    found = [(f"paper_{spec.id}", partial(_paper, spec)) for spec in paper.figures(groups) if not spec.empty]
+def _write(folder: Path, planned: Planned) -> None:
+    name, draw = planned
+    with plt.rc_context(STYLE):
+        drawing = draw()
+        # The canvases' own methods: savefig would draw everything twice.
+        FigureCanvasAgg(drawing).print_png(folder / f"{name}.png")
+        drawing.set_layout_engine("none")
+        FigureCanvasSVG(drawing).print_svg(folder / f"{name}.svg", metadata={"Date": None})
+        plt.close(drawing)
+
+
+def plan(groups: Sequence[Group]) -> list[Planned]:
+    """The figures that there are runs for."""
+    planned: list[Planned] = []
+    planned += [(f"paper_{spec.id}", partial(_paper, spec)) for spec in paper.figures(groups) if not spec.empty]
     for problem, members in by_problem([one for one in groups if one.done]).items():
         name = slug(problem)
-        if len(members) <= TOGETHER:
-            found.append((f"curves_{name}", partial(_together, problem, members)))
+        if len(members) <= ONE_PANEL:
+            planned.append((f"curves_{name}", partial(_curves, problem, members)))
         else:
             for measure in ("test_acc", "train_loss", "consistency"):
                 known = [one for one in members if len(one.curve(measure)[0])]
                 if known:
-                    found.append((f"{measure}_{name}", partial(_apart, problem, known, measure)))
+                    planned.append((f"{measure}_{name}", partial(_facets, problem, known, measure)))
         if any(np.nansum(one.curve("seconds_total")[1]) for one in members):
-            found.append((f"phases_{name}", partial(_phases, problem, members)))
+            planned.append((f"phases_{name}", partial(_phases, problem, members)))
         ranked = [one for one in members if any(len(run.by_rank.get("wait", ())) > 1 for run in one.runs)]
-        if ranked and len(ranked) <= TOGETHER:
-            found.append((f"ranks_{name}", partial(_ranks, problem, ranked)))
-    return found
+        if ranked and len(ranked) <= ONE_PANEL:
+            planned.append((f"ranks_{name}", partial(_ranks, problem, ranked)))
+    return planned
 
 
 def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str = "", limit: int | None = None) -> None:
@@ -90,8 +96,7 @@ def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str 
     if not len(rounds):
         return
     across = spent(one, x, rounds) if x else rounds
-    alone = {"marker": "o"} if len(rounds) == 1 else {}
-    axes.plot(across, mean, color=colour, label=name, **alone)
+    axes.plot(across, mean, color=colour, label=name, marker="o" if len(rounds) == 1 else None)
     if not np.isnan(std).all():
         axes.fill_between(across, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
 
@@ -99,7 +104,7 @@ def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str 
 def _axis(axes: Axes, measure: str, x: str = "Round") -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(MEASURES[measure])
-    if measure == "consistency" and any((line.get_ydata() > 0).any() for line in axes.lines):
+    if measure == "consistency" and any((np.asarray(line.get_ydata()) > 0).any() for line in axes.lines):
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.01)
@@ -107,7 +112,7 @@ def _axis(axes: Axes, measure: str, x: str = "Round") -> None:
 
 
 def _legend_below(drawing: Drawing, panels: Iterable[Axes]) -> None:
-    handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels())}
+    handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
         inches = 0.65 + 0.075 * max(map(len, handles))
         columns = max(1, min(len(handles), int(drawing.get_figwidth() / inches)))
@@ -121,10 +126,10 @@ def _paper(spec: paper.Figure) -> Drawing:
         rows, columns, figsize=(3.9 * columns, 2.9 * rows + 0.7), squeeze=False, layout="constrained"
     )
     marked = False
-    for axes, panel in zip(grid.flat, spec.panels):
+    for axes, panel in zip(grid.flat, spec.panels, strict=True):
         names = labels(panel.groups)
         points_of = paper.marks(panel.dataset) if panel.marked and panel.measure == "test_acc" else {}
-        for one, name, colour in zip(panel.groups, names, colours(panel.groups)):
+        for one, name, colour in zip(panel.groups, names, colours(panel.groups), strict=True):
             _curve(axes, one, panel.measure, colour, name, limit=spec.rounds)
             for at in points_of.get(one.method, ()):
                 if at[0] <= max(g.done for g in panel.groups):
@@ -140,7 +145,8 @@ def _paper(spec: paper.Figure) -> Drawing:
     return drawing
 
 
-def _together(problem: str, groups: Sequence[Group]) -> Drawing:
+def _curves(problem: str, groups: Sequence[Group]) -> Drawing:
+    """One panel per measure, all groups in each."""
     names = labels(groups)
     wanted = [("test_acc", ""), ("train_loss", ""), ("test_acc", "units"), ("consistency", "")]
     wanted = [w for w in wanted if any(len(one.curve(w[0])[0]) for one in groups)]
@@ -149,8 +155,8 @@ def _together(problem: str, groups: Sequence[Group]) -> Drawing:
     drawing, grid = plt.subplots(
         rows, columns, figsize=(4.6 * columns, 3.1 * rows + 0.6), squeeze=False, layout="constrained"
     )
-    for axes, (measure, x) in zip(grid.flat, wanted):
-        for one, name, colour in zip(groups, names, colours(groups)):
+    for axes, (measure, x) in zip(grid.flat, wanted, strict=False):
+        for one, name, colour in zip(groups, names, colours(groups), strict=True):
             _curve(axes, one, measure, colour, name, x)
         _axis(axes, measure, "Communication, vectors of the model per participant (Nd)" if x else "Round")
     for axes in list(grid.flat)[len(wanted) :]:
@@ -161,6 +167,7 @@ def _together(problem: str, groups: Sequence[Group]) -> Drawing:
 
 
 def _seeds(groups: Sequence[Group]) -> str:
+    """The end of a title: over how many seeds its curves are."""
     counts = sorted({len(one.runs) for one in groups})
     if counts == [1]:
         return ""
@@ -168,15 +175,15 @@ def _seeds(groups: Sequence[Group]) -> str:
     return f", mean ± standard deviation of {many} seeds"
 
 
-def _apart(problem: str, groups: Sequence[Group], measure: str) -> Drawing:
+def _facets(problem: str, groups: Sequence[Group], measure: str) -> Drawing:
     """One panel per method, the other methods' curves behind it in grey."""
     names = labels(groups)
-    named = dict(zip(map(id, groups), names))
+    named = dict(zip(map(id, groups), names, strict=True))
     facets: list[list[Group]] = []
     for method in dict.fromkeys(one.method for one in groups):
-        kin = [one for one in groups if one.method == method]
-        each = -(-len(kin) // -(-len(kin) // 8))
-        facets += [kin[i : i + each] for i in range(0, len(kin), each)]
+        same_method = [one for one in groups if one.method == method]
+        each = -(-len(same_method) // -(-len(same_method) // 8))
+        facets += [same_method[i : i + each] for i in range(0, len(same_method), each)]
     columns = min(3, len(facets))
     rows = -(-len(facets) // columns)
     drawing, grid = plt.subplots(
@@ -188,10 +195,11 @@ def _apart(problem: str, groups: Sequence[Group], measure: str) -> Drawing:
         sharey=True,
         layout="constrained",
     )
-    for axes, kin in zip(grid.flat, facets):
-        behind = [np.column_stack(points(one, measure, 100)[:2]) for one in groups if all(one is not k for k in kin)]
+    for axes, shown in zip(grid.flat, facets, strict=False):
+        others = [one for one in groups if all(one is not s for s in shown)]
+        behind = [np.column_stack(points(one, measure, 100)[:2]) for one in others]
         axes.add_collection(LineCollection(behind, colors="#d9dce1", linewidths=0.6, zorder=1), autolim=False)
-        for one, colour in zip(kin, colours(kin)):
+        for one, colour in zip(shown, colours(shown), strict=True):
             _curve(axes, one, measure, colour, named[id(one)])
         _axis(axes, measure)
         corner = "lower right" if measure in PERCENT else "upper right"
@@ -203,17 +211,17 @@ def _apart(problem: str, groups: Sequence[Group], measure: str) -> Drawing:
 
 
 def _phases(problem: str, groups: Sequence[Group]) -> Drawing:
-    """Seconds of a round by phase, a bar for each group."""
-    means = [[_mean(one.curve(f"seconds_{phase}")[1]) for phase in PHASES] for one in groups]
+    """Seconds per round by phase, one bar per group."""
+    means = [[finite_mean(one.curve(f"seconds_{phase}")[1]) or 0.0 for phase in PHASES] for one in groups]
     names = labels(groups)
     drawing, axes = plt.subplots(figsize=(8.4, 0.28 * len(groups) + 1.5), layout="constrained")
     left = np.zeros(len(groups))
-    for phase, colour, values in zip(PHASES, PHASE_COLOURS, np.nan_to_num(means).T):
+    for phase, colour, values in zip(PHASES, PHASE_COLOURS, np.array(means).T, strict=True):
         axes.barh(names, values, left=left, color=colour, label=phase, height=0.7)
         left += values
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("Seconds a round (slowest rank of each phase; evaluation may overlap the next round)")
+    axes.set_xlabel("Seconds per round (slowest rank of each phase; evaluation may overlap the next round)")
     axes.set_title(f"{problem}: where the time goes", loc="left")
     axes.margins(y=0.01)
     _legend_below(drawing, [axes])
@@ -221,32 +229,28 @@ def _phases(problem: str, groups: Sequence[Group]) -> Drawing:
 
 
 def _ranks(problem: str, groups: Sequence[Group]) -> Drawing:
-    """Who trains and who waits, rank by rank, in the last run of each group."""
+    """Seconds of training and waiting by rank, in the last run of each group."""
     names = labels(groups)
     columns = min(4, len(groups))
     rows = -(-len(groups) // columns)
     drawing, grid = plt.subplots(
         rows, columns, figsize=(2.9 * columns, 2.2 * rows + 0.5), squeeze=False, sharey=True, layout="constrained"
     )
-    for axes, one, name in zip(grid.flat, groups, names):
+    for axes, one, name in zip(grid.flat, groups, names, strict=False):
         last = (
             one.runs[-1].by_rank if "wait" in one.runs[-1].by_rank else next(r.by_rank for r in one.runs if r.by_rank)
         )
         ranks = np.arange(len(last["wait"]))
         train = last.get("train", np.zeros(len(ranks)))
-        axes.bar(ranks, train, color=PHASE_COLOURS[1], label="trains")
-        axes.bar(ranks, last["wait"], bottom=train, color="#c9ced6", label="waits")
+        axes.bar(ranks, train, color=PHASE_COLOURS[1], label="training")
+        axes.bar(ranks, last["wait"], bottom=train, color="#c9ced6", label="waiting")
         axes.set_title(name, fontsize=8)
         axes.set_xlabel("Rank")
         axes.grid(axis="x", visible=False)
         axes.xaxis.get_major_locator().set_params(integer=True)
     for axes in list(grid.flat)[len(groups) :]:
         axes.set_axis_off()
-    grid[0, 0].set_ylabel("Seconds a round")
-    drawing.suptitle(f"{problem}: who waits", fontsize=11)
+    grid[0, 0].set_ylabel("Seconds per round")
+    drawing.suptitle(f"{problem}: training and waiting by rank", fontsize=11)
     _legend_below(drawing, grid.flat)
     return drawing
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(np.nanmean(values)) if len(values) and not np.isnan(values).all() else float("nan")

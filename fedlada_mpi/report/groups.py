@@ -1,4 +1,4 @@
-"""Runs that differ only in their seed, as one: mean and spread of curves and of measures."""
+"""Groups of runs that differ only in their seed: mean and standard deviation of curves and of measures."""
 
 from __future__ import annotations
 
@@ -26,15 +26,19 @@ METHOD_NAMES = {
 }
 DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet", "digits": "Digits"}
 SYMBOLS = {"alpha": "α", "mu": "μ", "lr": "η_l", "server_lr": "η_g", "weight_decay": "λ", "beta1": "β₁", "beta2": "β₂"}
-# What is to be learnt, as against how.
+# Settings of the learning task, as opposed to the method.
 PROBLEM = ("dataset", "model", "activation", "init", "clients", "partition", "dirichlet", "exhausted", "partition_seed")
-# What makes a result another one; the seed is what we average over.
+# Settings on which a result depends, but for the seed, over which we average.
 IDENTITY = tuple(n for n, f in settings.FIELDS.items() if not f.metadata["runtime"] and n != "seed")
 
 
 def kind(dataset: str) -> str:
     """The known data set of that name, also where the setting is a directory of its shards."""
     return dataset if dataset in settings.PRESETS else Path(dataset).name
+
+
+# Rounds with a value, mean, standard deviation (NaN for one run) and number of runs.
+Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @cache
@@ -45,7 +49,7 @@ def _preset(dataset: str, method: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Stat:
-    """A number over seeds: how many of the runs have it, and, for one not reached, after how many rounds."""
+    """A number over seeds: its values, of how many runs, and, where runs never got there, after how many rounds."""
 
     values: tuple[float, ...] = ()
     of: int = 0
@@ -63,10 +67,12 @@ class Stat:
 
 @dataclass
 class Group:
+    """Runs with the same settings and different seeds."""
+
     settings: dict[str, Any]
     runs: list[Run]
     repeated: int = 0
-    _curves: dict[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
+    _curves: dict[str, Curve] = field(default_factory=dict)
 
     @property
     def dataset(self) -> str:
@@ -82,22 +88,22 @@ class Group:
 
     @property
     def problem(self) -> str:
-        """The data set and, where they are not its presets, the model and the partition."""
+        """The data set and, where they differ from its presets, the model and the partition."""
         own = self.departures()
         return ", ".join([dataset_name(self.dataset), *(show(n, own[n]) for n in PROBLEM if n in own)])
 
     def departures(self) -> dict[str, Any]:
-        """Settings that are not the presets of the data set and the method."""
+        """Settings that differ from the presets of the data set and the method."""
         preset = _preset(self.dataset, self.method)
         return {
             n: self.settings[n] for n in IDENTITY if n not in ("dataset", "algorithm") and self.settings[n] != preset[n]
         }
 
-    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Rounds with a value, mean, standard deviation (NaN for one run) and number of runs."""
+    def curve(self, name: str) -> Curve:
+        """A metric over the rounds, across all runs."""
         if name not in self._curves:
             table = np.full((len(self.runs), self.done + 1), np.nan)
-            for row, run in zip(table, self.runs):
+            for row, run in zip(table, self.runs, strict=True):
                 row[run.rounds] = run.series[name]
             count = np.sum(~np.isnan(table), axis=0)
             rounds = np.flatnonzero(count)
@@ -109,25 +115,25 @@ class Group:
         return self._curves[name]
 
     def over(self, measure: Callable[[Run], float | None]) -> Stat:
-        """A measure of every run; infinite means that the run is over and never got there."""
-        found = [measure(run) for run in self.runs]
-        values = tuple(v for v in found if v is not None and math.isfinite(v))
-        never = [run.done for run, v in zip(self.runs, found) if v is not None and math.isinf(v)]
+        """A measure over the runs; an infinite one means that the run is over and never got there."""
+        measured = [measure(run) for run in self.runs]
+        values = tuple(v for v in measured if v is not None and math.isfinite(v))
+        never = [run.done for run, v in zip(self.runs, measured, strict=True) if v is not None and math.isinf(v)]
         return Stat(values, len(self.runs), min(never) if never else None)
 
 
 def group(runs: Iterable[Run]) -> list[Group]:
-    """Groups in the order of data set, method and settings. Of two runs with the same seed the longer one counts."""
-    found: dict[tuple, dict[int, Run]] = {}
+    """Groups, ordered by data set, method and settings. Of two runs with the same seed the longer one counts."""
+    by_identity: dict[tuple, dict[int, Run]] = {}
     repeated: dict[tuple, int] = {}
     for run in runs:
         key = tuple(kind(run.settings[n]) if n == "dataset" else run.settings[n] for n in IDENTITY)
-        seeds = found.setdefault(key, {})
+        seeds = by_identity.setdefault(key, {})
         repeated[key] = repeated.get(key, 0) + (run.seed in seeds)
         if run.seed not in seeds or run.done > seeds[run.seed].done:
             seeds[run.seed] = run
     groups = []
-    for key, seeds in found.items():
+    for key, seeds in by_identity.items():
         members = [seeds[s] for s in sorted(seeds)]
         groups.append(Group({n: members[0].settings[n] for n in IDENTITY}, members, repeated[key]))
     return sorted(groups, key=_order)
@@ -150,6 +156,7 @@ def _sortable(value: Any) -> tuple:
 
 
 def show(name: str, value: Any) -> str:
+    """A setting as text, such as α=0.1."""
     if isinstance(value, str) and name in ("model", "activation", "precision", "partition", "sampling"):
         return value
     text = f"{value:g}" if isinstance(value, float) else str(value)
@@ -165,25 +172,25 @@ def dataset_name(dataset: str) -> str:
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
-    """A short name for each group among these: the method, and what it takes to tell it from the others."""
+    """A short name for each of these groups: the method, and the settings that distinguish it from the others."""
     departures = [one.departures() for one in groups]
     shared = {n for n, v in departures[0].items() if all(d.get(n) == v for d in departures)} if groups else set()
     names = []
-    for one, own in zip(groups, departures):
-        kin = [g for g in groups if g.method == one.method and g.dataset == one.dataset]
-        varied = {n for n in IDENTITY if n != "dataset" and any(g.settings[n] != one.settings[n] for g in kin)}
+    for one, own in zip(groups, departures, strict=True):
+        same_method = [g for g in groups if g.method == one.method and g.dataset == one.dataset]
+        varied = {n for n in IDENTITY if n != "dataset" and any(g.settings[n] != one.settings[n] for g in same_method)}
         shown = varied if len(varied) == 1 else set(own) - shared
         names.append(" ".join([method_name(one.method), *(show(n, one.settings[n]) for n in IDENTITY if n in shown)]))
     return names
 
 
 def by_problem(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    found: dict[str, list[Group]] = {}
+    problems: dict[str, list[Group]] = {}
     for one in groups:
-        found.setdefault(one.problem, []).append(one)
-    return found
+        problems.setdefault(one.problem, []).append(one)
+    return problems
 
 
 def slug(name: str) -> str:
-    """A name for a file."""
+    """A file name for a title."""
     return "_".join("".join(c if c.isalnum() or c == "." else " " for c in name.lower()).split())

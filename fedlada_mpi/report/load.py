@@ -1,4 +1,4 @@
-"""Reading run directories, finished or going on."""
+"""Reading run directories, finished or in progress."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ SCALARS = (
     *("lr", "local_loss", "train_loss", "train_acc", "test_loss", "test_acc", "consistency"),
     *("bytes_down", "bytes_up", "bytes_mpi", "paper_units"),
 )
-# With fewer bytes of metrics than this, reading takes less time than starting processes.
-WORTH_PROCESSES = 50e6
+WORTH_A_PROCESS = 20_000_000  # bytes of metrics; fewer are read before another process has started
 
 
 @dataclass
 class Run:
-    """One run: its settings and, per round it has done, one number of everything (NaN where there is none)."""
+    """One run: its settings and, for each round done, the value of every metric (NaN where there is none)."""
 
     path: Path
     settings: dict[str, Any]
@@ -48,56 +47,58 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether no more rounds are to come."""
         return self.status == "finished" or self.done >= self.settings["rounds"]
 
 
 def find(paths: Iterable[str | os.PathLike]) -> list[Path]:
     """The run directories at or under the paths, in order, each once."""
-    found: dict[Path, None] = {}
+    directories: dict[Path, None] = {}
     for start in map(Path, paths):
         if not start.is_dir():
-            raise UserError(f"there is no directory {start}: give run directories, or directories that hold them")
+            raise UserError(f"there is no directory {start}: give run directories, or directories that contain them")
         for directory, below, files in os.walk(start):
             below.sort()
             if "config.json" in files:
-                found[Path(directory)] = None
+                directories[Path(directory)] = None
                 below.clear()
-    if not found:
+    if not directories:
         where = ", ".join(map(str, paths))
         raise UserError(f"no runs under {where} (looked for config.json): start one with python -m fedlada_mpi.run")
-    return list(found)
+    return list(directories)
 
 
 def read_all(paths: Iterable[str | os.PathLike]) -> tuple[list[Run], list[str]]:
-    """All runs at or under the paths, and in words the directories that could not be read."""
-
-    def attempt(directory: Path) -> Run | str:
-        try:
-            return read(directory)
-        except UserError as error:
-            return str(error)
-
+    """All runs at or under the paths, and a message for each directory that could not be read."""
     directories = find(paths)
-    found = list(process_map(attempt, directories, usable_cores() if _bytes(directories) > WORTH_PROCESSES else 1))
-    runs = [one for one in found if isinstance(one, Run)]
-    problems = [one for one in found if isinstance(one, str)]
+    workers = min(usable_cores(), _metrics_bytes(directories) // WORTH_A_PROCESS)
+    results = list(process_map(_read_or_explain, directories, workers))
+    runs = [result for result in results if isinstance(result, Run)]
+    problems = [result for result in results if isinstance(result, str)]
     if not runs:
         raise UserError(problems[0])
     return runs, problems
 
 
-def _bytes(directories: Iterable[Path]) -> int:
+def _metrics_bytes(directories: Iterable[Path]) -> int:
     files = (directory / "metrics.jsonl" for directory in directories)
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
+def _read_or_explain(directory: Path) -> Run | str:
+    try:
+        return read(directory)
+    except UserError as error:
+        return str(error)
+
+
 def read(directory: Path) -> Run:
+    """One run; what it has not written yet is empty."""
     try:
         given = json.loads((directory / "config.json").read_text())
         values = {**asdict(settings.Config()), **{k: v for k, v in given.items() if k in settings.FIELDS}}
     except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{directory / 'config.json'} is not readable as settings: {error}") from None
+        raise UserError(f"{directory / 'config.json'} cannot be read as settings: {error}") from None
     try:
         records, skipped = parse((directory / "metrics.jsonl").read_bytes())
     except OSError:
@@ -113,10 +114,10 @@ def read(directory: Path) -> Run:
     return run
 
 
-def parse(text: bytes) -> tuple[list[dict], int]:
+def parse(text: bytes) -> tuple[list[dict[str, Any]], int]:
     """The records of a metrics file by round, and how many lines could not be read.
 
-    The line being written is left out; of a round done again after a restart the last record counts.
+    The line being written is left out; of a round repeated after a restart the last record counts.
     """
     end = text.rfind(b"\n")
     lines = text[:end].split(b"\n") if end > 0 else []
@@ -137,7 +138,8 @@ def parse(text: bytes) -> tuple[list[dict], int]:
     return [by_round[t] for t in sorted(by_round)], skipped
 
 
-def _columns(records: Sequence[dict]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _columns(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The rounds, and every metric as an array over them."""
     rounds = np.array([r["round"] for r in records], dtype=np.int64)
     series = {name: np.array([r.get(name) for r in records], dtype=np.float64) for name in SCALARS}
     seconds = [r.get("seconds") or {} for r in records]
@@ -147,12 +149,12 @@ def _columns(records: Sequence[dict]) -> tuple[np.ndarray, dict[str, np.ndarray]
     return rounds, series
 
 
-def _by_rank(records: Sequence[dict]) -> dict[str, np.ndarray]:
-    """Mean seconds a round of each rank, over the rounds with the latest number of ranks."""
-    found = {}
+def _by_rank(records: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Mean seconds per round of each rank, over the rounds with the latest number of ranks."""
+    means = {}
     for name in ("train", "wait"):
-        rows = [(r.get("seconds_by_rank") or {}).get(name) for r in records]
-        rows = [row for row in rows if row]
+        per_round: list[list[float]] = [(r.get("seconds_by_rank") or {}).get(name) or [] for r in records]
+        rows = [row for row in per_round if row]
         if rows:
-            found[name] = np.mean([row for row in rows if len(row) == len(rows[-1])], axis=0)
-    return found
+            means[name] = np.mean([row for row in rows if len(row) == len(rows[-1])], axis=0)
+    return means

@@ -1,9 +1,10 @@
-"""Numbers of one run. None: not there (yet); infinity: the run is over and never got there."""
+"""Measures of one run. None: not available (yet); infinity: the run is over and never got there."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ def _first(run: Run, name: str, level: float) -> int | None:
 
 
 def _upto(run: Run, last: int) -> slice | None:
-    """The rounds until a given one; None when the run has not come so far."""
+    """The rounds up to a given one; None when the run has not got that far."""
     if run.done < last:
         return None
     return slice(0, int(np.searchsorted(run.rounds, last, side="right")))
@@ -38,6 +39,8 @@ def percent(value: float | None) -> float | None:
 
 
 def rounds_to(name: str, level: float) -> Measure:
+    """The first round at or above a level."""
+
     def measure(run: Run) -> float | None:
         index = _first(run, name, level)
         return index if index is None else math.inf if index < 0 else float(run.rounds[index])
@@ -61,6 +64,8 @@ def total_to(name: str, level: float, per_participant: bool = False) -> Measure:
 
 
 def test_at(last: int) -> Measure:
+    """The test accuracy in per cent after a given round."""
+
     def measure(run: Run) -> float | None:
         rounds = _upto(run, last)
         return None if rounds is None else percent(_last(run.series["test_acc"][rounds]))
@@ -69,6 +74,8 @@ def test_at(last: int) -> Measure:
 
 
 def test_when_train(level: float) -> Measure:
+    """The test accuracy in per cent when the train accuracy reaches a level."""
+
     def measure(run: Run) -> float | None:
         index = _first(run, "train_acc", level)
         if index is None or index < 0:
@@ -93,6 +100,8 @@ def best(last: int | None, which: str = "test_acc") -> Measure:
 
 
 def final(name: str, scale: float = 1.0) -> Measure:
+    """The last known value of a metric."""
+
     def measure(run: Run) -> float | None:
         value = _last(run.series[name])
         return None if value is None else scale * value
@@ -101,6 +110,8 @@ def final(name: str, scale: float = 1.0) -> Measure:
 
 
 def per_round(*names: str, per_participant: bool = False) -> Measure:
+    """The mean over the rounds of a metric, or of the sum of several."""
+
     def measure(run: Run) -> float | None:
         amounts = sum(run.series[n] for n in names)
         if per_participant:
@@ -110,7 +121,7 @@ def per_round(*names: str, per_participant: bool = False) -> Measure:
     return measure
 
 
-def named(column: dict) -> Measure:
+def named(column: Mapping[str, Any]) -> Measure:
     """The measure that a column of paper.toml asks for."""
     name = column["measure"]
     if name == "rounds_to_train":

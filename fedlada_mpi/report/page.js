@@ -4,7 +4,7 @@
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const narrow = () => window.innerWidth < 700;
 
-  // Sorting: a column's button turns its rows; cells without a number stay at the end.
+  // A column's button sorts the rows by it; missing values stay at the end.
   for (const table of document.querySelectorAll("table.sortable")) {
     const body = table.tBodies[0];
     for (const button of table.querySelectorAll("thead button")) {
@@ -33,13 +33,13 @@
   const ink = () => getComputedStyle(document.body).color;
   const line = () => getComputedStyle(document.documentElement).getPropertyValue("--line").trim();
   const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
-  const faint = (colour, share) => {
+  const faint = (colour, opacity) => {
     const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
-    return `rgba(${r},${g},${b},${share})`;
+    return `rgba(${r},${g},${b},${opacity})`;
   };
 
   const traces = (chart, measure, axis) => {
-    const found = [];
+    const result = [];
     chart.series.forEach((entry) => {
       const group = data.groups[entry.group], curve = group.curves[measure];
       if (!curve) return;
@@ -48,10 +48,10 @@
       const x = pick(along[axis]), y = pick(curve.mean), std = curve.std && pick(curve.std);
       const shared = { x, legendgroup: entry.name, hoverinfo: "skip", showlegend: false, mode: "lines", line: { width: 0 } };
       if (std) {
-        found.push({ ...shared, y: y.map((v, i) => v + (std[i] || 0)) });
-        found.push({ ...shared, y: y.map((v, i) => v - (std[i] || 0)), fill: "tonexty", fillcolor: faint(entry.colour, 0.16) });
+        result.push({ ...shared, y: y.map((v, i) => v + (std[i] || 0)) });
+        result.push({ ...shared, y: y.map((v, i) => v - (std[i] || 0)), fill: "tonexty", fillcolor: faint(entry.colour, 0.16) });
       }
-      found.push({
+      result.push({
         x, y, name: entry.name, legendgroup: entry.name, mode: y.length === 1 ? "markers" : "lines",
         line: { color: entry.colour, width: 1.8 }, marker: { color: entry.colour },
         customdata: pick(along.round).map((t, i) => [t, std && std[i]]),
@@ -59,13 +59,13 @@
       });
     });
     for (const mark of (measure === "test_acc" && axis === "round" && chart.marks) || []) {
-      found.push({
+      result.push({
         x: mark.x, y: mark.y, name: `${mark.name} in the paper`, legendgroup: mark.name, mode: "markers", showlegend: false,
         marker: { symbol: "x-thin", size: 8, line: { color: mark.colour, width: 2 } },
         hovertemplate: `<b>%{fullData.name}</b><br>round %{x}: %{y} %<extra></extra>`,
       });
     }
-    return found;
+    return result;
   };
 
   const layout = (title, x, y, log, legend) => ({
@@ -109,7 +109,7 @@
   for (const target of document.querySelectorAll("[data-phases]")) {
     const bars = data.phases[target.dataset.phases];
     draws.push(() => {
-      const shape = layout("", "Seconds a round (slowest rank of each phase)", "", false, true);
+      const shape = layout("", "Seconds per round (slowest rank of each phase)", "", false, true);
       shape.barmode = "stack";
       shape.yaxis = { autorange: "reversed", automargin: true };
       shape.legend = { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" };

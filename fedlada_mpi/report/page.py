@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing else: tables to sort, curves to look into."""
+"""One self-contained HTML page: sortable tables and interactive curves."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..rundir.metrics import PHASES
 from . import paper
 from .figures import PHASE_COLOURS
 from .groups import Group, by_problem, labels, slug
-from .series import MEASURES, colours, points, spent
+from .series import MEASURES, colours, finite_mean, points, spent
 from .tables import MISSING, Cell, Table
 
-POINTS = 12_000  # of all curves of one measure together, so that the page stays small however many groups there are
+POINTS = 12_000  # of all curves of one measure, so that the page stays small however many groups there are
 
 
 def render(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str], where: str) -> str:
-    """The page; ``drawn`` are the names of the figures beside it."""
+    """The page; ``drawn`` are the names of the figures in the folder next to it."""
     library = plotly()
     sections = [
         ("paper", "Against the paper", _paper(groups, tables, bool(library))),
@@ -35,7 +35,7 @@ def render(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str
         ("runs", "Runs", "".join(map(_table, _pick(tables, "runs")))),
     ]
     if not any(not t.empty for t in tables if t.paper) and all(f.empty for f in paper.figures(groups)):
-        # Nothing to hold against the paper (digits, own data): what there is comes first.
+        # Nothing to compare with the paper (digits, own data): the runs' own results come first.
         sections = sections[1:] + sections[:1]
     template = Template((Path(__file__).with_name("page.html")).read_text())
     return template.substitute(
@@ -48,8 +48,8 @@ def render(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str
             f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{content}</section>'
             for name, title, content in sections
         ),
-        footer=f"fedlada_mpi {__version__}. Every table lies beside this page as CSV and Markdown in "
-        "<code>tables/</code>, every figure as PNG and SVG in <code>figures/</code>.",
+        footer=f"fedlada_mpi {__version__}. Every table is also in <code>tables/</code> as CSV and Markdown, "
+        "every figure in <code>figures/</code> as PNG and SVG.",
         css=_text("page.css"),
         js=_text("page.js") if library else "",
         plotly=library,
@@ -58,7 +58,7 @@ def render(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str
 
 
 def plotly() -> str:
-    """The charting library's own text, or nothing where it is not installed."""
+    """The source of the charting library; empty where it is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
@@ -81,7 +81,7 @@ def _pick(tables: Sequence[Table], *starts: str) -> list[Table]:
 def _facts(groups: Sequence[Group]) -> str:
     runs = [run for one in groups for run in one.runs]
     finished = sum(run.complete for run in runs)
-    facts = [
+    facts: list[tuple[int | str, str]] = [
         (len(runs), "runs"),
         (finished, "finished"),
         (len(groups), "settings"),
@@ -123,7 +123,7 @@ def _table(table: Table) -> str:
     heads = "".join(
         f'<th scope="col" class="{"" if c.numeric else "text"}{" first" if f else ""}">'
         f'<button type="button" data-column="{i}">{html.escape(c.name)}</button></th>'
-        for i, (c, f) in enumerate(zip(columns, first))
+        for i, (c, f) in enumerate(zip(columns, first, strict=True))
     )
     rows = "".join(
         "<tr>"
@@ -137,7 +137,7 @@ def _table(table: Table) -> str:
                     )
                 ),
             )
-            for i, (cell, c, f) in enumerate(zip(row, columns, first))
+            for i, (cell, c, f) in enumerate(zip(row, columns, first, strict=True))
         )
         + "</tr>"
         for row in table.rows
@@ -165,10 +165,10 @@ def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> s
     ours = [t for t in tables if t.paper]
     parts = ['<p class="note">Rounds: less is better. ∞: the paper says never; “> T”: not reached in our T rounds.</p>']
     parts += [_table(t) for t in ours if not t.empty]
-    waiting = []
+    without_runs = []
     for spec in paper.figures(groups):
         if spec.empty:
-            waiting.append(f"<li>{html.escape(spec.title)} ({html.escape(spec.source)})</li>")
+            without_runs.append(f"<li>{html.escape(spec.title)} ({html.escape(spec.source)})</li>")
             continue
         parts.append(f"<h3>{html.escape(spec.title)}</h3>")
         parts.append(f'<p class="source">{html.escape(spec.source)}</p>{_files(f"paper_{spec.id}")}')
@@ -183,10 +183,9 @@ def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> s
     if empty:
         inner = "".join(_table(t) for t in empty)
         parts.append(f"<details><summary>{len(empty)} tables of the paper without runs yet</summary>{inner}</details>")
-    if waiting:
-        parts.append(
-            f"<details><summary>{len(waiting)} figures without runs yet</summary><ul>{''.join(waiting)}</ul></details>"
-        )
+    if without_runs:
+        summary = f"{len(without_runs)} figures without runs yet"
+        parts.append(f"<details><summary>{summary}</summary><ul>{''.join(without_runs)}</ul></details>")
     return "".join(parts)
 
 
@@ -236,7 +235,7 @@ def _data(groups: Sequence[Group]) -> dict[str, Any]:
     def series(members: Sequence[Group]) -> list[dict[str, Any]]:
         return [
             {"group": position[id(one)], "name": name, "colour": colour}
-            for one, name, colour in zip(members, labels(members), colours(members))
+            for one, name, colour in zip(members, labels(members), colours(members), strict=True)
         ]
 
     problems = by_problem(groups)
@@ -255,9 +254,9 @@ def _panel(spec: paper.Figure, panel: paper.Panel, series: list[dict[str, Any]])
     marks = []
     if panel.marked and panel.measure == "test_acc":
         printed = paper.marks(panel.dataset)
-        for one, entry in zip(panel.groups, series):
+        for one, entry in zip(panel.groups, series, strict=True):
             if at := printed.get(one.method):
-                x, y = zip(*at)
+                x, y = zip(*at, strict=True)
                 marks.append({"x": x, "y": y, "name": entry["name"], "colour": entry["colour"]})
     done = max((one.done for one in panel.groups), default=0)
     return {
@@ -271,7 +270,7 @@ def _panel(spec: paper.Figure, panel: paper.Panel, series: list[dict[str, Any]])
 
 
 def _curves_of(one: Group, most: int) -> dict[str, Any]:
-    """All curves of a group; those with points at the same rounds share what lies along their axis."""
+    """All curves of a group; those with points at the same rounds share the values of their horizontal axis."""
     along: dict[tuple[int, ...], int] = {}
     curves = {}
     for measure in MEASURES:
@@ -292,18 +291,19 @@ def _curves_of(one: Group, most: int) -> dict[str, Any]:
 
 
 def _short(values: np.ndarray) -> list[float | None]:
-    """Four significant digits, nothing for what is not a number: enough for a screen, and half the page."""
-    return [float(f"{v:.4g}") if math.isfinite(v) else None for v in values.tolist()]
+    """Four significant digits, None for what is not finite: enough for a screen, and half the size of the page."""
+    return [_round(v) if math.isfinite(v) else None for v in values.tolist()]
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _bars(groups: Sequence[Group]) -> Mapping[str, Any]:
-    seconds = [[_mean(one.curve(f"seconds_{phase}")[1]) for one in groups] for phase in PHASES]
+    means = [[finite_mean(one.curve(f"seconds_{phase}")[1]) for one in groups] for phase in PHASES]
+    seconds = [[None if mean is None else _round(mean) for mean in row] for row in means]
+    bars = zip(PHASES, seconds, PHASE_COLOURS, strict=True)
     return {
         "names": labels(groups),
-        "phases": [{"name": p, "seconds": s, "colour": c} for p, s, c in zip(PHASES, seconds, PHASE_COLOURS)],
+        "phases": [{"name": phase, "seconds": row, "colour": colour} for phase, row, colour in bars],
     }
-
-
-def _mean(values: np.ndarray) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(f"{known.mean():.4g}") if len(known) else None

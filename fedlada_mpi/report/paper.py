@@ -1,4 +1,4 @@
-"""The paper's tables with ours beside them, and its figures as lists of groups. The values are in paper.toml."""
+"""The paper's tables with our values next to them, and its figures as lists of groups. Its values are in paper.toml."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import measures
 from .groups import IDENTITY, Group, Stat, dataset_name, kind, method_name, show
 from .tables import Cell, Column, Table, number, stat
 
-# Readings that the paper leaves open: runs with another one are still held against it, and the table says so.
+# Settings that the paper leaves open: runs with other values are still compared with it, and a note names these.
 OPEN = frozenset({"precision", "sampling", "exhausted", "partition_seed", "decay_mode", "v_init", "eps_v"})
 ROUNDS = 1500  # what "never" means in the paper
 ACCURACIES = ("test_at", "test_when_train", "best_test")
@@ -22,19 +22,20 @@ ACCURACIES = ("test_at", "test_when_train", "best_test")
 
 @cache
 def contents() -> dict[str, Any]:
+    """paper.toml as it is."""
     return settings.load(Path(__file__).with_name("paper.toml"))
 
 
 def match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | None, list[str]]:
-    """The group with these settings and otherwise the presets, and the open readings in which it departs."""
+    """The group with these settings and otherwise the presets, and the open settings in which it differs."""
     wanted = asdict(settings.resolve(where).config)
     best: tuple[Group | None, list[str]] = None, []
     for one in groups:
         if one.dataset != kind(wanted["dataset"]) or one.method != wanted["algorithm"]:
             continue
-        apart = [n for n in IDENTITY if n != "dataset" and one.settings[n] != wanted[n]]
-        if set(apart) <= OPEN and (best[0] is None or len(apart) < len(best[1])):
-            best = one, apart
+        differing = [n for n in IDENTITY if n != "dataset" and one.settings[n] != wanted[n]]
+        if set(differing) <= OPEN and (best[0] is None or len(differing) < len(best[1])):
+            best = one, differing
     return best
 
 
@@ -50,19 +51,19 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group]) -> Table:
     rows = [[Cell(name, sort=float(i))] for i, name in enumerate(names)]
     for column in spec["columns"]:
         measure = measures.named(column)
-        found: dict[Any, Stat] = {}
+        stats: dict[Any, Stat] = {}
         for value in values:
             where = {**spec.get("where", {}), **column.get("where", {}), setting: value}
-            one, apart = match(groups, where)
-            found[value] = one.over(measure) if one else Stat()
-            if one and apart:
-                told = ", ".join(show(n, one.settings[n]) for n in apart)
-                note = f"{method_name(one.method)} on {dataset_name(one.dataset)} was run with {told}."
+            one, differing = match(groups, where)
+            stats[value] = one.over(measure) if one else Stat()
+            if one and differing:
+                used = ", ".join(show(n, one.settings[n]) for n in differing)
+                note = f"{method_name(one.method)} on {dataset_name(one.dataset)} was run with {used}."
                 notes += [note] if note not in notes else []
         printed = not all(math.isnan(p) for p in column["paper"])
         columns += [Column(n, column["name"]) for n in (("ours", "paper", "difference") if printed else ("ours",))]
-        for row, value, paper in zip(rows, values, column["paper"]):
-            ours = _relative(found, value, column)
+        for row, value, paper in zip(rows, values, column["paper"], strict=True):
+            ours = _relative(stats, value, column)
             row.append(stat(ours, _digits(column)))
             if printed:
                 row += [_printed(paper, column), _difference(ours, paper, column)]
@@ -70,17 +71,17 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group]) -> Table:
 
 
 def _digits(column: Mapping[str, Any]) -> int | None:
-    """Decimals that a column asks for; None: as its numbers suggest."""
+    """The decimals of a column; None: as many as suit its numbers."""
     return column.get("digits", 2 if "over" in column else 1 if column["measure"] in ACCURACIES else None)
 
 
-def _relative(found: Mapping[Any, Stat], value: Any, column: Mapping[str, Any]) -> Stat:
-    """The value itself, or against the mean of the row that the column names."""
-    one = found[value]
+def _relative(stats: Mapping[Any, Stat], value: Any, column: Mapping[str, Any]) -> Stat:
+    """The value itself, or relative to the mean of the row that the column names."""
+    one = stats[value]
     name = column.get("over", column.get("minus"))
     if name is None:
         return one
-    base = found[name].mean
+    base = stats[name].mean
     if base is None or (base == 0 and "over" in column) or one.mean is None:
         return Stat((), one.of, one.beyond)
     return Stat((one.mean / base if "over" in column else one.mean - base,), 1)
@@ -98,7 +99,7 @@ def _printed(paper: float, column: Mapping[str, Any]) -> Cell:
 
 
 def _difference(ours: Stat, paper: float, column: Mapping[str, Any]) -> Cell:
-    """Ours less the paper's; toned where it is more than a twentieth of the paper's rounds, or half a point."""
+    """Ours minus the paper's; highlighted where it is more than a twentieth of the paper's rounds, or half a point."""
     never = ours.mean is None and ours.beyond is not None
     if math.isinf(paper):
         if never and ours.beyond is not None and ours.beyond >= ROUNDS:
@@ -108,43 +109,44 @@ def _difference(ours: Stat, paper: float, column: Mapping[str, Any]) -> Cell:
         return Cell(f"> +{ours.beyond - paper:,.0f}", sort=math.inf, tone="worse")
     if ours.mean is None or math.isnan(paper):
         return Cell()
-    apart = ours.mean - paper
+    difference = ours.mean - paper
     accuracy = column["measure"] in ACCURACIES
     digits = _digits(column)
     if digits is None:
-        digits = 0 if abs(apart) >= 100 or apart == round(apart) else 1
-    shown = ("+" if apart > 0 else "") + number(apart, digits)
-    if not accuracy and "over" not in column and paper and apart:
-        shown += f" ({100 * apart / paper:+.0f} %)".replace("-", "−")
-    matters = abs(apart) > (0.5 if accuracy else 0.05 * abs(paper))
-    tone = ("better" if (apart > 0) == accuracy else "worse") if matters and column["measure"] != "best_round" else ""
-    return Cell(shown, apart, tone=tone)
+        digits = 0 if abs(difference) >= 100 or difference == round(difference) else 1
+    shown = ("+" if difference > 0 else "") + number(difference, digits)
+    if not accuracy and "over" not in column and paper and difference:
+        shown += f" ({100 * difference / paper:+.0f} %)".replace("-", "−")
+    tone = ""
+    if column["measure"] != "best_round" and abs(difference) > (0.5 if accuracy else 0.05 * abs(paper)):
+        tone = "better" if (difference > 0) == accuracy else "worse"
+    return Cell(shown, difference, tone=tone)
 
 
 def levels() -> dict[str, list[float]]:
     """The test accuracies whose rounds the paper prints, by data set."""
-    found: dict[str, set[float]] = {}
+    known: dict[str, set[float]] = {}
     for spec in contents()["tables"]:
         for column in spec["columns"]:
             if column["measure"] == "rounds_to_test":
                 where = {**spec.get("where", {}), **column.get("where", {})}
-                found.setdefault(where["dataset"], set()).add(column["level"])
-    return {dataset: sorted(values) for dataset, values in found.items()}
+                known.setdefault(where["dataset"], set()).add(column["level"])
+    return {dataset: sorted(values) for dataset, values in known.items()}
 
 
 def marks(dataset: str) -> dict[str, list[tuple[float, float]]]:
-    """What the paper prints as (rounds, test accuracy in per cent), by method: points to draw beside our curves."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    """What the paper prints as (rounds, test accuracy in per cent), by method: points to draw next to our curves."""
+    points: dict[str, list[tuple[float, float]]] = {}
     for spec in contents()["tables"]:
         if spec["id"] not in ("rounds_to_test", "rounds_to_test_high", "accuracy_1500"):
             continue
         for column in spec["columns"]:
             if column["where"]["dataset"] == dataset:
-                for method, value in zip(spec["rows"]["algorithm"], column["paper"]):
+                for method, value in zip(spec["rows"]["algorithm"], column["paper"], strict=True):
                     at = (column["round"], value) if "round" in column else (value, 100 * column["level"])
                     if math.isfinite(at[0]):
-                        found.setdefault(method, []).append(at)
-    return found
+                        points.setdefault(method, []).append(at)
+    return points
 
 
 @dataclass
@@ -171,27 +173,28 @@ class Figure:
 
 
 def figures(groups: Sequence[Group]) -> list[Figure]:
-    """Each of the paper's figures with the groups found for it, and in words those that are missing."""
+    """Each of the paper's figures with the groups that there are for it, and the names of those that are missing."""
     result = []
     for spec in contents()["figures"]:
         panels, missing = [], []
         for panel in spec["panels"]:
-            found = []
+            available = []
             for series in spec["series"]:
                 where = {**panel["where"], **series}
                 one, _ = match(groups, where)
                 if one is not None and one.done:
-                    found.append(one)
+                    available.append(one)
                 else:
                     missing.append(_wanted(where))
             dataset = panel["where"]["dataset"]
             title = " ".join([dataset_name(dataset), *([panel["title"]] if "title" in panel else [])])
-            panels.append(Panel(title, panel["measure"], dataset, found, spec["id"] == "all_methods"))
+            panels.append(Panel(title, panel["measure"], dataset, available, spec["id"] == "all_methods"))
         unique = list(dict.fromkeys(missing))
         result.append(Figure(spec["id"], spec["title"], spec["source"], spec["rounds"], panels, unique))
     return result
 
 
 def _wanted(where: Mapping[str, Any]) -> str:
+    """A missing run in words."""
     rest = [show(n, v) for n, v in where.items() if n not in ("dataset", "algorithm")]
     return " ".join([dataset_name(where["dataset"]), method_name(where["algorithm"]), *rest])

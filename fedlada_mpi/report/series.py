@@ -1,4 +1,4 @@
-"""What a curve looks like, drawn on paper or in the browser: its name, colour, axis and points."""
+"""What a curve looks like, in print or in the browser: its name, colour, axis and points."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .groups import Group
+from .groups import Curve, Group
 
 MEASURES = {
     "test_acc": "Test accuracy (%)",
@@ -18,7 +18,7 @@ MEASURES = {
     "local_loss": "Local loss",
 }
 PERCENT = ("test_acc", "train_acc")
-# Told apart also by readers who see fewer colours, on white and on black.
+# Distinguishable also for colour-blind readers, on white and on black.
 COLOURS = {
     "fedavg": "#7f8791",
     "fedprox": "#a6761d",
@@ -37,35 +37,36 @@ def colours(groups: Sequence[Group]) -> list[str]:
     """One colour per method; where a method comes several times, a sequence instead, or shades of its colour."""
     methods = list(dict.fromkeys(g.method for g in groups))
     several = [m for m in methods if sum(g.method == m for g in groups) > 1]
-    found, seen = [], dict.fromkeys(methods, 0)
+    chosen, seen = [], dict.fromkeys(methods, 0)
     for one in groups:
         base = COLOURS.get(one.method) or _OTHERS[methods.index(one.method) % len(_OTHERS)]
         index, many = seen[one.method], sum(g.method == one.method for g in groups)
         seen[one.method] += 1
         if one.method not in several:
-            found.append(base)
+            chosen.append(base)
         elif len(several) == 1 and many <= len(_SEQUENCE):
-            found.append(_SEQUENCE[index])
+            chosen.append(_SEQUENCE[index])
         else:
-            found.append(_shade(base, index / max(1, many - 1)))
-    return found
+            chosen.append(_shade(base, index / max(1, many - 1)))
+    return chosen
 
 
-def _shade(colour: str, share: float) -> str:
+def _shade(colour: str, fraction: float) -> str:
+    """The colour from dark (0) to light (1)."""
     red, green, blue = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
     hue, _, strength = colorsys.rgb_to_hls(red, green, blue)
-    mixed = colorsys.hls_to_rgb(hue, 0.28 + 0.44 * share, strength)
+    mixed = colorsys.hls_to_rgb(hue, 0.28 + 0.44 * fraction, strength)
     return "#" + "".join(f"{round(255 * c):02x}" for c in mixed)
 
 
 def thinned(count: int, points: int) -> np.ndarray:
-    """Indices of at most so many of the points, evenly spread, with the first and the last: shown values stay true."""
+    """Indices of at most so many of the points, evenly spaced, with the first and the last; none is interpolated."""
     if count <= points:
         return np.arange(count)
     return np.unique(np.linspace(0, count - 1, points).round().astype(int))
 
 
-def points(one: Group, measure: str, most: int, limit: int | None = None) -> tuple[np.ndarray, ...]:
+def points(one: Group, measure: str, most: int, limit: int | None = None) -> Curve:
     """Rounds, mean, standard deviation and number of runs, in the units of the axis."""
     rounds, mean, std, count = one.curve(measure)
     if limit is not None:
@@ -90,3 +91,9 @@ def spent(one: Group, what: str, rounds: np.ndarray) -> np.ndarray:
         return np.full(len(rounds), np.nan)
     total = np.cumsum(amounts)
     return total[np.clip(np.searchsorted(at, rounds, side="right") - 1, 0, len(at) - 1)]
+
+
+def finite_mean(values: np.ndarray) -> float | None:
+    """The mean of the finite values; None if there are none."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else None

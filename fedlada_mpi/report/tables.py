@@ -20,7 +20,7 @@ MISSING = "–"
 
 
 class Cell(NamedTuple):
-    """What is shown, the number behind it, and how it sorts where it has none."""
+    """The text shown, the number behind it, and how it sorts where it has none."""
 
     text: str = MISSING
     value: float | None = None
@@ -32,6 +32,8 @@ class Cell(NamedTuple):
 
 
 class Column(NamedTuple):
+    """A column, possibly one of several under a common heading ``over``."""
+
     name: str
     over: str = ""
     numeric: bool = True
@@ -58,19 +60,19 @@ class Table:
         return not any(row[i].seeds or (not self.paper and row[i].text != MISSING) for row in self.rows for i in ours)
 
     def csv(self) -> str:
-        spread = [any(row[i].seeds is not None for row in self.rows) for i in range(len(self.columns))]
+        over_seeds = [any(row[i].seeds is not None for row in self.rows) for i in range(len(self.columns))]
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         header: list[str] = []
-        for column, has in zip(self.columns, spread):
-            header += [column.full, f"{column.full} std", f"{column.full} seeds"] if has else [column.full]
+        for column, has_std in zip(self.columns, over_seeds, strict=True):
+            header += [column.full, f"{column.full} std", f"{column.full} seeds"] if has_std else [column.full]
         writer.writerow(header)
         for row in self.rows:
             line: list[object] = []
-            for cell, has in zip(row, spread):
+            for cell, has_std in zip(row, over_seeds, strict=True):
                 shown = cell.value if cell.value is not None else "" if cell.text == MISSING else cell.text
                 line.append(f"{shown:.10g}" if isinstance(shown, float) else shown)
-                if has:
+                if has_std:
                     line += ["" if cell.std is None else f"{cell.std:.6g}", "" if cell.seeds is None else cell.seeds]
             writer.writerow(line)
         return out.getvalue()
@@ -87,6 +89,7 @@ class Table:
 
 
 def number(value: float, digits: int | None = None) -> str:
+    """A number with so many decimals; None: as many as suit it."""
     if math.isinf(value):
         return "∞"
     if digits is None:
@@ -105,7 +108,7 @@ def plain(value: float | None, digits: int | None = None) -> Cell:
 
 
 def stat(value: Stat, digits: int | None = None, scale: float = 1.0) -> Cell:
-    """Mean ± spread; a part of the runs is told as "3 of 5", and a level never reached as "> rounds"."""
+    """Mean ± standard deviation; "(3 of 5)" where only some runs have it, "> rounds" for a level never reached."""
     if value.mean is None:
         if value.beyond is None:
             return Cell()
@@ -122,7 +125,7 @@ def stat(value: Stat, digits: int | None = None, scale: float = 1.0) -> Cell:
 
 
 def size(value: Stat) -> Cell:
-    """Bytes in the unit that suits them; the number behind is bytes."""
+    """Bytes in a suitable unit; the number behind the text is in bytes."""
     if value.mean is None:
         return stat(value)
     power = min(4, int(math.log(max(value.mean, 1), 1000)))
@@ -132,9 +135,10 @@ def size(value: Stat) -> Cell:
 
 
 def _named(groups: Sequence[Group]) -> list[tuple[Group, list[Cell]]]:
+    """Each group with the first cells of its row: the problem and its label."""
     rows = []
     for problem, members in by_problem(groups).items():
-        rows += [(one, [Cell(problem), Cell(name)]) for one, name in zip(members, labels(members))]
+        rows += [(one, [Cell(problem), Cell(name)]) for one, name in zip(members, labels(members), strict=True)]
     return rows
 
 
@@ -170,8 +174,8 @@ def overview(groups: Sequence[Group]) -> Table:
 
 
 def levels(groups: Sequence[Group], known: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Test accuracies worth a column: those the paper uses and those the runs asked for, else every tenth reached."""
-    found = {}
+    """Test accuracies worth a column: those of the paper and the runs' targets, else the highest tenths reached."""
+    chosen = {}
     for problem, members in by_problem(groups).items():
         asked = {t for one in members for run in one.runs for t in run.settings["targets"]}
         wanted = sorted(asked | set(known.get(members[0].dataset, ())))
@@ -179,13 +183,13 @@ def levels(groups: Sequence[Group], known: dict[str, list[float]]) -> dict[str, 
             tops = [run.series["test_acc"] for one in members for run in one.runs]
             top = max((float(np.nanmax(t)) for t in tops if not np.isnan(t).all()), default=0.0)
             wanted = [t / 10 for t in range(1, 10) if t / 10 <= top][-3:]
-        found[problem] = wanted
-    return found
+        chosen[problem] = wanted
+    return chosen
 
 
 def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Table]:
     """Rounds and communication to each test accuracy, one table per problem."""
-    found = []
+    tables = []
     for problem, members in by_problem(groups).items():
         columns, rows = [_HEAD[1]], []
         for level in wanted[problem]:
@@ -206,8 +210,8 @@ def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Tab
             "participants, exactly. MPI: bytes that really moved between ranks. “> T”: not reached in T rounds."
         ]
         if wanted[problem]:
-            found.append(Table(f"targets_{slug(problem)}", title, columns, rows, notes=notes))
-    return found
+            tables.append(Table(f"targets_{slug(problem)}", title, columns, rows, notes=notes))
+    return tables
 
 
 def phases(groups: Sequence[Group]) -> Table:

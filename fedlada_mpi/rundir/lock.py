@@ -28,7 +28,7 @@ STALE_SECONDS = 180.0
 
 
 class Busy(UserError):
-    """Somebody else is working in the directory."""
+    """Another process is working in the directory."""
 
 
 def _me() -> dict[str, Any]:
@@ -64,22 +64,22 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def owner(directory: Path) -> str | None:
-    """Who is working in the directory, as text; None if nobody is."""
-    found = _read(directory / NAME)
-    if found is None or _abandoned(directory / NAME, found, _me()):
+    """Who is working in the directory, as text; None if no one is."""
+    holder = _read(directory / NAME)
+    if holder is None or _abandoned(directory / NAME, holder, _me()):
         return None
-    return _describe(found)
+    return _describe(holder)
 
 
-def _describe(found: dict[str, Any]) -> str:
-    job = f", SLURM job {found['job']}" if found.get("job") else ""
-    return f"process {found.get('pid', '?')} on {found.get('host', '?')}{job}"
+def _describe(holder: dict[str, Any]) -> str:
+    job = f", SLURM job {holder['job']}" if holder.get("job") else ""
+    return f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{job}"
 
 
-def _abandoned(path: Path, found: dict[str, Any], me: dict[str, Any]) -> bool:
-    if found.get("host") == me["host"] and isinstance(found.get("pid"), int):
-        return not is_alive(found["pid"], str(found.get("started", "")))
-    if found.get("job") and found["job"] == me["job"] and found.get("restart", 0) < me["restart"]:
+def _abandoned(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> bool:
+    if holder.get("host") == me["host"] and isinstance(holder.get("pid"), int):
+        return not is_alive(holder["pid"], str(holder.get("started", "")))
+    if holder.get("job") and holder["job"] == me["job"] and holder.get("restart", 0) < me["restart"]:
         return True
     try:
         return _age(path) > STALE_SECONDS
@@ -94,14 +94,14 @@ def _take(path: Path, me: dict[str, Any]) -> None:
         try:
             handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
-            found = _read(path)
-            if found is None:
+            holder = _read(path)
+            if holder is None:
                 continue
-            if not _abandoned(path, found, me):
+            if not _abandoned(path, holder, me):
                 raise Busy(
-                    f"{path.parent} is being worked on by {_describe(found)}: wait for it, or, if it is gone, rm {path}"
+                    f"{path.parent} is in use by {_describe(holder)}: wait for it, or, if it is gone, rm {path}"
                 ) from None
-            _remove(path, found)
+            _remove(path, holder)
             continue
         with os.fdopen(handle, "w") as file:
             json.dump(me, file)
@@ -109,12 +109,12 @@ def _take(path: Path, me: dict[str, Any]) -> None:
     raise Busy(f"{path} keeps changing hands: try again")
 
 
-def _remove(path: Path, found: dict[str, Any]) -> None:
+def _remove(path: Path, holder: dict[str, Any]) -> None:
     """Remove an abandoned lock, and only that one: another process may have replaced it meanwhile."""
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
     with suppress(FileNotFoundError):
         path.rename(aside)
-        if _read(aside) != found:
+        if _read(aside) != holder:
             with suppress(FileExistsError):
                 os.link(aside, path)
         aside.unlink()
@@ -122,7 +122,7 @@ def _remove(path: Path, found: dict[str, Any]) -> None:
 
 @contextmanager
 def hold(directory: Path) -> Iterator[None]:
-    """Own the directory inside the block; raises Busy if somebody else does."""
+    """Own the directory inside the block; raises Busy if another process does."""
     directory.mkdir(parents=True, exist_ok=True)
     path, me, done = directory / NAME, _me(), threading.Event()
     _take(path, me)
@@ -139,6 +139,6 @@ def hold(directory: Path) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        found = _read(path)
-        if found and found.get("token") == me["token"]:
+        holder = _read(path)
+        if holder and holder.get("token") == me["token"]:
             path.unlink(missing_ok=True)

@@ -8,9 +8,12 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .files import write_atomically
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 PHASES = ("bcast", "train", "reduce", "server", "eval")
 ALL_PHASES = (*PHASES, "total")  # the time of a whole round, also between the phases
@@ -61,12 +64,11 @@ class Recorder:
         self.records = read(self.path, resumed_at) if resumed_at else []
         write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
         self.file = open(self.path, "a")  # noqa: SIM115 (open for the whole run)
-        try:
+        self.events: SummaryWriter | None = None
+        with contextlib.suppress(ImportError):
             from torch.utils.tensorboard import SummaryWriter
 
             self.events = SummaryWriter(str(out / "tensorboard"), purge_step=resumed_at + 1)
-        except ImportError:
-            self.events = None
 
     def add(self, record: dict[str, Any]) -> None:
         self.records.append(record)
@@ -78,7 +80,7 @@ class Recorder:
                     self.events.add_scalar(name, record[name], record["round"])
 
     def sync(self) -> None:
-        """On disk before a checkpoint says that these rounds are done."""
+        """Flush to disk, before a checkpoint declares these rounds done."""
         os.fsync(self.file.fileno())
 
     def close(self) -> None:

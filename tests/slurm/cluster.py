@@ -3,7 +3,7 @@
     with Cluster() as cluster:
         cluster.run("srun", "-n", "3", "hostname")
 
-Everything lies in one temporary folder; /etc/slurm and /etc/munge are not touched, and all ports are
+Everything is in one temporary folder; /etc/slurm and /etc/munge are not touched, and all ports are
 bound to 127.0.0.1. The daemons are children of this process and die with it.
 """
 

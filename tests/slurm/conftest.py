@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster import END_STATES, Cluster, missing, wait_for
-
-ROOT = Path(__file__).resolve().parents[2]
+from repository import ROOT
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +24,7 @@ def cluster() -> Iterator[Cluster]:
 
 
 class User:
-    """Somebody who works in ``folder`` with the job scripts of this clone."""
+    """A user who works in ``folder`` with the job scripts of this clone."""
 
     def __init__(self, cluster: Cluster, folder: Path, data: Path) -> None:
         self.cluster, self.folder = cluster, folder

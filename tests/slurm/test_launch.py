@@ -21,7 +21,7 @@ def test_eleven_ranks_end_with_one_summary(user):
     assert summary["rounds"] == 2
     assert user.last_round("run") == 2
     assert (user.folder / "run/model.pt").stat().st_size > 0
-    assert done.stdout.count("finished after 2 rounds") == 1, done.stdout  # eleven ranks, one voice
+    assert done.stdout.count("finished after 2 rounds") == 1, done.stdout  # eleven ranks, one report
 
 
 def test_without_mpi_the_hint_comes_in_seconds_and_nothing_is_written(user):

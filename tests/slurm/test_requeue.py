@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from cluster import wait_for
+from repository import ROOT
 
 pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(400)]
 TRAIN = ("--participation", 0.1, "--local-epochs", 1, "--rounds", 40)
@@ -89,7 +90,7 @@ supervise bash "$FEDLADA_HOME/jobs/launch.sh" pmix python stand_in.py "$@"
 def submit_stand_in(user, argument: str, *options: str) -> str:
     (user.folder / "stand_in.py").write_text(STAND_IN)
     (user.folder / "job.sh").write_text(JOB)
-    user.environment["FEDLADA_HOME"] = str(Path(__file__).resolve().parents[2])
+    user.environment["FEDLADA_HOME"] = str(ROOT)
     return user.run("sbatch", "-o", "logs-%j.out", "-n", 2, *options, "job.sh", argument).stdout.split()[-1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import UserError
@@ -14,7 +15,7 @@ from .npz import load_digits, load_npz
 from .raw import find_raw, raw_available
 from .tinyimagenet import load_tinyimagenet
 
-LOADERS = {
+LOADERS: dict[str, Callable[[Path, int], ImageSet]] = {
     "cifar10": load_cifar10,
     "cifar100": load_cifar100,
     "tinyimagenet": load_tinyimagenet,
@@ -31,7 +32,7 @@ def load(dataset: str, raw: Path, workers: int) -> ImageSet:
         if raw.suffix == ".npz":
             images = load_npz(raw, class_names=CLASS_NAMES.get(dataset, ()))
         elif dataset == "npz":
-            raise UserError(f"--raw: found {raw}, expected a .npz file for --dataset npz")
+            raise UserError(f"--raw: got {raw}, expected a .npz file for --dataset npz")
         else:
             images = LOADERS[dataset](raw, workers)
     except OSError as error:
@@ -41,7 +42,7 @@ def load(dataset: str, raw: Path, workers: int) -> ImageSet:
 
 
 def fingerprint(dataset: str, raw: Path) -> str:
-    """What tells this raw data from other data of the same name; official data needs nothing more."""
+    """Distinguishes this raw data from other data of the same name; official data is always the same."""
     if dataset == "imagefolder" and raw.is_dir():
         return imagefolder.fingerprint(raw)
     if raw.suffix != ".npz" or dataset == "digits":

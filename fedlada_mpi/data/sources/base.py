@@ -1,8 +1,9 @@
-"""What a data set must provide, and the checks that every one of them has to pass."""
+"""What a data set must provide, and the checks that each one must pass."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,21 +52,21 @@ def check(images: ImageSet, dataset: str, raw: Path) -> None:
     train, test = images.train_images.shape[1:], images.test_images.shape[1:]
     if train != test:
         raise UserError(
-            f"{raw}: found training images of {shape_text(train)} and test images of {shape_text(test)}, "
+            f"{raw}: got training images of {shape_text(train)} and test images of {shape_text(test)}, "
             "expected one size"
         )
     if dataset in KNOWN and train != KNOWN[dataset].shape:
         raise UserError(
-            f"{raw}: found images of {shape_text(train)}, expected {shape_text(KNOWN[dataset].shape)} for {dataset}"
+            f"{raw}: got images of {shape_text(train)}, expected {shape_text(KNOWN[dataset].shape)} for {dataset}"
         )
     per_class = np.bincount(images.train_labels, minlength=images.classes)
     if dataset in KNOWN and len(per_class) != KNOWN[dataset].classes:
-        raise UserError(f"{raw}: found {len(per_class)} classes, expected {KNOWN[dataset].classes} for {dataset}")
+        raise UserError(f"{raw}: got {len(per_class)} classes, expected {KNOWN[dataset].classes} for {dataset}")
     if len(per_class) < 2:
-        raise UserError(f"{raw}: found {len(per_class)} class, expected at least 2")
+        raise UserError(f"{raw}: got {len(per_class)} class, expected at least 2")
     if len(per_class) > images.classes:
         raise UserError(
-            f"{raw}: found labels up to {len(per_class) - 1} but {images.classes} class names, expected a name for each"
+            f"{raw}: got labels up to {len(per_class) - 1} but {images.classes} class names, expected a name for each"
         )
     if not per_class.all():
         raise UserError(
@@ -89,7 +90,7 @@ def _check_split(images: np.ndarray, labels: np.ndarray, where: str) -> None:
             f"{where} labels are {labels.dtype} of shape {list(labels.shape)}, expected one integer per image"
         )
     if len(images) != len(labels):
-        raise UserError(f"{where}: found {len(images)} images and {len(labels)} labels, expected as many of each")
+        raise UserError(f"{where}: got {len(images)} images and {len(labels)} labels, expected one label per image")
     if len(images) == 0 or 0 in images.shape:
         raise UserError(f"{where} images have shape {list(images.shape)}, expected at least one image")
     if labels.min() < 0:
@@ -102,19 +103,21 @@ def statistics(dataset: str, images: np.ndarray) -> tuple[tuple[float, ...], tup
         return KNOWN[dataset].mean, KNOWN[dataset].std
     channels = images.shape[3]
     pixels = images.size // channels
-    # A histogram keeps the sums exact, so that the figures are the same on every machine.
+    # A histogram keeps the sums exact, so that the results are the same on every machine.
     levels = np.arange(256)
     mean, std = [], []
     for channel in range(channels):
-        counts = sum(np.bincount(block[..., channel].ravel(), minlength=256) for block in _blocks(images))
+        counts = np.zeros(256, dtype=np.int64)
+        for block in _blocks(images):
+            counts += np.bincount(block[..., channel].ravel(), minlength=256)
         total, squares = int(counts @ levels), int(counts @ levels**2)
         mean.append(total / pixels / 255)
         std.append(math.sqrt(squares * pixels - total * total) / pixels / 255)
-    # A constant channel has no spread to divide by.
+    # A constant channel has no deviation to divide by.
     return tuple(mean), tuple(value or 1.0 for value in std)
 
 
-def _blocks(images: np.ndarray, count: int = 4096):
+def _blocks(images: np.ndarray, count: int = 4096) -> Iterator[np.ndarray]:
     return (images[start : start + count] for start in range(0, len(images), count))
 
 

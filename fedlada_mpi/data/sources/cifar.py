@@ -1,6 +1,6 @@
 """CIFAR-10 and CIFAR-100 from their official python archives, or the folders these unpack to.
 
-Each batch is a pickle. Its md5 is checked first, and then it is read by an unpickler that knows
+Each batch is a pickle. Its md5 is checked first, and then it is read by an unpickler that accepts
 numpy arrays and nothing else.
 """
 
@@ -23,6 +23,8 @@ from .base import ImageSet
 
 @dataclass(frozen=True)
 class Official:
+    """The official files of a data set, each with its md5."""
+
     archive: str
     folder: str
     train: dict[str, str]
@@ -105,13 +107,14 @@ def load_official(official: Official, raw: Path) -> ImageSet:
     files = {**official.train, **official.test}
     path = locate(official, raw)
     contents = read_folder(path, files) if path.is_dir() else read_archive(path, official.folder, files)
-    # One allocation for each split; batches are decoded into their place and dropped.
+    # One allocation per split; batches are decoded into their place and then freed.
     train_images, train_labels = _decode(official, contents, official.train, official.images_per_file[0])
     test_images, test_labels = _decode(official, contents, official.test, official.images_per_file[1])
     return ImageSet(train_images, train_labels, test_images, test_labels, list(official.names))
 
 
 def locate(official: Official, raw: Path) -> Path:
+    """The archive or the unpacked folder at or in ``raw``."""
     if raw.is_file():
         return raw
     if all((raw / name).is_file() for name in official.test):
@@ -119,9 +122,7 @@ def locate(official: Official, raw: Path) -> Path:
     for candidate in (raw / official.folder, raw / official.archive):
         if candidate.exists():
             return candidate
-    raise UserError(
-        f"{raw}: found neither {official.archive} nor {official.folder}/, expected one of them (or give --raw FILE)"
-    )
+    raise UserError(f"no {official.archive} or {official.folder}/ in {raw}: give one of them with --raw")
 
 
 def read_folder(folder: Path, files: dict[str, str]) -> dict[str, bytes]:
@@ -139,7 +140,7 @@ def read_folder(folder: Path, files: dict[str, str]) -> dict[str, bytes]:
 def read_archive(archive: Path, folder: str, files: dict[str, str]) -> dict[str, bytes]:
     contents = {}
     try:
-        # A stream never seeks back, so the archive is unpacked once.
+        # A stream never seeks back, so the archive is decompressed only once.
         with tarfile.open(archive, mode="r|*") as tar:
             for member in tar:
                 directory, _, name = member.name.removeprefix("./").partition("/")
@@ -158,10 +159,11 @@ def read_archive(archive: Path, folder: str, files: dict[str, str]) -> dict[str,
 
 
 def checked(content: bytes, md5: str, where: object) -> bytes:
-    # Not a protection against forgery: these are the sums that the data set's authors published.
-    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-    if found != md5:
-        raise UserError(f"{where}: md5 is {found}, expected {md5}: download the archive again")
+    """The content, if its md5 is right."""
+    # Not a protection against forgery: these are the checksums that the data set's authors published.
+    actual = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if actual != md5:
+        raise UserError(f"{where}: md5 is {actual}, expected {md5}: download the archive again")
     return content
 
 

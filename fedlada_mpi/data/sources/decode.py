@@ -18,7 +18,7 @@ from ...errors import UserError
 from ...processes import process_map, usable_cores
 
 BATCH = 64
-# With fewer images than this for each, worker processes cost more than they save.
+# Images per worker process; with fewer, starting it costs more than it saves.
 WORTH_A_PROCESS = 1000
 MODES = {1: "L", 3: "RGB"}
 
@@ -39,7 +39,7 @@ def decode_all(
                 done += len(pixels)
                 progress.update(len(pixels))
     except BrokenProcessPool:
-        raise UserError(f"a process that decodes {name} ended early: run again with --workers 1 to see why") from None
+        raise UserError(f"a process decoding {name} ended early: run again with --workers 1 to see why") from None
 
 
 def decode_batch(paths: Sequence[str], archive: Path | None, shape: tuple[int, ...]) -> np.ndarray:
@@ -64,9 +64,9 @@ def _members(archive: Path, modified: int) -> zipfile.ZipFile:
 def _decode(read: Callable[[str], bytes], path: str, out: np.ndarray) -> None:
     try:
         with Image.open(io.BytesIO(read(path))) as image:
-            found, expected = f"{image.height}x{image.width}", f"{out.shape[0]}x{out.shape[1]}"
-            if found != expected:
-                raise UserError(f"{path}: image of {found} among images of {expected}, expected one size")
+            size, expected = f"{image.height}x{image.width}", f"{out.shape[0]}x{out.shape[1]}"
+            if size != expected:
+                raise UserError(f"{path}: image of {size} among images of {expected}, expected one size")
             out[...] = np.asarray(image.convert(MODES[out.shape[2]])).reshape(out.shape)
     except (
         OSError,

@@ -33,20 +33,20 @@ def load_imagefolder(raw: Path, workers: int = 0) -> ImageSet:
     depth = {len(file.parts) for file in train}
     if depth not in ({2}, {3}):
         raise UserError(
-            f"{raw}/train: found images at different depths, expected all as CLASS/IMAGE or all as CLIENT/CLASS/IMAGE"
+            f"{raw}/train: images at different depths, expected all as CLASS/IMAGE or all as CLIENT/CLASS/IMAGE"
         )
     if odd := next((file for file in test if len(file.parts) != 2), None):
-        raise UserError(f"{raw}: found test image {odd}, expected CLASS/IMAGE")
+        raise UserError(f"{raw}: got test image {odd}, expected CLASS/IMAGE")
     names = sorted({file.parts[-2] for file in train})
     number = {name: label for label, name in enumerate(names)}
     if unknown := next((file.parts[0] for file in test if file.parts[0] not in number), None):
         raise UserError(
             f"{raw}: test class {unknown!r} has no training images, expected one of {', '.join(names[:10])}"
         )
-    paths = [[str(root / file) for file in files] for root, files in zip(roots(raw), (train, test))]
+    paths = [[str(root / file) for file in files] for root, files in zip(roots(raw), (train, test), strict=True)]
     shape = common_shape(paths[0] + paths[1], workers)
     images = [np.empty((len(part), *shape), dtype=np.uint8) for part in paths]
-    for part, out, name in zip(paths, images, ("training images", "test images")):
+    for part, out, name in zip(paths, images, ("training images", "test images"), strict=True):
         decode_all(part, out, workers=workers, name=name)
     return ImageSet(
         images[0],
@@ -59,23 +59,22 @@ def load_imagefolder(raw: Path, workers: int = 0) -> ImageSet:
 
 
 def roots(raw: Path) -> tuple[Path, Path]:
+    """The folders of the training and the test split."""
     test = raw / "test"
     return raw / "train", test if test.is_dir() else raw / "val"
 
 
 def split_files(raw: Path) -> list[list[Path]]:
     """The image files of both splits, relative to their split's folder."""
-    found = []
+    splits = []
     for root in roots(raw):
         if not root.is_dir():
-            raise UserError(f"{raw}: found no folder {root.name}/, expected train/ and test/ (or val/)")
+            raise UserError(f"{raw}: no folder {root.name}/, expected train/ and test/ (or val/)")
         files = sorted(image_files(root), key=lambda file: file.parts)
         if not files:
-            raise UserError(
-                f"{root}: found no images, expected {root.name}/CLASS/IMAGE with one of {' '.join(SUFFIXES)}"
-            )
-        found.append(files)
-    return found
+            raise UserError(f"{root}: no images, expected {root.name}/CLASS/IMAGE with one of {' '.join(SUFFIXES)}")
+        splits.append(files)
+    return splits
 
 
 def image_files(root: Path) -> Iterator[Path]:
@@ -86,11 +85,11 @@ def image_files(root: Path) -> Iterator[Path]:
 
 
 def common_shape(paths: list[str], workers: int) -> tuple[int, int, int]:
-    """Size and channels from the headers alone, so that a misfit is found before anything is decoded."""
+    """Size and channels from the headers alone, so that an odd size is reported before anything is decoded."""
     with ThreadPoolExecutor(workers or usable_cores()) as pool:
         headers = list(pool.map(header, paths))
     height, width, _ = headers[0]
-    for path, (h, w, _) in zip(paths, headers):
+    for path, (h, w, _) in zip(paths, headers, strict=True):
         if (h, w) != (height, width):
             raise UserError(
                 f"{path}: image of {h}x{w} among images of {height}x{width}, expected one size: resize them first"
@@ -99,6 +98,7 @@ def common_shape(paths: list[str], workers: int) -> tuple[int, int, int]:
 
 
 def header(path: str) -> tuple[int, int, str]:
+    """Height, width and pixel mode."""
     try:
         with Image.open(path) as image:
             if image.mode not in GREY | COLOUR:
@@ -109,9 +109,9 @@ def header(path: str) -> tuple[int, int, str]:
 
 
 def fingerprint(raw: Path) -> str:
-    """A sum over names and file sizes: notices changed data without reading it."""
-    found = hashlib.sha256()
+    """A hash of file names and sizes: changes when the data does, without reading it."""
+    digest = hashlib.sha256()
     for root in roots(raw):
         for file in sorted(image_files(root), key=lambda file: file.parts):
-            found.update(f"{root.name}/{file.as_posix()}\0{(root / file).stat().st_size}\n".encode())
-    return found.hexdigest()
+            digest.update(f"{root.name}/{file.as_posix()}\0{(root / file).stat().st_size}\n".encode())
+    return digest.hexdigest()

@@ -16,7 +16,7 @@ from ...errors import UserError
 from .base import ImageSet
 
 # Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak, UCI Machine Learning
-# Repository, doi:10.24432/C50P49, CC BY 4.0; docs/data.md says how this file was made.
+# Repository, doi:10.24432/C50P49, CC BY 4.0; docs/data.md describes how this file was made.
 DIGITS = Path(__file__).with_name("digits.npz")
 
 REQUIRED = ("train_images", "train_labels", "test_images", "test_labels")
@@ -28,7 +28,7 @@ def load_npz(raw: Path, workers: int = 1, class_names: tuple[str, ...] = ()) -> 
             missing = [name for name in REQUIRED if name not in file.files]
             if missing:
                 raise UserError(
-                    f"{raw}: found arrays {', '.join(file.files) or 'none'}, expected also {', '.join(missing)}"
+                    f"{raw}: got arrays {', '.join(file.files) or 'none'}, expected also {', '.join(missing)}"
                 )
             train_images, test_images = (_channels_last(file[name]) for name in ("train_images", "test_images"))
             train_labels, test_labels = (_integers(file[name]) for name in ("train_labels", "test_labels"))
@@ -36,9 +36,7 @@ def load_npz(raw: Path, workers: int = 1, class_names: tuple[str, ...] = ()) -> 
             names = [str(name) for name in file["class_names"]] if "class_names" in file.files else list(class_names)
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, AttributeError, TypeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            f"{raw}: not a complete .npz of plain arrays ({reason}): copy it again, or save it anew"
-        ) from None
+        raise UserError(f"{raw}: not a complete .npz of plain arrays ({reason}): copy it or save it again") from None
     if owners is not None and owners.shape != train_labels.shape:
         raise UserError(f"{raw}: train_clients has shape {list(owners.shape)}, expected one owner per training image")
     if not names and train_labels.size and train_labels.dtype.kind in "iu":

@@ -1,6 +1,6 @@
-"""Where raw data is looked for, and how CIFAR is fetched when it is nowhere.
+"""The search for raw data, and the download of CIFAR where there is none.
 
-Under a data root, the raw files of data set NAME are searched in ``raw/``, ``NAME/raw/`` and the
+Under a data root, the raw data of data set NAME is searched for in ``raw/``, ``NAME/raw/`` and the
 root itself: the official archive, its unpacked folder, or ``NAME.npz``.
 """
 
@@ -36,13 +36,13 @@ def raw_available(dataset: str, root: str | os.PathLike) -> Path | None:
 
 
 def find_raw(dataset: str, raw: Path | None, root: Path, download: bool) -> Path:
-    """What the user gave, else what lies under the data root, else a download."""
+    """The path that the user gave, else what is under the data root, else a download."""
     if raw is not None:
         if not raw.exists():
             raise UserError(f"--raw: {raw} does not exist, expected the raw data of {dataset}")
         return raw
-    if found := raw_available(dataset, root):
-        return found
+    if available := raw_available(dataset, root):
+        return available
     if dataset in DOWNLOADABLE and download:
         return fetch(dataset, root / "raw")
     if dataset in ("npz", "imagefolder"):
@@ -50,15 +50,17 @@ def find_raw(dataset: str, raw: Path | None, root: Path, download: bool) -> Path
     archive = OFFICIAL_NAMES[dataset][0]
     hint = f" (from {tinyimagenet.URL})" if dataset == "tinyimagenet" else ""
     raise UserError(
-        f"found no raw data of {dataset} under {root}, expected {root / 'raw' / archive}{hint}, or give --raw PATH"
+        f"no raw data of {dataset} under {root}, expected {root / 'raw' / archive}{hint}: give it with --raw PATH"
     )
 
 
 def nearest_folder(path: Path) -> Path:
+    """The closest parent that exists."""
     return next(parent for parent in path.absolute().parents if parent.is_dir())
 
 
 def fetch(dataset: str, folder: Path) -> Path:
+    """Download the official archive into ``folder``."""
     class_name, official = DOWNLOADABLE[dataset]
     try:
         import torchvision
@@ -69,17 +71,17 @@ def fetch(dataset: str, folder: Path) -> Path:
         ) from None
     source = getattr(torchvision.datasets, class_name)
     previous = socket.getdefaulttimeout()
-    # A firewall that drops packets would otherwise hold us for many minutes.
+    # A firewall that drops packets would otherwise stall the download for many minutes.
     socket.setdefaulttimeout(30)
     try:
-        # Elsewhere on the same disk until it is complete: half an archive must not be found by the next run.
+        # In a temporary folder on the same disk until it is complete: the next run must not see half an archive.
         with tempfile.TemporaryDirectory(dir=nearest_folder(folder)) as unfinished:
             download_url(source.url, unfinished, source.filename, source.tgz_md5)
             folder.mkdir(parents=True, exist_ok=True)
             os.replace(Path(unfinished, source.filename), folder / source.filename)
     except (OSError, RuntimeError) as error:
         raise UserError(
-            f"cannot download {source.url} ({error}): fetch it where there is a network "
+            f"cannot download {source.url} ({error}): download it where there is a network "
             f"and give it with --raw {source.filename}"
         ) from None
     finally:

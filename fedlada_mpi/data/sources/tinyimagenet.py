@@ -18,6 +18,8 @@ URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
 class UnpackedTree:
+    """The files in the unpacked folder."""
+
     archive = None
 
     def __init__(self, root: Path) -> None:
@@ -34,6 +36,8 @@ class UnpackedTree:
 
 
 class ZipTree:
+    """The files in the official zip."""
+
     def __init__(self, archive: Path) -> None:
         self.archive = archive
         try:
@@ -61,6 +65,7 @@ Tree = UnpackedTree | ZipTree
 
 
 def open_tree(raw: Path) -> Tree:
+    """The data at or in ``raw``."""
     if raw.is_file():
         return ZipTree(raw)
     if (raw / FOLDER).is_dir():
@@ -93,31 +98,32 @@ def load_tinyimagenet(raw: Path, workers: int = 0) -> ImageSet:
 
 
 def training_files(tree: Tree, wnids: list[str]) -> list[tuple[str, int]]:
-    found = []
+    """Names and labels, class by class."""
+    labelled = []
     for label, wnid in enumerate(wnids):
         folder = f"train/{wnid}/images"
         # Shorter first is numeric order (_0, _1, ..., _10), the same for a zip and for any file system.
         files = sorted(tree.files(folder), key=lambda name: (len(name), name))
         if not files:
-            raise UserError(f"{tree.path(folder)}: found no .JPEG images, expected {FOLDER} as it comes from {URL}")
-        found += [(f"{folder}/{name}", label) for name in files]
-    return found
+            raise UserError(f"{tree.path(folder)}: no .JPEG images, expected {FOLDER} as it comes from {URL}")
+        labelled += [(f"{folder}/{name}", label) for name in files]
+    return labelled
 
 
 def validation_files(tree: Tree, wnids: list[str]) -> list[tuple[str, int]]:
     """Names and labels in the order of val_annotations.txt: name, wnid, then a bounding box."""
     label_of = {wnid: label for label, wnid in enumerate(wnids)}
     annotations = "val/val_annotations.txt"
-    found = []
+    labelled = []
     for number, line in enumerate(read_lines(tree, annotations), start=1):
         name, _, rest = line.partition("\t")
         wnid = rest.split("\t")[0]
         if wnid not in label_of:
-            raise UserError(f"{tree.path(annotations)} line {number}: found class {wnid!r}, expected one of wnids.txt")
-        found.append((f"val/images/{name}", label_of[wnid]))
-    if not found:
+            raise UserError(f"{tree.path(annotations)} line {number}: got class {wnid!r}, expected one of wnids.txt")
+        labelled.append((f"val/images/{name}", label_of[wnid]))
+    if not labelled:
         raise UserError(f"{tree.path(annotations)} is empty, expected a line for each validation image")
-    return found
+    return labelled
 
 
 def decode_labelled(tree: Tree, files: list[tuple[str, int]], workers: int, name: str) -> tuple[np.ndarray, np.ndarray]:

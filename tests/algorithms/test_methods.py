@@ -1,0 +1,145 @@
+"""Every method against the reference, for every setting that changes the maths.
+
+Double precision must agree to 1e-9 of the distance travelled, single precision to rounding. Each variation is also
+shown to move the reference itself, so that none of the comparisons is empty.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+from method_cases import CASES, OF_ALL
+from reference import Settings, federate
+from training_runs import disagreement, make_data, run_here, run_reference
+
+from fedlada_mpi import algorithms
+
+ROUNDS, STEPS = 4, 3
+SIZES = [4, 9, 6, 3, 8]
+EXACT = 1e-9
+
+VARIATIONS = [(method, change) for method, case in CASES.items() for change in (*OF_ALL, *case.variations)]
+
+
+def label(value) -> str:
+    return value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items())
+
+
+@pytest.fixture(scope="module")
+def data(shared_tmp):
+    return make_data(shared_tmp / "unequal", SIZES, silos=3)
+
+
+@pytest.fixture(scope="module")
+def copies(shared_tmp):
+    return make_data(shared_tmp / "copies", COPIES, silos=2, one_image_per_client=True)
+
+
+@pytest.fixture
+def run_dir(shared_tmp, request):
+    return shared_tmp / "methods" / request.node.name
+
+
+@cache
+def base_result(method, data):
+    everyone = [list(range(len(SIZES)))] * ROUNDS
+    settings = Settings(**CASES[method].settings)
+    return federate(method, data.start, data.gradients, SIZES, [STEPS] * len(SIZES), everyone, settings)[-1].x
+
+
+def compare(data, out, method, settings, *, tolerance=EXACT, **more):
+    flags = dict(rounds=ROUNDS, local_steps=STEPS)
+    if "local_epochs" in more:
+        del flags["local_steps"]
+    run = run_here(data, out, algorithm=method, **{**flags, **settings, **more})
+    expected = run_reference(run, method, ROUNDS, [STEPS] * len(SIZES), settings)
+    error = disagreement(run.x, expected[-1].x, data.start)
+    assert error < tolerance, f"{method} {settings}: {error:.2e} of the distance travelled"
+    return run, expected
+
+
+def test_every_method_has_a_case():
+    assert set(CASES) == set(algorithms.names())
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_method_agrees_with_the_reference(method, data, run_dir):
+    case = CASES[method]
+    run, expected = compare(data, run_dir, method, case.settings)
+    rates = [case.settings["lr"] * 0.8**t for t in range(ROUNDS)]
+    np.testing.assert_allclose([record["lr"] for record in run.metrics], rates)
+    for record, reference in zip(run.metrics, expected, strict=True):
+        assert record["consistency"] == pytest.approx(reference.consistency, rel=1e-9)
+        down, up, paper = (vectors * len(record["participants"]) for vectors in case.traffic)
+        assert (record["bytes_down"], record["bytes_up"]) == (8 * len(data.start) * down, 8 * len(data.start) * up)
+        assert record["paper_units"] == paper
+    assert set(run.server) == {"x", *case.server}
+    for name in case.server:
+        vector, reference = run.server[name], expected[-1].vectors[name]
+        assert np.linalg.norm(vector - reference) < EXACT * np.linalg.norm(reference), name
+
+
+@pytest.mark.parametrize(("method", "change"), VARIATIONS, ids=label)
+def test_every_setting_that_changes_the_maths(method, change, data, run_dir):
+    settings = {**CASES[method].settings, **change}
+    _, expected = compare(data, run_dir, method, settings)
+    assert disagreement(expected[-1].x, base_result(method, data), data.start) > 0.01, "the setting changed nothing"
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_partial_participation(method, data, run_dir):
+    run, _ = compare(data, run_dir, method, CASES[method].settings, participation=0.6, seed=3)
+    for participants in run.participants:
+        assert len(participants) == len(set(participants)) == 3
+        assert set(participants) <= set(range(len(SIZES)))
+    assert len({tuple(sorted(p)) for p in run.participants}) > 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedlada"])
+def test_local_epochs_of_full_batches_are_as_many_steps(method, data, run_dir):
+    compare(data, run_dir, method, CASES[method].settings, local_epochs=STEPS)
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_single_precision_agrees_to_rounding(method, data, run_dir):
+    run, expected = compare(data, run_dir, method, CASES[method].settings, precision="fp32", tolerance=1e-4)
+    for record, reference in zip(run.metrics, expected, strict=True):
+        assert record["consistency"] == pytest.approx(reference.consistency, rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["stacked", "generic"])
+@pytest.mark.parametrize("method", ["scaffold", "fedcm", "fedlada"])
+def test_both_engines_agree_with_the_reference(method, engine, data, run_dir):
+    compare(data, run_dir, method, CASES[method].settings, engine=engine)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedlada"])
+def test_training_in_small_groups_changes_nothing(method, data, run_dir):
+    compare(data, run_dir, method, CASES[method].settings, max_clients_at_once=2)
+
+
+# A client with copies of one image has the same gradient for any mini-batch, so clients may take
+# unequal numbers of steps (batch 3: ceil(n_i / 3) per epoch) and still be followed exactly.
+COPIES = [3, 8, 5, 2]
+EPOCHS, BATCH = 2, 3
+UNEQUAL_STEPS = [2, 6, 4, 2]
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "size"])
+@pytest.mark.parametrize("method", CASES)
+def test_unequal_numbers_of_local_steps(method, weighting, copies, run_dir):
+    settings = dict(CASES[method].settings, weighting=weighting)
+    run = run_here(
+        copies,
+        run_dir,
+        algorithm=method,
+        rounds=ROUNDS,
+        local_epochs=EPOCHS,
+        batch_size=BATCH,
+        participation=0.75,
+        **settings,
+    )
+    expected = run_reference(run, method, ROUNDS, UNEQUAL_STEPS, settings)
+    assert disagreement(run.x, expected[-1].x, copies.start) < EXACT

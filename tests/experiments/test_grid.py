@@ -1,0 +1,239 @@
+"""The experiment grid: what the files expand to, and how a run is started, skipped, resumed and refused."""
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+from fedlada_mpi import grid
+from fedlada_mpi.experiments import experiments, load
+from fedlada_mpi.rundir import lock
+
+pytestmark = pytest.mark.serial  # nothing of it depends on ranks, and it starts processes
+
+# Stands in for a launcher: gets the whole command of the run and plays its part.
+PRETEND = """
+import json, os, pathlib, signal, sys, time
+arguments = sys.argv[1:]
+out = pathlib.Path(arguments[arguments.index("--out") + 1])
+with open(out / "calls", "a") as calls:
+    calls.write(" ".join(arguments) + "\\n")
+behaviour = os.environ.get("PRETEND", "finish")
+if behaviour == "fail":
+    sys.exit(3)
+if behaviour == "wait":
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+    (out / "ready").touch()
+    time.sleep(60)
+(out / "summary.json").write_text(json.dumps({"status": "finished", "rounds": 60}))
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A grid of three runs and the arguments that start it with the pretended launcher."""
+    (tmp_path / "small.toml").write_text('[base]\nalgorithm = "fedavg"\nseed = [0, 1, 2]\n')
+    (tmp_path / "pretend.py").write_text(PRETEND)
+    launcher = shlex.join([sys.executable, str(tmp_path / "pretend.py")])
+    return [str(tmp_path / "small.toml"), "--runs", str(tmp_path / "runs"), "--launcher", launcher]
+
+
+def start(arguments, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-m", "fedlada_mpi.grid", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def write(path, text):
+    path.write_text(text)
+    return str(path)
+
+
+def test_the_papers_experiments_have_the_papers_sizes():
+    sizes = {name: len(load(name).runs) for name in experiments()}
+    assert sizes == {
+        "main": 3 * 7 * 5,
+        "optimizers": 6 * 5,
+        "intervals": 4 * 3,
+        "participation": 4 * 3,
+        "alpha": 6 * 3,
+        "fedadam_amended": (5 + 4 - 1 + 1) * 3,  # (a) and (b) meet at alpha 0.1, rate 0.1; and FedCM
+        "smooth": 2 * 4 * 3,
+        "scaffold_scale": 7 * 3,
+        "consistency": (5 + 1) * 3,
+        "communication": 7 * 5,
+        "global_vs_local": 3 * 5,
+        "digits": 4 * 3,
+    }
+
+
+def test_lists_are_crossed_and_blocks_are_added(tmp_path):
+    path = write(
+        tmp_path / "g.toml",
+        '[base]\nseed = [0, 1]\n[[runs]]\nalgorithm = ["fedavg", "fedcm"]\n[[runs]]\nalgorithm = "fedprox"\nmu = 0.5\n',
+    )
+    names = [run.directory.name for run in load(path, "R").runs]
+    assert names == [
+        "digits_fedavg_seed=0",
+        "digits_fedcm_seed=0",
+        "digits_fedavg_seed=1",
+        "digits_fedcm_seed=1",
+        "digits_fedprox_mu=0.5_seed=0",
+        "digits_fedprox_mu=0.5_seed=1",
+    ]
+
+
+def test_a_list_setting_is_a_value_unless_it_holds_lists(tmp_path):
+    one = write(tmp_path / "one.toml", "[base]\ntargets = [0.8, 0.9]\n")
+    assert [run.given["targets"] for run in load(one).runs] == [[0.8, 0.9]]
+
+
+def test_equal_runs_of_two_experiments_share_a_directory():
+    main = {run.directory.name for run in load("main", "R").runs}
+    assert {run.directory.name for run in load("communication", "R").runs} < main
+    assert {run.directory.name for run in load("global_vs_local", "R").runs} < main
+
+
+def test_a_value_equal_to_the_preset_does_not_change_the_name(tmp_path):
+    spelled = write(
+        tmp_path / "a.toml", '[base]\ndataset = "cifar10"\nalgorithm = "fedlada"\nalpha = 0.1\nlr = 0.001\n'
+    )
+    assert load(spelled, "R").runs[0].directory == Path("R/cifar10_fedlada_seed=0")
+
+
+def test_names_of_odd_values_stay_apart(tmp_path):
+    names = set()
+    for value in ("a/b", "a:b", "a b", "a-b"):
+        path = write(tmp_path / "g.toml", f'[base]\ninit = "{value}"\n')
+        names.add(load(path, "R").runs[0].directory.name)
+    assert len(names) == 4
+    assert not any(set(name) & set("/: ") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[base]\nalgoritm = "fedavg"\n', "unknown setting 'algoritm' (did you mean 'algorithm'?)"),
+        ('[base]\nalgorithm = "fedlda"\n', "did you mean 'fedlada'?"),
+        ("[bse]\nseed = 1\n", "unknown key 'bse' (did you mean 'base'?)"),
+        ('[base]\nalgorithm = "fedavg"\nalpha = 0.1\n', "has no effect on fedavg"),
+        ("[base]\nseed = []\n", "seed is an empty list"),
+        ('[base]\nout = "x"\n', "--runs"),
+        ("[base]\nrounds = [10, 20]\n", "10 and 20 rounds"),
+        ("[base\n", "not valid TOML"),
+    ],
+)
+def test_a_mistake_in_a_file_is_refused_with_its_name(tmp_path, capsys, text, message):
+    path = write(tmp_path / "mine.toml", text)
+    assert grid.main([path]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert message in error
+    assert "mine.toml" in error
+
+
+def test_an_unknown_experiment_and_an_index_beyond_the_end_are_refused(capsys):
+    assert grid.main(["digit"]) == 2
+    assert "did you mean 'digits'?" in capsys.readouterr().err
+    assert grid.main(["digits", "--index", "12"]) == 2
+    assert "there are 12 runs, 0 to 11" in capsys.readouterr().err
+    assert grid.main(["digits", "--command", "-1"]) == 2
+
+
+def test_the_command_of_a_run_is_complete(capsys):
+    assert grid.main(["intervals", "--command", "3", "--runs", "R", "--launcher", "mpirun -n 4"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:3] == ["mpirun", "-n", "4"]
+    assert words[4:6] == ["-m", "fedlada_mpi.run"]
+    assert words[6:] == [
+        *("--dataset", "tinyimagenet", "--algorithm", "fedlada", "--local-epochs", "20", "--seed", "0"),
+        *("--out", "R/tinyimagenet_fedlada_local_epochs=20_seed=0", "--resume"),
+    ]
+
+
+def test_set_changes_every_run_and_makes_axes(capsys):
+    assert grid.main(["main", "--set", "seed=7", "--count"]) == 0
+    assert capsys.readouterr().out == "21\n"
+    assert grid.main(["digits", "--set", "seed=7,8", "--set", "server-lr=0.5", "--count"]) == 0
+    assert capsys.readouterr().out == "8\n"
+    assert grid.main(["digits", "--set", "sede=7"]) == 2
+    assert "did you mean 'seed'?" in capsys.readouterr().err
+
+
+def test_todo_is_what_sbatch_takes(small, tmp_path, capsys):
+    assert grid.compact([0, 1, 2, 3, 7, 9, 10]) == "0-3,7,9-10"
+    for seed, summary in ((0, {"status": "finished", "rounds": 60}), (1, {"status": "stopped", "rounds": 60})):
+        directory = tmp_path / f"runs/digits_fedavg_seed={seed}"
+        directory.mkdir(parents=True)
+        (directory / "summary.json").write_text(json.dumps(summary))
+    assert grid.main([*small, "--todo"]) == 0
+    assert capsys.readouterr().out == "1-2\n"
+
+
+def test_a_run_that_finished_with_fewer_rounds_is_not_finished(small, tmp_path):
+    directory = tmp_path / "runs/digits_fedavg_seed=0"
+    directory.mkdir(parents=True)
+    (directory / "summary.json").write_text('{"status": "finished", "rounds": 60}')
+    assert load(small[0], small[2]).runs[0].finished()
+    assert not load(small[0], small[2], {"rounds": 61}).runs[0].finished()
+
+
+def test_status_survives_a_line_that_is_being_written(small, tmp_path, capsys):
+    directory = tmp_path / "runs/digits_fedavg_seed=1"
+    directory.mkdir(parents=True)
+    (directory / "metrics.jsonl").write_text('{"round": 1}\n{"round": 2}\n{"rou')
+    assert grid.main([*small, "--status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].endswith("0/60 rounds  not started")
+    assert lines[2].endswith("2/60 rounds  stopped")
+    assert lines[-1] == "0 of 3 runs finished"
+
+
+def test_a_run_is_started_once_and_then_skipped(small, tmp_path, capsys):
+    assert grid.main([*small, "--index", "1"]) == 0
+    assert grid.main([*small, "--index", "1"]) == 0
+    assert "already finished" in capsys.readouterr().out
+    calls = (tmp_path / "runs/digits_fedavg_seed=1/calls").read_text().splitlines()
+    assert len(calls) == 1
+    assert "-m fedlada_mpi.run --algorithm fedavg --seed 1" in calls[0]
+    assert calls[0].endswith("--resume")
+    assert not (tmp_path / "runs/digits_fedavg_seed=1" / lock.NAME).exists()
+
+
+def test_the_exit_status_passes_through(small, monkeypatch, capfd):
+    monkeypatch.setenv("PRETEND", "fail")
+    assert grid.main([*small, "--index", "0"]) == 3
+    assert grid.main([*small, "--all"]) == 1
+    assert "3 of 3 runs failed: 0-2" in capfd.readouterr().err
+    assert grid.main([*small[:-1], "no-such-launcher", "--index", "0"]) == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
+def test_a_second_start_is_refused_and_a_signal_stops_the_run(small, tmp_path, number, capsys):
+    first = start([*small, "--index", "0"], PRETEND="wait")
+    ready = tmp_path / "runs/digits_fedavg_seed=0/ready"
+    deadline = time.monotonic() + 30
+    while not ready.exists():
+        assert time.monotonic() < deadline
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.02)
+    assert grid.main([*small, "--index", "0"]) == 2
+    assert f"process {first.pid} on" in capsys.readouterr().err
+    assert grid.main([*small, "--all"]) == 0  # leaves that one alone and does the others
+    assert "is in use by" in capsys.readouterr().out
+    first.send_signal(number)
+    assert first.wait(30) == 75
+    assert grid.main([*small, "--index", "0"]) == 0

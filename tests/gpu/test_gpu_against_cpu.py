@@ -1,0 +1,131 @@
+"""The GPU path against the CPU path; skipped where there is no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedlada_mpi import algorithms
+from fedlada_mpi.bench import Bench
+from fedlada_mpi.config import resolve
+from fedlada_mpi.gpu.side_stream import SideStream
+from fedlada_mpi.models import layers
+
+pytestmark = [pytest.mark.serial, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+CUDA = torch.device("cuda", 0)
+
+
+def moved(device: torch.device, **settings) -> dict[str, torch.Tensor]:
+    """What three clients send after two rounds from the same state, as flat torch-ordered vectors."""
+    bench = Bench(resolve({"dataset": "cifar10", "batch_size": 8, "local_steps": 3, **settings}).config, 3, device)
+    for _ in range(2):
+        bench.round()
+    layout = bench.network.layout
+    return {k: flat(layout, v) for k, v in bench.sums.items()}
+
+
+def flat(layout, vector: torch.Tensor) -> torch.Tensor:
+    return torch.cat([p.flatten() for p in layout.unpack(vector.cpu()).values()]).double()
+
+
+def distance(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((ours - reference).norm() / reference.norm())
+
+
+@pytest.mark.parametrize("name", algorithms.names())
+def test_every_method_as_on_the_cpu(name):
+    cpu = moved(torch.device("cpu"), algorithm=name, model="lenet", precision="fp64")
+    for precision, bound in (("fp64", 1e-10), ("fp32", 1e-4)):
+        gpu = moved(CUDA, algorithm=name, model="lenet", precision=precision)
+        for quantity, reference in cpu.items():
+            assert distance(gpu[quantity], reference) < bound, (precision, quantity)
+
+
+def gradient(precision: str, device: torch.device, **settings) -> torch.Tensor:
+    """Gradients of three ResNets on their first batches: what one step of plain SGD without decay moves by."""
+    plain = {"algorithm": "fedavg", "lr": 1e-3, "weight_decay": 0, "clip": 0}
+    shape = {"dataset": "cifar10", "batch_size": 16, "local_steps": 1, "precision": precision}
+    config = resolve({**plain, **shape, **settings}).config
+    bench = Bench(config, 3, device)
+    bench.round()
+    return flat(bench.network.layout, bench.sums["offset"])
+
+
+def test_each_precision_on_one_step():
+    reference = gradient("fp64", torch.device("cpu"))
+    found = {p: distance(gradient(p, CUDA), reference) for p in ("fp64", "fp32", "tf32", "bf16")}
+    print(found)
+    bounds = {"fp64": 1e-9, "fp32": 1e-4, "tf32": 3e-2, "bf16": 2e-1}
+    assert all(found[p] < bounds[p] for p in bounds), found
+
+
+@pytest.mark.parametrize("compiler", ["auto", "off"])
+def test_batches_are_the_cpus_to_the_bit(compiler):
+    settings = {"dataset": "cifar10", "local_steps": 3, "batch_size": 8, "precision": "fp32", "compile": compiler}
+    found = []
+    for device in (torch.device("cpu"), CUDA):
+        bench = Bench(resolve(settings).config, 2, device)
+        bench.round()
+        found.append(bench.trainer.gather(bench.trainer.buffers.plan.at(2, 2)).cpu())
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"precision": "fp32"}, {"precision": "fp32", "compile": "off"}, {"precision": "fp64"}]
+)
+def test_evaluation_as_on_the_cpu(settings):
+    """Twice, as the second one is a replay; with a batch that is cut short."""
+    found = []
+    for device in (torch.device("cpu"), CUDA):
+        bench = Bench(resolve({"dataset": "cifar10", **settings}).config, 11, device)
+        evaluation = bench.evaluation()
+        evaluation()
+        bench.s.x.mul_(1.5)
+        found.append(evaluation())
+    (loss, correct, count), (gpu_loss, gpu_correct, gpu_count) = found
+    assert count == gpu_count == 5500
+    assert gpu_loss == pytest.approx(loss, rel=1e-5)
+    assert abs(correct - gpu_correct) <= 3  # logits that are all but equal
+
+
+def test_without_a_compiler():
+    """The captured plain path is the kernels' specification."""
+    assert distance(gradient("fp32", CUDA, compile="off"), gradient("fp32", CUDA)) < 1e-4
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_evaluation_by_the_librarys_convolutions_as_by_columns(precision, monkeypatch):
+    found = []
+    for _ in range(2):
+        found.append(Bench(resolve({"dataset": "cifar10", "precision": precision}).config, 11, CUDA).evaluation()())
+        monkeypatch.setattr(layers, "use_library", lambda x, window: False)
+    (loss, correct, _), (by_columns, correct_by_columns, _) = found
+    assert loss == pytest.approx(by_columns, rel=1e-4)
+    assert abs(correct - correct_by_columns) <= 10  # of 5,500
+
+
+@pytest.mark.parametrize("compiler", ["auto", "off"])
+def test_work_on_the_side_stream_changes_no_bit(compiler, monkeypatch):
+    """Memory handed on too early, or a result read before it is there, would show here."""
+    settings = {"dataset": "cifar10", "local_steps": 6, "precision": "tf32", "compile": compiler}
+    found = []
+    for _ in range(2):
+        bench = Bench(resolve(settings).config, 4, CUDA)
+        bench.round()
+        bench.round()
+        found.append(bench.sums["offset"])
+        monkeypatch.setattr(SideStream, "submit", lambda self, work, *reads: work())
+    assert torch.equal(*found)
+
+
+def test_uneven_draws_compile_nothing():
+    settings = {"dataset": "cifar10", "batch_size": 8, "local_steps": 2, "precision": "fp32"}
+    bench = Bench(resolve(settings).config, 4, CUDA)
+    bench.round()
+    step = bench.trainer.local_step
+    made = dict(step._made)
+    for clients in (2, 3, 1):
+        bench.clients = clients
+        bench.round()
+    assert bench.trainer.local_step is step
+    assert step._made == made

@@ -1,0 +1,358 @@
+"""Every Triton kernel against its plain specification, on fresh random numbers into poisoned memory.
+
+On a CUDA device directly; elsewhere in Triton's interpreter, which must be chosen before Triton is imported,
+so ``test_in_the_interpreter`` runs the rest of this file in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from inspect import getsource
+from math import prod
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from repository import ROOT
+
+from fedlada_mpi import algorithms
+from fedlada_mpi.algorithms import ClientVectors, Vectors
+from fedlada_mpi.algorithms.step import local_step
+from fedlada_mpi.config import resolve
+from fedlada_mpi.doctor import machine
+from fedlada_mpi.gpu import fuse, layer_kernels, norm_kernels
+from fedlada_mpi.gpu.fuse import Fused
+from fedlada_mpi.gpu.side_stream import SideStream
+from fedlada_mpi.gpu.triton_support import triton
+from fedlada_mpi.models import columns, layers
+from fedlada_mpi.models.columns import Window
+from fedlada_mpi.models.layout import Layout
+
+CUDA = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+DEVICE = "cuda" if CUDA else "cpu"
+TYPES = (torch.float32, torch.bfloat16)
+
+here = pytest.mark.skipif(not layer_kernels.available(), reason="neither a CUDA device nor Triton's interpreter")
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    """What a kernel does not write is NaN, and 255 in bytes."""
+
+    def poisoned(make):
+        def allocate(*arguments, **options):
+            memory = make(*arguments, **options)
+            return memory.fill_(
+                float("nan") if memory.is_floating_point() else 255 if memory.dtype == torch.uint8 else 0
+            )
+
+        return allocate
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+
+
+def random(*shape: int, dtype=torch.float32) -> torch.Tensor:
+    return torch.randn(shape).to(DEVICE, dtype)
+
+
+def flat_views(count: int, channels: int, *, dtype=torch.float32) -> list[torch.Tensor]:
+    """Two parameters [count, channels] inside flat vectors [count, longer], as in a layout."""
+    flat = random(count, 3 * channels + 17, dtype=dtype)
+    return [flat[:, 5 : 5 + channels], flat[:, 9 + channels : 9 + 2 * channels]]
+
+
+def agree(found: torch.Tensor, expected: torch.Tensor, dtype=None) -> None:
+    dtype = dtype or expected.dtype
+    assert found.dtype == dtype
+    assert found.shape == expected.shape
+    error = (found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)
+    assert error < {torch.float32: 2e-6, torch.bfloat16: 6e-3}[dtype], f"relative error {error:.2e}"
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """To the bit; but the interpreter cuts a bfloat16 off where the hardware rounds it, at most one step further."""
+    assert found.dtype == expected.dtype
+    if CUDA or expected.dtype == torch.float32:
+        assert torch.equal(found, expected)
+    else:
+        rounded_away = expected.view(torch.int16).int() - found.view(torch.int16).int()
+        assert ((rounded_away == 0) | (rounded_away == 1)).all()
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
+def test_in_the_interpreter():
+    command = [sys.executable, "-m", "pytest", "-q", "-x", __file__]
+    done = subprocess.run(
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=580
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert re.search(r"\d+ passed, 2 skipped", done.stdout), done.stdout  # but for this test and the next
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
+def test_every_kernel_compiles_for_a_gpu(tmp_path):
+    """The interpreter takes what the compiler may refuse; this takes the compiler's word where there is no GPU."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-4000:]
+    made = {"squares", "update"}  # by fuse.py
+    for module in (layer_kernels, norm_kernels):
+        text = getsource(module)
+        made |= {name for name in re.findall(r"^def (_\w+)", text, re.MULTILINE) if f"{name}[" in text}
+    assert set(done.stdout.split()) == made
+
+
+def test_without_triton():
+    """The modules import where Triton is missing, and report that no kernel runs there."""
+    code = (
+        "import sys; sys.modules['triton'] = None; from fedlada_mpi.gpu import layer_kernels as k; print(k.available())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+PIECES = (7, 7, 20)  # as a group too large for one tile, its last piece partly outside
+
+# (rows, columns, channels), kernel, stride, padding: the shapes of the networks, small, and some odd ones.
+GEOMETRIES = [
+    ((4, 4, 64), 3, 1, 1),
+    ((4, 6, 32), 3, 2, 1),
+    ((4, 4, 16), 1, 2, 0),
+    ((4, 4, 16), 1, 1, 0),
+    ((2, 2, 128), 3, 2, 1),
+    ((1, 1, 64), 3, 1, 1),
+    ((8, 6, 3), 7, 2, 3),
+    ((6, 7, 3), 5, 1, 0),
+    ((6, 6, 1), 3, 1, 1),
+    ((6, 5, 24), 3, 2, 1),
+    ((5, 5, 48), 2, 3, 0),
+]
+
+
+@here
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "padding", "dtype"),
+    [(*geometry, torch.float32) for geometry in GEOMETRIES]
+    + [(*geometry, torch.bfloat16) for geometry in GEOMETRIES[:2]],
+)
+def test_columns(shape, kernel, stride, padding, dtype):
+    window = Window(*shape[:2], kernel, stride, padding)
+    (r0, r1), (c0, c1) = window.taps
+    used = (r1 - r0) * (c1 - c0) * shape[2]
+    width = -(-used // 16) * 16
+    x = random(2, 3, *shape, dtype=dtype)
+    assert torch.equal(layer_kernels.im2col(x, window, width), columns.im2col(x, window, width))
+    cols = random(2, 3 * prod(window.out), width, dtype=dtype)
+    expected = columns.col2im(cols.double(), window, x.shape)
+    agree(layer_kernels.col2im(cols, window, x.shape), expected, dtype)
+
+
+@here
+@pytest.mark.parametrize(
+    ("shape", "n", "relu", "with_residual", "dtype"),
+    [
+        ((16, 16, 16), 2, True, False, torch.float32),
+        ((4, 4, 32), 9, True, True, torch.float32),
+        ((4, 4, 32), 9, True, True, torch.bfloat16),
+        ((2, 2, 128), 9, False, False, torch.float32),
+        ((1, 1, 64), 66, False, True, torch.float32),
+        ((3, 5, 24), 17, True, True, torch.bfloat16),
+        (PIECES, 2, True, True, torch.float32),
+        (PIECES, 2, False, False, torch.bfloat16),
+    ],
+)
+def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
+    count = 2
+    monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.SUMMANDS", 2)
+    if shape == PIECES:
+        monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.IN_REGISTERS", 512)
+    x = 3 + 2 * random(count, n, *shape, dtype=dtype)
+    residual = random(*x.shape, dtype=dtype) if with_residual else None
+    gamma, beta = flat_views(count, shape[2], dtype=dtype)
+    out, mean, rstd = layer_kernels.group_norm(x, gamma, beta, 2, residual, relu)
+    wide = [None if t is None else t.double() for t in (x, gamma, beta, residual)]
+    exact = layers.group_norm(*wide[:3], 2, wide[3], relu)
+    agree(out, exact[0], dtype)
+    agree(mean, exact[1], torch.float32)
+    agree(rstd, exact[2], torch.float32)
+
+    dout = random(*x.shape, dtype=dtype)
+    grads, expected_grads = flat_views(count, shape[2], dtype=dtype), flat_views(count, shape[2], dtype=torch.float64)
+    before = grads[0]._base.clone()
+    mask = out if relu else None
+    side_stream = SideStream(x.device)
+    dx, dresidual = layer_kernels.group_norm_backward(
+        dout, x, gamma, mean, rstd, mask, 2, with_residual, *grads, side_stream
+    )
+    expected = layers.group_norm_backward(
+        dout.double(), *wide[:2], exact[1], exact[2], mask, 2, with_residual, *expected_grads, side_stream
+    )
+    side_stream.join()
+    agree(dx, expected[0], dtype)
+    for found, right in zip(grads, expected_grads, strict=True):
+        agree(found, right, dtype)
+        found.zero_()
+    for view, copy in zip(around(before, shape[2]), around(grads[0]._base, shape[2]), strict=True):
+        assert torch.equal(view, copy)  # nothing but the two parameters was touched
+    assert (dresidual is None) == (not with_residual)
+    if with_residual:
+        assert torch.equal(dresidual, dout if mask is None else dout * (mask > 0))
+
+
+def around(flat: torch.Tensor, channels: int) -> list[torch.Tensor]:
+    """What is around the two parameters of ``flat_views``."""
+    return [flat[:, :5], flat[:, 5 + channels : 9 + channels], flat[:, 9 + 2 * channels :]]
+
+
+@here
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "padding", "dtype"),
+    [
+        ((8, 8, 64), 3, 2, 1, torch.float32),
+        ((5, 7, 20), 3, 2, 1, torch.bfloat16),
+        ((6, 6, 16), 2, None, 0, torch.float32),
+        ((5, 5, 3), 3, 1, 1, torch.float32),
+    ],
+)
+def test_max_pool(shape, kernel, stride, padding, dtype):
+    # Few distinct values: ties in most windows.
+    x = torch.randint(-2, 3, (2, 3, *shape)).to(DEVICE, dtype)
+    x[0, 0, 0, 0, 0], x[1, 2, 2, 2] = float("nan"), float("-inf")
+    copy = x.clone().requires_grad_()
+    x.requires_grad_()
+    out, expected = layer_kernels.max_pool(x, kernel, stride, padding), plain_max_pool(copy, kernel, stride, padding)
+    assert torch.equal(out.nan_to_num(7), expected.nan_to_num(7))
+    weights = torch.randint(-8, 9, out.shape).to(out)
+    out.backward(weights)
+    expected.backward(weights)
+    assert torch.equal(x.grad, copy.grad)
+
+
+@here
+def test_the_doctors_trial():
+    assert machine.pooled(DEVICE) == 3
+
+
+def plain_max_pool(x, kernel, stride, padding):
+    pooled = F.max_pool2d(x.flatten(0, 1).permute(0, 3, 1, 2), kernel, stride, padding)
+    return pooled.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+
+
+def plain_gather(images, index, flip, dy, dx, mean, std, dtype):
+    _, rows, columns, _ = images.shape
+    h = torch.arange(rows, device=index.device)[:, None] + dy[..., None, None].long()
+    w = torch.arange(columns, device=index.device) + dx[..., None, None].long()
+    met = (h >= 0) & (h < rows) & (w >= 0) & (w < columns)
+    w = torch.where(flip[..., None, None], columns - 1 - w, w)
+    pixels = images[index[..., None, None], h.clamp(0, rows - 1), w.clamp(0, columns - 1)]
+    values = (pixels.float() / 255 - mean) / std
+    return torch.where(met[..., None], values, torch.zeros(())).to(dtype)
+
+
+@here
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gather(dtype, channels):
+    images = torch.randint(0, 256, (7, 6, 5, channels), dtype=torch.uint8, device=DEVICE)
+    index = torch.randint(0, 7, (3, 9), device=DEVICE)
+    flip = torch.rand(3, 9, device=DEVICE) < 0.5
+    dy, dx = (torch.randint(-3, 4, (3, 9), dtype=torch.int8, device=DEVICE) for _ in range(2))
+    mean, std = torch.rand(channels, device=DEVICE), torch.rand(channels, device=DEVICE) + 0.1
+    found = layer_kernels.gather(images, index, flip, dy, dx, mean, std, dtype)
+    # On the CPU: the batch is the same to the bit on every device.
+    images, index, flip, dy, dx, mean, std = (t.cpu() for t in (images, index, flip, dy, dx, mean, std))
+    found = found.cpu()
+    same(found, plain_gather(images, index, flip, dy, dx, mean, std, dtype))
+    # Against torchvision's order of things: flip, then a window of the padded image.
+    c, b = 1, 4
+    image = (images[index[c, b]].float() / 255 - mean) / std
+    image = image.flip(1) if flip[c, b] else image
+    padded = F.pad(image, (0, 0, 3, 3, 3, 3))
+    top, left = 3 + int(dy[c, b]), 3 + int(dx[c, b])
+    same(found[c, b], padded[top : top + 6, left : left + 5].to(dtype))
+
+
+@here
+def test_double_precision_is_refused():
+    with pytest.raises(TypeError, match="float64"):
+        layer_kernels.im2col(random(1, 1, 4, 4, 16, dtype=torch.float64), Window(4, 4, 3, 1, 1), 144)
+
+
+@here
+def test_layers_together():
+    """Gradients of a small residual network, as the layers call the kernels."""
+    shapes = {
+        "stem.weight": (16, 3, 7, 7), "down.weight": (32, 16, 1, 1), "conv.weight": (32, 16, 3, 3),
+        "one.weight": (16,), "one.bias": (16,), "two.weight": (32,), "two.bias": (32,),
+        "fc.weight": (10, 32), "fc.bias": (10,),
+    }  # fmt: skip
+    products = {name: (*shape, 1, 1)[:4] for name, shape in shapes.items() if len(shape) > 1}
+    layout = Layout(((name, torch.Size(shape)) for name, shape in shapes.items()), products)
+    values = torch.stack([layout.pack({name: torch.randn(shape) for name, shape in shapes.items()}) for _ in range(2)])
+    x, labels = random(2, 2, 8, 8, 3), torch.tensor([0, 3, 1, 2], device=DEVICE)
+
+    def forward(p):
+        y = layers.norm(p, "one", layers.conv(p, "stem", x, 7, 2, 3), 2)
+        y = p.kernels.max_pool(y, 3, 2, 1) if p.kernels else plain_max_pool(y, 3, 2, 1)
+        y = layers.norm(p, "two", layers.conv(p, "conv", y, 3, 2, 1), 2, residual=layers.conv(p, "down", y, 1, 2))
+        return layers.linear(p, "fc", y.mean((2, 3)))
+
+    results = []
+    for chosen in (None, layer_kernels):
+        grads = torch.zeros_like(values, device=DEVICE)
+        stack = layers.Stack(layout, values.to(DEVICE), grads, chosen)
+        loss = F.cross_entropy(forward(stack).flatten(0, 1), labels)
+        loss.backward()
+        results.append((loss.detach(), grads))
+    agree(results[1][0], results[0][0])
+    for name, grad in layout.views(results[0][1]).items():
+        assert (layout.views(results[1][1])[name] - grad).norm() < 1e-5 * grad.norm(), name
+
+
+def method(name: str) -> algorithms.Algorithm:
+    settings = {"dataset": "cifar10", "algorithm": name, "clip": 1.0, "weight_decay": 0.1}
+    return algorithms.create(resolve(settings).config)
+
+
+STEPS = [(name, False) for name in algorithms.names()]
+STEPS += [(name, True) for name in algorithms.names() if method(name).shares_gradient_free]
+
+
+@here
+@pytest.mark.parametrize(("name", "gradient_free"), STEPS)
+def test_fused_step(name, gradient_free, monkeypatch):
+    """The kernel made from a method's code does what the code does; twice, as the state moves on."""
+    monkeypatch.setattr(fuse, "PARTS", 4)
+    chosen = method(name)
+    clients = {n: random(3, 3000).abs() for n in ("x", *chosen.slots, *chosen.client_state)} | {"g": random(3, 3000)}
+    s = Vectors(**{n: random(3000).abs() for n in (*chosen.down, *chosen.derived)})
+    lr = torch.tensor(0.1, device=DEVICE)
+    fused, plain = (ClientVectors(**{n: v.clone() for n, v in clients.items()}, compute_copy=None) for _ in range(2))
+    step = Fused(local_step)
+    for _ in range(2):
+        step(chosen, fused, s, lr, gradient_free, True)
+        local_step(chosen, plain, s, lr, gradient_free, True)
+    for n in clients:
+        agree(getattr(fused, n), getattr(plain, n))
+
+
+def test_a_step_that_cannot_be_fused_warns_and_runs_as_written():
+    def step(algorithm, c, s, lr, gradient_free, preserve_g):
+        c.x.sub_(c.g.cumsum(1))
+
+    c = ClientVectors(x=torch.zeros(1, 3), g=torch.ones(1, 3), compute_copy=None)
+    fused, method = Fused(step), algorithms.create(resolve({}).config)
+    with pytest.warns(UserWarning, match="cumsum cannot be fused"):
+        fused(method, c, Vectors(x=torch.zeros(3)), torch.tensor(0.1), False, True)
+    fused(method, c, Vectors(x=torch.zeros(3)), torch.tensor(0.1), False, True)
+    assert c.x.tolist() == [[-2, -4, -6]]

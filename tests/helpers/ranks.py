@@ -1,0 +1,35 @@
+"""The ranks of a test run, and the launcher for runs with ranks of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+# From the environment, because importing MPI costs a second that most serial runs need not spend.
+SIZE = next((int(os.environ[name]) for name in LAUNCHER_SIZES if name in os.environ), 1)
+
+
+def communicator():
+    """MPI.COMM_WORLD."""
+    from mpi4py import MPI
+
+    return MPI.COMM_WORLD
+
+
+def is_root() -> bool:
+    return SIZE == 1 or communicator().rank == 0
+
+
+def barrier() -> None:
+    if SIZE > 1:
+        communicator().Barrier()
+
+
+def find_mpirun() -> str | None:
+    # The one next to the interpreter comes first: it belongs to the MPI that mpi4py loads.
+    own = str(Path(sys.executable).parent)
+    return shutil.which("mpirun", path=own) or shutil.which("mpirun")

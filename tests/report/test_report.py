@@ -1,0 +1,366 @@
+"""The report: reading runs in any state, the numbers in its tables, its files, and the page in a real browser."""
+
+import csv
+import json
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_runs import write_run
+
+from fedlada_mpi.report import build, figures, groups, load, measures, page, paper, series, tables
+from fedlada_mpi.report.__main__ import main
+from fedlada_mpi.report.groups import Group, Stat, group
+
+pytestmark = pytest.mark.serial  # nothing of it depends on ranks, and it starts processes
+
+
+def run(test_acc, *, seed=0, status="finished", rounds=None, **changes):
+    """A run in memory with these test accuracies, one participant and a vector of ten bytes."""
+    settings = {**groups._preset("cifar10", changes.get("algorithm", "fedavg")), "seed": seed, **changes}
+    n = len(test_acc)
+    settings["rounds"] = n if rounds is None else rounds
+    values = {name: np.full(n, np.nan) for name in (*load.SCALARS, "participants")}
+    values |= {f"seconds_{p}": np.full(n, 0.5) for p in (*load.PHASES, "total")}
+    values |= {"test_acc": np.array(test_acc, float), "participants": np.full(n, 2.0)}
+    values |= {"paper_units": np.full(n, 4.0), "bytes_down": np.full(n, 20.0), "bytes_up": np.full(n, 10.0)}
+    return load.Run(Path(f"run{seed}"), settings, np.arange(1, n + 1), values, status=status)
+
+
+def rows_of(path):
+    with open(path) as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_line_being_written_is_left_out_and_a_broken_one_is_counted():
+    records, skipped = load.parse(b'{"round": 1, "lr": 0.5}\n{"round": 2}\n{"round": 3, "l')
+    assert [r["round"] for r in records] == [1, 2]
+    assert skipped == 0
+    records, skipped = load.parse(b'{"round": 1}\n\x00\x00{"ro\n[3]\n{"round": 4}\n')
+    assert [r["round"] for r in records] == [1, 4]
+    assert skipped == 2
+    assert load.parse(b"") == ([], 0)
+    assert load.parse(b'{"round": 1') == ([], 0)
+
+
+def test_of_a_round_done_twice_the_last_record_counts():
+    records, _ = load.parse(b'{"round": 1, "lr": 1}\n{"round": 2, "lr": 2}\n{"round": 2, "lr": 3}\n')
+    assert [r["lr"] for r in records] == [1, 3]
+
+
+def test_nothing_measured_is_not_a_number_and_never_zero():
+    rounds, columns = load._columns(
+        [{"round": 1, "test_acc": None}, {"round": 2, "test_acc": 0.5, "seconds": {"train": 2}}]
+    )
+    assert rounds.tolist() == [1, 2]
+    assert np.isnan(columns["test_acc"][0])
+    assert columns["test_acc"][1] == 0.5
+    assert np.isnan(columns["train_loss"]).all()
+    assert np.isnan(columns["seconds_train"][0])
+    assert columns["seconds_train"][1] == 2
+
+
+def test_ranks_are_averaged_over_the_rounds_of_the_latest_world():
+    def record(*wait):
+        return {"round": 1, "seconds_by_rank": {"wait": list(wait)}}
+
+    assert load._by_rank([record(9, 9), record(1, 2, 3), record(3, 4, 5)])["wait"].tolist() == [2, 3, 4]
+    assert load._by_rank([{"round": 1}]) == {}
+
+
+def test_mean_and_spread_over_seeds():
+    one = Group({}, [run([0.1, 0.4]), run([0.3, 0.8], seed=1), run([0.2], seed=2, rounds=2, status="stopped")])
+    rounds, mean, std, count = one.curve("test_acc")
+    assert rounds.tolist() == [1, 2]
+    assert mean == pytest.approx([0.2, 0.6])
+    assert std == pytest.approx([0.1, math.sqrt(0.08)])  # sample deviation of 0.1 0.3 0.2, and of 0.4 0.8
+    assert count.tolist() == [3, 2]
+
+
+def test_a_round_that_was_not_evaluated_is_not_in_the_curve():
+    assert Group({}, [run([0.1, math.nan, 0.3])]).curve("test_acc")[0].tolist() == [1, 3]
+
+
+def test_rounds_to_a_level():
+    reach = measures.rounds_to("test_acc", 0.5)
+    assert reach(run([0.4, 0.5, 0.3])) == 2
+    assert reach(run([0.4, 0.4])) == math.inf
+    assert reach(run([0.4, 0.4], rounds=9, status="stopped")) is None
+    assert reach(run([])) is None
+    assert reach(run([math.nan, math.nan])) is None
+
+
+def test_communication_to_a_level_is_counted_through_that_round():
+    assert measures.total_to("bytes_down", 0.5)(run([0.1, 0.2, 0.6, 0.7])) == 60
+    assert measures.total_to("paper_units", 0.5, per_participant=True)(run([0.1, 0.2, 0.6, 0.7])) == 6
+    assert measures.total_to("bytes_down", 0.9)(run([0.1, 0.2])) is None
+
+
+def test_accuracy_after_so_many_rounds_needs_so_many_rounds():
+    assert measures.test_at(2)(run([0.1, 0.2, 0.9])) == pytest.approx(20)
+    assert measures.test_at(4)(run([0.1, 0.2, 0.9])) is None
+    assert measures.test_at(2)(run([0.1, math.nan, 0.9])) == pytest.approx(10)
+    assert measures.best(2)(run([0.3, 0.2, 0.9])) == pytest.approx(30)
+    assert measures.best(None, "round")(run([0.3, 0.2, 0.9])) == 3
+
+
+def test_cells_distinguish_missing_unreached_and_partial():
+    assert tables.stat(Stat((), 3)).text == "–"
+    assert tables.stat(Stat((), 3, beyond=1500)).text == "> 1,500"
+    assert tables.stat(Stat((10.0, 12.0), 3)).text == "11.0 ± 1.4 (2 of 3)"
+    assert tables.stat(Stat((52.0,), 1)).text == "52"
+    assert tables.size(Stat((2.5e9,), 1)).text == "2.50 GB"
+    assert tables.size(Stat((2.5e9,), 1)).value == 2.5e9
+
+
+def test_runs_of_the_same_seed_count_once_and_the_longer_one():
+    (one,) = group([run([0.1]), run([0.1, 0.2]), run([0.3, 0.4], seed=1)])
+    assert [r.done for r in one.runs] == [2, 2]
+    assert one.repeated == 1
+
+
+def test_groups_differ_in_settings_that_matter_and_no_others():
+    runs = [run([0.1]), run([0.1], seed=1, out="elsewhere", device="cpu"), run([0.1], participation=0.5)]
+    assert [len(g.runs) for g in group(runs)] == [2, 1]
+
+
+def test_names_distinguish_groups_and_no_more():
+    alphas = group(
+        [run([0.1], algorithm="fedlada", alpha=a) for a in (0.1, 0.5)] + [run([0.1], algorithm="scaffold", alpha=1.0)]
+    )
+    assert groups.labels(alphas) == ["SCAFFOLD", "FedLADA α=0.1", "FedLADA α=0.5"]
+    assert groups.labels(group([run([0.1], dirichlet=0.3)])) == ["FedAvg"]
+    mixed = group([run([0.1]), run([0.1], participation=0.5), run([0.1], local_epochs=9)])
+    assert groups.labels(mixed) == ["FedAvg", "FedAvg local epochs=9", "FedAvg participation=0.5"]
+
+
+def test_the_papers_own_numbers_are_consistent():
+    """Relations that the paper's text states between its tables."""
+    found = {t["id"]: t for t in paper.contents()["tables"]}
+    fedlada, localadam = (
+        found["rounds_to_train_98"]["columns"][0]["paper"][6],
+        found["rounds_to_train_98"]["columns"][0]["paper"][5],
+    )
+    assert fedlada / localadam == pytest.approx(1.33, abs=0.005)
+    at2 = {c["name"]: c["paper"] for c in found["rounds_to_test"]["columns"]}
+    assert at2["CIFAR-10, 70 %"][0] / at2["CIFAR-10, 70 %"][6] == pytest.approx(2.11, abs=0.01)
+    gains = found["optimizer_combinations"]["columns"]
+    assert [p - 34.5 for p in gains[0]["paper"]] == pytest.approx(gains[1]["paper"])
+    units = found["communication_to_target"]["columns"]
+    assert units[1]["paper"][6] == 2 * units[0]["paper"][6] == 90
+    for table in found.values():
+        ((setting, values),) = table["rows"].items()
+        assert setting in groups.IDENTITY
+        for column in table["columns"]:
+            assert len(column["paper"]) == len(values)
+            measures.named(column)
+
+
+def test_every_experiment_of_the_paper_fills_its_tables_and_figures(tmp_path):
+    """The settings of the grids and those of paper.toml name the same runs."""
+    from fedlada_mpi import config, experiments
+
+    runs = []
+    for name in experiments.experiments():
+        for planned in experiments.load(name).runs:
+            settings = vars(config.resolve({}, planned.given).config)
+            fake = run([0.99], seed=settings["seed"])
+            fake.settings, fake.series["train_acc"] = {**settings, "rounds": 1}, np.array([0.99])
+            fake.rounds = np.array([1500])
+            runs.append(fake)
+    found = group(runs)
+    for table in paper.tables(found):
+        if table.id != "communication_to_target":
+            assert not table.empty, table.id
+            ours = [i for i, c in enumerate(table.columns) if c.name == "ours"]
+            assert all(row[i].text != "–" for row in table.rows for i in ours), table.id
+    assert [f.id for f in paper.figures(found) if f.missing] == []
+
+
+def test_a_table_of_the_paper_shows_ours_next_to_it():
+    curve = [0.5] * 51 + [0.71] * 1449
+    runs = [
+        run(curve, algorithm="fedlada", alpha=0.1, lr=1e-3, weight_decay=1e-2, decay_mode="decoupled", precision="tf32")
+    ]
+    table = {t.id: t for t in paper.tables(group(runs))}["rounds_to_test"]
+    row = {r[0].text: r for r in table.rows}["FedLADA"]
+    assert [c.full for c in table.columns[1:4]] == [
+        "CIFAR-10, 70 %: ours",
+        "CIFAR-10, 70 %: paper",
+        "CIFAR-10, 70 %: difference",
+    ]
+    assert [c.text for c in row[1:7]] == ["52", "44.6", "+7.4 (+17 %)", "> 1,500", "186.4", "> +1,314"]
+    assert [c.text for c in row[7:10]] == ["–", "93.9", "–"]
+    assert row[3].tone == "worse"
+    assert table.notes == ["FedLADA on CIFAR-10 was run with tf32."]
+    fedavg = {r[0].text: r for r in table.rows}["FedAvg"]
+    assert fedavg[1].text == "–"
+
+
+def test_never_agrees_with_never_only_after_the_papers_rounds():
+    column = {"measure": "rounds_to_test", "paper": []}
+    assert paper._difference(Stat((), 1, 1500), math.inf, column).text == "agree"
+    assert paper._difference(Stat((), 1, 300), math.inf, column).text == "–"
+    assert paper._difference(Stat((9.0,), 1), math.inf, column).text == "reached"
+    assert paper._difference(Stat((), 1, 300), 500, column).text == "–"
+
+
+def test_gains_and_ratios_are_against_the_named_row():
+    found = {"fedavg": Stat((40.0, 44.0), 2), "fedlada": Stat((21.0,), 1), "fedcm": Stat((), 1)}
+    assert paper._relative(found, "fedlada", {"over": "fedavg"}).mean == 0.5
+    assert paper._relative(found, "fedlada", {"minus": "fedavg"}).mean == -21
+    assert paper._relative(found, "fedcm", {"minus": "fedavg"}).mean is None
+
+
+def test_other_settings_than_the_papers_are_not_compared_with_it():
+    assert paper.match(group([run([0.1], participation=0.2)]), {"dataset": "cifar10", "algorithm": "fedavg"}) == (
+        None,
+        [],
+    )
+    shards = group([run([0.1], dataset="/data/shards/cifar10")])
+    assert paper.match(shards, {"dataset": "cifar10", "algorithm": "fedavg"})[0] is shards[0]
+
+
+def test_thinning_keeps_the_ends_and_true_values():
+    assert series.thinned(5, 10).tolist() == [0, 1, 2, 3, 4]
+    chosen = series.thinned(1500, 200)
+    assert len(chosen) == 200
+    assert chosen[0] == 0
+    assert chosen[-1] == 1499
+
+
+def test_what_was_spent_by_a_round():
+    one = Group({}, [run([0.1, 0.2, 0.3])])
+    assert series.spent(one, "units", np.array([1, 3])).tolist() == [2, 6]
+    assert series.spent(one, "bytes", np.array([2])).tolist() == [60]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A small grid in every state: two methods finished, one seed going on, one not begun."""
+    root = tmp_path_factory.mktemp("runs")
+    for method in ("fedavg", "fedlada"):
+        for seed in (0, 1):
+            write_run(root / f"{method}{seed}", {"algorithm": method, "seed": seed, "rounds": 30, "targets": [0.3]}, 30)
+    ongoing = write_run(root / "ongoing", {"algorithm": "scaffold", "rounds": 30}, 12, status=None)
+    with open(ongoing / "metrics.jsonl", "a") as file:
+        file.write('{"round": 13, "test_a')
+    write_run(root / "begun", {"algorithm": "localadam", "rounds": 30}, 0, status=None)
+    (root / "broken").mkdir()
+    (root / "broken/config.json").write_text("{")
+    return root
+
+
+@pytest.fixture(scope="module")
+def report(digits, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    return out, build([digits], out)
+
+
+def test_the_report_of_runs_in_every_state(report):
+    out, lines = report
+    assert lines[-1].startswith("6 runs of 4 settings,")
+    assert any("broken/config.json" in line for line in lines)
+    overview = {row["Method"]: row for row in rows_of(out / "tables/overview.csv")}
+    assert list(overview) == ["FedAvg", "SCAFFOLD", "LocalAdam", "FedLADA"]
+    assert overview["FedAvg"]["Final test % seeds"] == "2"
+    assert float(overview["FedAvg"]["Final test % std"]) > 0
+    assert overview["SCAFFOLD"]["Rounds"] == "12"
+    assert overview["SCAFFOLD"]["Final test % std"] == ""
+    assert overview["LocalAdam"]["Final test %"] == ""
+    target = {row["Method"]: row for row in rows_of(out / "tables/targets_digits.csv")}
+    assert float(target["FedLADA"]["30 %: rounds"]) > 5
+    assert target["FedAvg"]["30 %: rounds"] == "> 30"
+    assert target["SCAFFOLD"]["30 %: rounds"] == ""
+    states = {row["Directory"].rsplit("/")[-1]: row["State"] for row in rows_of(out / "tables/runs.csv")}
+    assert states == {
+        **dict.fromkeys(("fedavg0", "fedavg1", "fedlada0", "fedlada1"), "finished"),
+        **dict.fromkeys(("ongoing", "begun"), "unfinished"),
+    }
+
+
+def test_figures_are_there_as_png_and_svg(report):
+    out, _ = report
+    names = {path.stem for path in (out / "figures").iterdir()}
+    assert names == {"curves_digits", "phases_digits", "ranks_digits"}
+    for name in names:
+        assert (out / f"figures/{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (out / f"figures/{name}.svg").read_text()
+
+
+def test_markdown_has_as_many_cells_in_every_line(report):
+    out, _ = report
+    for path in (out / "tables").glob("*.md"):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in path.read_text().splitlines() if line.startswith("|")}
+        assert len(widths) == 1, path
+
+
+def test_the_page_asks_for_nothing_from_outside(report):
+    text = (report[0] / "index.html").read_text()
+    own = text.replace(page.plotly(), "")
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", own)
+    assert "NaN" not in re.search(r'id="data">(.*?)</script>', own, re.S).group(1)
+
+
+def test_a_single_run_is_enough(tmp_path, digits):
+    lines = build([digits / "fedlada0"], tmp_path)
+    assert lines[-1].startswith("1 run of 1 setting,")
+    assert "Test accuracy" in (tmp_path / "index.html").read_text()
+
+
+def test_without_the_charting_library_the_page_shows_pictures(tmp_path, digits, monkeypatch):
+    monkeypatch.setattr(page, "plotly", lambda: "")
+    lines = build([digits], tmp_path)
+    assert "fedlada_mpi[report]" in lines[-2]
+    text = (tmp_path / "index.html").read_text()
+    assert '<img src="figures/curves_digits.png"' in text
+    assert "data-curves" not in text
+
+
+def test_many_groups_are_drawn_apart():
+    many = group(
+        [run([0.1, 0.2], algorithm=m, alpha=a) for m in ("fedlada", "fedcm") for a in np.linspace(0.1, 1, 9).tolist()]
+    )
+    names = [name for name, _ in figures.plan(many)]
+    assert "test_acc_cifar_10" in names
+    assert "curves_cifar_10" not in names
+    assert len(set(series.colours(many[:9]))) == 9
+
+
+def test_mistakes_are_reported_in_one_line(tmp_path, capsys):
+    assert main([str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
+    assert main([str(tmp_path), "--out", str(tmp_path / "r")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error: there is no directory")
+    assert "no runs under" in lines[1]
+    assert len(lines) == 2
+
+
+@pytest.mark.browser
+def test_the_page_in_a_browser(report, tmp_path):
+    """No message on the console, and the tables and curves are in the document."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not browser:
+        pytest.skip("no browser: apt-get install chromium")
+    quiet = "--no-first-run --disable-background-networking --disable-component-update --disable-sync --disable-quic"
+    dump = "--enable-logging=stderr --v=0 --virtual-time-budget=30000 --dump-dom"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", *quiet.split(), *dump.split()]
+    done = subprocess.run(
+        [browser, *options, f"--user-data-dir={tmp_path}", f"file://{report[0]}/index.html"],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    document = done.stdout
+    assert re.search(r'<body[^>]* data-drawn="2"', document)
+    curves = document[document.index('data-curves="0"') :]
+    assert curves.count('class="js-line"') >= 3
+    assert all(name in curves for name in ("FedAvg", "SCAFFOLD", "FedLADA"))
+    assert document.count('<table class="sortable">') == len(list((report[0] / "tables").glob("*.csv")))
+    assert json.loads(re.search(r'id="data">(.*?)</script>', document, re.S).group(1))["groups"]

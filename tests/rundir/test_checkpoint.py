@@ -1,0 +1,201 @@
+"""Checkpoints: whole or not there, two of them, and damage is named with what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from ranks import barrier, is_root
+from training_runs import arguments, make_data, run_here
+
+from fedlada_mpi.algorithms import Vectors
+from fedlada_mpi.config import Config
+from fedlada_mpi.errors import UserError
+from fedlada_mpi.mpi import World
+from fedlada_mpi.run import main
+from fedlada_mpi.rundir import checkpoint
+
+SETTINGS = dict(
+    algorithm="scaffold", local_epochs=1, batch_size=2, participation=0.5, rounds=5, checkpoint_every=1, seed=4
+)
+
+
+@pytest.fixture(scope="module")
+def data(shared_tmp):
+    return make_data(shared_tmp / "checkpoint", [4, 3, 5, 2], silos=2)
+
+
+@pytest.fixture
+def out(shared_tmp, request):
+    return shared_tmp / "checkpoint-out" / request.node.name
+
+
+@pytest.fixture
+def world():
+    ranks = World()
+    yield ranks
+    ranks.close()
+
+
+def names(out: Path) -> list[str]:
+    return sorted(path.name for path in (out / "checkpoint").iterdir())
+
+
+def state(offset: float) -> tuple[Vectors, dict[str, dict[int, torch.Tensor]]]:
+    s = Vectors(x=torch.arange(5.0) + offset, c=torch.full((5,), offset))
+    return s, {"c_i": {3: torch.full((5,), 3 + offset), 11: torch.full((5,), 11 + offset)}}
+
+
+def test_only_two_are_kept(data, out):
+    run_here(data, out, **SETTINGS)
+    assert names(out) == ["round_000004", "round_000005"]
+
+
+@pytest.mark.parametrize(("every", "rounds"), [(0, [5]), (2, [4, 5]), (5, [5])])
+def test_when_they_are_written(every, rounds, data, out):
+    run_here(data, out, **{**SETTINGS, "checkpoint_every": every})
+    assert names(out) == [f"round_{t:06d}" for t in rounds]
+
+
+@pytest.mark.serial
+def test_what_was_saved_is_loaded(world, tmp_path):
+    s, clients = state(0.5)
+    checkpoint.save(world, tmp_path, 7, Config(), s, clients)
+    with h5py.File(tmp_path / "checkpoint" / "round_000007" / "server.h5") as file:
+        assert set(file) == {"x", "c"}
+        assert file["x"][:].tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
+        assert file.attrs["round"] == 7
+        assert json.loads(file.attrs["config"])["algorithm"] == "fedlada"
+    assert checkpoint.latest(tmp_path, Config()) == 7
+    fresh, own = Vectors(x=torch.zeros(5), c=torch.zeros(5)), {"c_i": {}}
+    checkpoint.load(tmp_path, 7, fresh, own, {11, 12}, server=True)
+    assert torch.equal(fresh.x, s.x)
+    assert torch.equal(fresh.c, s.c)
+    assert list(own["c_i"]) == [11], "only the clients that this rank has now"
+    assert torch.equal(own["c_i"][11], clients["c_i"][11])
+
+
+@pytest.mark.serial
+def test_clients_are_found_whichever_rank_wrote_them(world, tmp_path):
+    s, clients = state(0.0)
+    checkpoint.save(world, tmp_path, 1, Config(), s, clients)
+    folder = tmp_path / "checkpoint" / "round_000001"
+    with h5py.File(folder / "clients_0009.h5", "w") as file:
+        file["4/c_i"] = np.full(5, 44.0, np.float32)
+    (folder / checkpoint.LIST).write_text(json.dumps(["clients_0000.h5", "clients_0009.h5", "server.h5"]))
+    own = {"c_i": {}}
+    checkpoint.load(tmp_path, 1, s, own, {3, 4}, server=False)
+    assert {client: float(row[0]) for client, row in own["c_i"].items()} == {3: 3.0, 4: 44.0}
+
+
+@pytest.mark.serial
+def test_a_lost_file_is_missed(world, tmp_path):
+    s, clients = state(0.0)
+    checkpoint.save(world, tmp_path, 1, Config(), s, clients)
+    (tmp_path / "checkpoint" / "round_000001" / "clients_0000.h5").unlink()
+    with pytest.raises(UserError, match=r"clients_0000.h5 is damaged .* --resume from the checkpoint before it"):
+        checkpoint.load(tmp_path, 1, s, {"c_i": {}}, {3}, server=False)
+
+
+@pytest.mark.serial
+def test_one_that_was_not_finished_is_ignored_and_replaced(world, tmp_path):
+    s, clients = state(1.0)
+    checkpoint.save(world, tmp_path, 1, Config(), s, clients)
+    half = tmp_path / "checkpoint" / "round_000002.tmp"
+    half.mkdir()
+    (half / "server.h5").write_bytes(b"half of it")
+    (half / "clients_0099.h5").write_bytes(b"of another rank")
+    assert checkpoint.latest(tmp_path, Config()) == 1
+    checkpoint.save(world, tmp_path, 2, Config(), s, clients)
+    assert names(tmp_path) == ["round_000001", "round_000002"]
+    assert sorted(p.name for p in (tmp_path / "checkpoint" / "round_000002").iterdir()) == [
+        "clients_0000.h5",
+        checkpoint.LIST,
+        "server.h5",
+    ]
+
+
+@pytest.mark.serial
+def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
+    s, clients = state(1.0)
+    checkpoint.save(world, tmp_path, 1, Config(), s, clients)
+
+    def full(*arguments):
+        raise OSError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_write", full)
+        with pytest.raises(
+            UserError, match=r"cannot write .*round_000002.tmp: No space left on device; make room and use --resume"
+        ):
+            checkpoint.save(world, tmp_path, 2, Config(), s, clients)
+    assert checkpoint.latest(tmp_path, Config()) == 1
+    checkpoint.load(tmp_path, 1, s, clients, {3}, server=True)
+
+
+def overwrite_middle(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    with h5py.File(path) as file:
+        datasets = []
+        file.visititems(lambda _, item: datasets.append(item) if isinstance(item, h5py.Dataset) else None)
+        at = datasets[0].id.get_chunk_info(0).byte_offset
+    content[at] ^= 0xFF
+    path.write_bytes(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("server.h5", overwrite_middle),
+        ("server.h5", cut),
+        ("server.h5", Path.unlink),
+        ("clients_0000.h5", overwrite_middle),
+        ("clients_0000.h5", cut),
+    ],
+)
+def test_damage_is_named_with_what_to_do(name, damage, data, out, capsys):
+    whole = run_here(data, out / "whole", **SETTINGS)
+    shutil.copytree(out / "whole", out / "damaged")
+    (out / "damaged" / "model.pt").unlink()
+    for record in ("round_000005", "round_000004"):
+        path = out / "damaged" / "checkpoint" / record / name
+        damage(path)
+        capsys.readouterr()
+        words = [*arguments(data, out / "damaged", SETTINGS), "--resume"]
+        assert main(words) == 2
+        message = capsys.readouterr().err
+        assert message.startswith(f"error: {path} is damaged (")
+        assert message.endswith(f"): remove {path.parent} and --resume from the checkpoint before it\n")
+        shutil.rmtree(path.parent)
+        if record == "round_000005":
+            # Following the message gives the run that was never damaged.
+            shutil.copytree(out / "damaged", out / "repaired")
+            again = run_here(data, out / "repaired", resume=True, **SETTINGS)
+            assert all(torch.equal(again.model[n], whole.model[n]) for n in data.names)
+            assert [r["round"] for r in again.metrics] == [1, 2, 3, 4, 5]
+
+
+def test_resume_without_a_checkpoint_starts_from_the_beginning(data, out):
+    run = run_here(data, out, resume=True, **SETTINGS)
+    assert [record["round"] for record in run.metrics] == [1, 2, 3, 4, 5]
+
+
+def test_fewer_rounds_than_done(data, out, capsys):
+    run_here(data, out, **SETTINGS)
+    if is_root():
+        (out / "model.pt").unlink()
+    barrier()
+    assert main([*arguments(data, out, {**SETTINGS, "rounds": 3}), "--resume"]) == 2
+    if is_root():
+        expected = f"error: --resume: {out} is at round 5, past --rounds 3: ask for more rounds\n"
+        assert capsys.readouterr().err == expected

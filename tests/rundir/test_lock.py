@@ -1,0 +1,77 @@
+"""The lock of a run directory: when it holds, and when another process may take it over."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fedlada_mpi.errors import UserError
+from fedlada_mpi.processes import start_time
+from fedlada_mpi.rundir import lock
+
+pytestmark = pytest.mark.serial  # nothing of it depends on ranks
+
+
+def owned_by(directory, **changes):
+    directory.mkdir(exist_ok=True)
+    owner = {"token": "t", "host": "elsewhere", "pid": 1, "started": "", "job": "", "restart": 0, **changes}
+    (directory / lock.NAME).write_text(json.dumps(owner))
+
+
+def test_a_lock_elsewhere_holds_while_its_heart_beats(tmp_path):
+    owned_by(tmp_path)
+    with pytest.raises(lock.Busy, match="process 1 on elsewhere"), lock.hold(tmp_path):
+        pass
+    old = time.time() - lock.STALE_SECONDS - 5
+    os.utime(tmp_path / lock.NAME, (old, old))
+    with lock.hold(tmp_path):
+        assert lock.owner(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_of_a_dead_process_or_a_reused_number_is_taken_over(tmp_path):
+    host = lock._me()["host"]
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    for number, started in ((gone.pid, ""), (os.getpid(), "1")):
+        owned_by(tmp_path, host=host, pid=number, started=started)
+        with lock.hold(tmp_path):
+            pass
+    owned_by(tmp_path, host=host, pid=os.getpid(), started=start_time(os.getpid()))
+    with pytest.raises(lock.Busy), lock.hold(tmp_path):
+        pass
+
+
+def test_a_requeued_job_takes_over_its_own_lock_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    owned_by(tmp_path, job="77", restart=0)
+    with pytest.raises(lock.Busy, match="SLURM job 77"), lock.hold(tmp_path):
+        pass
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    with lock.hold(tmp_path):
+        pass
+    owned_by(tmp_path, job="78", restart=0)
+    with pytest.raises(lock.Busy), lock.hold(tmp_path):
+        pass
+
+
+def test_a_lock_cut_off_while_written_goes_stale_like_any_other(tmp_path):
+    (tmp_path / lock.NAME).write_text('{"tok')
+    with pytest.raises(UserError), lock.hold(tmp_path):
+        pass
+    os.utime(tmp_path / lock.NAME, (0, 0))
+    with lock.hold(tmp_path):
+        pass
+
+
+def test_the_heart_beats(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
+    with lock.hold(tmp_path):
+        os.utime(tmp_path / lock.NAME, (0, 0))
+        deadline = time.monotonic() + 10
+        while (tmp_path / lock.NAME).stat().st_mtime == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -1,0 +1,201 @@
+"""A run that was killed, stopped or extended ends as if nothing had happened.
+
+``FEDLADA_KILLS=20 python -m pytest tests/rundir/test_resume.py -k killed`` repeats the random kill 20 times per case.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from method_cases import CASES
+from ranks import find_mpirun
+from repository import ROOT
+from training_runs import Run, arguments, disagreement, make_data, run_here
+
+KILLS = int(os.environ.get("FEDLADA_KILLS", "1"))
+SIZES = [7, 12, 5, 9, 4, 8]
+ROUNDS = 120
+COMMON = dict(
+    rounds=ROUNDS, participation=0.5, local_epochs=1, batch_size=4, augment="paper", crop_padding=1, precision="fp32",
+    eval_every=10, seed=2,
+)  # fmt: skip
+TIMES = ("seconds", "seconds_by_rank")
+
+
+@pytest.fixture(scope="module")
+def data(shared_tmp):
+    return make_data(shared_tmp / "resume", SIZES, silos=3)
+
+
+@pytest.fixture
+def run_dir(shared_tmp, request):
+    return shared_tmp / "resumed" / request.node.name
+
+
+def start(data, out, *, ranks=1, resume=False, **settings) -> subprocess.Popen:
+    line = [sys.executable, "-m", "fedlada_mpi.run", *arguments(data, out, settings), *(["--resume"] if resume else [])]
+    if ranks > 1:
+        line = [find_mpirun() or pytest.skip("no mpirun"), "-n", str(ranks), *line]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
+    return subprocess.Popen(
+        line, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+    )
+
+
+def finish(process: subprocess.Popen, expected: int = 0) -> str:
+    try:
+        out, err = process.communicate(timeout=90)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)
+        out, err = process.communicate()
+        pytest.fail(f"the run did not end in 90 s\n{out[-2000:]}\n{err[-6000:]}")
+    assert process.returncode == expected, f"status {process.returncode}\n{out[-2000:]}\n{err[-4000:]}"
+    return err
+
+
+def wait_for_round(process: subprocess.Popen, out: Path, number: int) -> None:
+    """Until the run has logged ``number`` rounds, or has ended."""
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+        if (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_bytes().count(b"\n") >= number:
+            return
+        time.sleep(0.0005)
+
+
+def victims(process: subprocess.Popen, ranks: int) -> list[int]:
+    """The process itself, or one rank of the launcher: the launcher then ends the others."""
+    if ranks == 1:
+        return [process.pid]
+    return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
+def same(resumed: Run, whole: Run) -> None:
+    assert [record["round"] for record in resumed.metrics] == list(range(1, len(whole.metrics) + 1))
+    for ours, theirs in zip(resumed.metrics, whole.metrics, strict=True):
+        assert {k: v for k, v in ours.items() if k not in TIMES} == {k: v for k, v in theirs.items() if k not in TIMES}
+    assert all(torch.equal(resumed.model[name], whole.model[name]) for name in whole.data.names)
+
+
+@pytest.fixture(scope="module")
+def whole(data, shared_tmp):
+    """The uninterrupted run of a case, made once."""
+    known = {}
+
+    def find(algorithm: str, ranks: int = 1) -> Run:
+        if (algorithm, ranks) not in known:
+            out = shared_tmp / "whole" / f"{algorithm}-{ranks}"
+            if ranks == 1:
+                run_here(data, out, algorithm=algorithm, **COMMON)
+            else:
+                finish(start(data, out, ranks=ranks, algorithm=algorithm, **COMMON))
+            known[algorithm, ranks] = Run(out, data)
+        return known[algorithm, ranks]
+
+    return find
+
+
+@pytest.mark.serial
+@pytest.mark.timeout(60 * KILLS + 120)
+@pytest.mark.parametrize(("algorithm", "ranks"), [("fedavg", 1), ("scaffold", 1), ("scaffold", 2)])
+def test_killed_at_a_random_moment(algorithm, ranks, data, run_dir, whole):
+    expected = whole(algorithm, ranks)
+    kills = 0
+    for repetition in range(KILLS if ranks == 1 else max(1, KILLS // 4)):
+        seed = random.randrange(10**9)
+        moment = random.Random(seed)
+        out = run_dir / str(seed)
+        # Every round: the kill often hits a checkpoint that is being written.
+        settings = dict(COMMON, algorithm=algorithm, checkpoint_every=(1, 7)[repetition % 2])
+        process = start(data, out, ranks=ranks, **settings)
+        target = moment.randrange(0, ROUNDS - 10)
+        wait_for_round(process, out, target)
+        time.sleep(moment.uniform(0, 0.05))
+        if process.poll() is None:
+            for pid in victims(process, ranks):
+                os.kill(pid, signal.SIGKILL)
+            kills += 1
+        process.communicate(timeout=60)
+        logged = (out / "metrics.jsonl").read_bytes().count(b"\n") if (out / "metrics.jsonl").exists() else 0
+        finish(start(data, out, ranks=ranks, resume=True, **settings))
+        try:
+            same(Run(out, data), expected)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: killed after {logged} rounds (aimed at {target}): {error}") from error
+        print(f"kill {kills}: seed {seed}, {algorithm}, {ranks} ranks, after {logged} rounds: identical", flush=True)
+    assert kills > 0
+    print(f"{algorithm} on {ranks} ranks: {kills} kills, every resumed run identical")
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_stopped_by_a_signal(number, data, run_dir, whole):
+    settings = dict(COMMON, algorithm="fedavg")
+    process = start(data, run_dir, **settings)
+    wait_for_round(process, run_dir, 5)
+    process.send_signal(number)
+    finish(process, expected=75)
+    assert 5 <= len(Run(run_dir, data).metrics) < ROUNDS
+    run_here(data, run_dir, resume=True, **settings)
+    same(Run(run_dir, data), whole("fedavg"))
+
+
+@pytest.mark.serial
+def test_other_settings_are_refused_by_name(data, run_dir, capsys):
+    from fedlada_mpi.run import main
+
+    short = dict(COMMON, algorithm="fedcm", rounds=3)
+    run_here(data, run_dir, **short)
+    capsys.readouterr()
+    assert main(arguments(data, run_dir, dict(short, rounds=6, lr=0.07, alpha=0.4, resume=True))) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert len(message.splitlines()) == 1
+    for word in ("lr: 0.1 in the checkpoint, 0.07 now", "alpha: 0.1 in the checkpoint, 0.4 now"):
+        assert word in message
+    assert "weight_decay" not in message
+    assert len(Run(run_dir, data).metrics) == 3
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
+def test_resumed_on_another_number_of_ranks(before, after, data, run_dir):
+    settings = dict(COMMON, algorithm="scaffold", precision="fp64", rounds=8)
+    whole = run_here(data, run_dir / "whole", **settings)
+    for ranks, part in ((before, dict(settings, rounds=4)), (after, dict(settings, resume=True))):
+        if ranks == 1:
+            run_here(data, run_dir / "parts", **part)
+        else:
+            finish(start(data, run_dir / "parts", ranks=ranks, **part))
+    resumed = Run(run_dir / "parts", data)
+    assert [record["round"] for record in resumed.metrics] == list(range(1, 9))
+    assert resumed.participants == whole.participants
+    assert disagreement(resumed.x, whole.x, data.start) < 1e-10
+
+
+@pytest.mark.parametrize("algorithm", CASES)
+def test_extended_run_is_the_longer_run_to_the_bit(algorithm, data, run_dir):
+    settings = dict(COMMON, **{**CASES[algorithm].settings, "algorithm": algorithm})
+    whole = run_here(data, run_dir / "whole", **{**settings, "rounds": 6})
+    run_here(data, run_dir / "parts", **{**settings, "rounds": 2})
+    run_here(data, run_dir / "parts", **{**settings, "rounds": 6, "resume": True})
+    resumed = Run(run_dir / "parts", data)
+    assert resumed.participants == whole.participants
+    assert [record["round"] for record in resumed.metrics] == list(range(1, 7))
+    assert all(torch.equal(resumed.model[name], whole.model[name]) for name in data.names)
+
+
+def test_resuming_a_finished_run_changes_nothing(data, run_dir):
+    settings = dict(COMMON, algorithm="fedavg", rounds=2)
+    first = run_here(data, run_dir, **settings)
+    before = first.model, first.metrics
+    again = run_here(data, run_dir, resume=True, **settings)
+    assert again.metrics == before[1]
+    assert all(torch.equal(again.model[name], before[0][name]) for name in data.names)

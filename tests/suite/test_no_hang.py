@@ -1,0 +1,99 @@
+"""A test run over several ranks ends, and reports why, whatever one rank does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+pytestmark = pytest.mark.serial
+
+FAILS_ON_ONE_RANK = """
+def test_first(world):
+    world.Barrier()
+
+def test_second(world):
+    print("printed by", world.rank)
+    assert world.rank != 1, "rank one is wrong"
+    world.Barrier()
+"""
+
+FAILS_TO_IMPORT_ON_ONE_RANK = """
+import os
+if os.environ["OMPI_COMM_WORLD_RANK"] == "2":
+    raise ImportError("no such thing on rank two")
+
+def test_barrier(world):
+    world.Barrier()
+"""
+
+PASSES = """
+import pytest
+
+def test_barrier(world, shared_tmp):
+    (shared_tmp / str(world.rank)).touch()
+    world.Barrier()
+    assert sorted(p.name for p in shared_tmp.iterdir()) == ["0", "1", "2"]
+
+@pytest.mark.serial
+def test_alone():
+    raise AssertionError("must be skipped in a world of three")
+"""
+
+
+@pytest.fixture
+def suite(mpirun, tmp_path):
+    """Run the given test file on 3 ranks under this suite's conftest; the result and the seconds it took."""
+
+    def run(text: str):
+        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = serial\n")
+        (tmp_path / "test_given.py").write_text(text)
+        # pytest-timeout would end a hang too, but only after much longer than these tests accept.
+        options = ("-p", "conftest", "-p", "no:cacheprovider", "--timeout=80", "--timeout-method=thread")
+        start = time.monotonic()
+        done = mpirun(
+            3, "-m", "pytest", "--with-mpi", "--color=no", *options, command=("-m", "mpi4py"), cwd=tmp_path,
+            env={"PYTHONPATH": f"{ROOT}/tests:{ROOT}/tests/helpers", "PYTEST_ADDOPTS": ""},
+        )  # fmt: skip
+        return done, time.monotonic() - start
+
+    return run
+
+
+def test_failure_on_one_rank_ends_all(suite):
+    done, seconds = suite(FAILS_ON_ONE_RANK)
+    output = done.stdout + done.stderr
+    assert done.returncode != 0
+    assert output.count("rank 1 of 3: test_given.py::test_second (call) failed") == 1
+    assert "rank one is wrong" in output
+    assert "printed by 1" in output
+    assert " passed in " not in output
+    assert seconds < 40
+
+
+def test_collection_error_on_one_rank_ends_all(suite):
+    done, seconds = suite(FAILS_TO_IMPORT_ON_ONE_RANK)
+    assert done.returncode != 0
+    assert "no such thing on rank two" in done.stdout + done.stderr
+    assert seconds < 40
+
+
+def test_success_reads_as_one_run(suite):
+    done, _ = suite(PASSES)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("1 passed, 1 skipped") == 1
+    assert done.stdout.count("test session starts") == 1
+
+
+def test_time_limit_stops_all_ranks(mpirun, tmp_path):
+    program = "import os, pathlib, time; pathlib.Path(str(os.getpid())).touch(); time.sleep(60)"
+    with pytest.raises(pytest.fail.Exception, match="not finished after 4 s"):
+        mpirun(2, command=("-c", program), timeout=4, cwd=tmp_path)
+    started = [int(path.name) for path in tmp_path.iterdir()]
+    assert len(started) == 2
+    deadline = time.monotonic() + 10
+    while alive := [pid for pid in started if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
