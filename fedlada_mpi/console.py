@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
 from . import __version__
-
-if TYPE_CHECKING:
-    from .session import Session
+from .algorithms import Algorithm
+from .config import Config
+from .data.shards import Manifest
 
 
 def amount(count: float) -> str:
@@ -23,73 +24,82 @@ def amount(count: float) -> str:
     return f"{count:.3g} TB"
 
 
-def banner(session: Session, start: int, needs: np.ndarray) -> str:
-    """What will run, where and how; ``needs`` holds every rank's memory estimate."""
-    rows = [*_what_runs(session, start), *_where(session), *_costs(session, needs), ("files", session.config.out)]
-    rows += [("note", note) for note in _notes(session, needs)]
-    width = max(len(name) for name, _ in rows)
-    lines = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
-    return f"fedlada_mpi {__version__}\n{lines}"
+@dataclass(frozen=True)
+class Overview:
+    """What the banner shows of a run."""
 
+    config: Config
+    manifest: Manifest
+    algorithm: Algorithm
+    start: int  # the round that the run is resumed after, 0 for a new one
+    parameters: int
+    vector_bytes: int
+    engine: str
+    ranks_on_node: int
+    clients_per_silo: list[int]
+    cuda_aware: bool
+    environment: dict[str, Any]
+    memory: np.ndarray  # per rank: bytes per client, bytes shared by clients, clients that fit (0: no limit known)
 
-def _what_runs(session: Session, start: int) -> list[tuple[str, str]]:
-    c, m = session.config, session.manifest
-    path = "generic (functional torch; the stacked path is several times faster)"
-    if session.network.forward is not None:
-        path = "stacked" + (", compiled kernels" if session.trainer.engine.kernels is not None else "")
-    return [
-        ("method", f"{c.algorithm}, {c.rounds} rounds" + (f", resumed after round {start}" if start else "")),
-        ("data", f"{m.dataset}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients"),
-        ("model", f"{c.model}, {session.network.layout.numel:,} parameters, {c.precision}, {path}"),
-    ]
+    @property
+    def participants(self) -> float:
+        """Expected number per round."""
+        return self.config.participation * self.config.clients
 
+    @property
+    def clients_at_once(self) -> float:
+        """Participants that the rank with the most clients has on average."""
+        return max(self.clients_per_silo) * self.config.participation
 
-def _where(session: Session) -> list[tuple[str, str]]:
-    from .mpi import implementation
-    from .mpi.plan import cuda_aware
+    def banner(self) -> str:
+        rows = [*self._what_runs(), *self._where(), *self._costs(), ("files", self.config.out)]
+        rows += [("note", note) for note in self._notes()]
+        width = max(len(name) for name, _ in rows)
+        lines = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+        return f"fedlada_mpi {__version__}\n{lines}"
 
-    world, silos, environment = session.world, _clients_per_silo(session), session.environment()
-    threads = f", {environment['threads']} threads per rank" if session.device.type == "cpu" else ""
-    aware = "" if cuda_aware() else "not "
-    return [
-        ("ranks", f"{world.size} ({world.node.size} on this node), {min(silos)} to {max(silos)} clients per silo"),
-        ("device", f"{environment['device']}{threads}"),
-        ("MPI", f"{implementation()}, {aware}CUDA-aware; transport: {session.transport.kind}"),
-    ]
+    def _what_runs(self) -> list[tuple[str, str]]:
+        c, m = self.config, self.manifest
+        resumed = f", resumed after round {self.start}" if self.start else ""
+        return [
+            ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}"),
+            ("data", f"{m.dataset}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients"),
+            ("model", f"{c.model}, {self.parameters:,} parameters, {c.precision}, {self.engine}"),
+        ]
 
+    def _where(self) -> list[tuple[str, str]]:
+        e, silos = self.environment, self.clients_per_silo
+        threads = f", {e['threads']} threads per rank" if e["device"].endswith("CPU") else ""
+        aware = "" if self.cuda_aware else "not "
+        return [
+            (
+                "ranks",
+                f"{e['ranks']} ({self.ranks_on_node} on this node), {min(silos)} to {max(silos)} clients per silo",
+            ),
+            ("device", f"{e['device']}{threads}"),
+            ("MPI", f"{e['mpi']}, {aware}CUDA-aware; transport: {e['transport']}"),
+        ]
 
-def _costs(session: Session, needs: np.ndarray) -> list[tuple[str, str]]:
-    c, a, vector = session.config, session.algorithm, session.network.layout.numel * session.dtype.itemsize
-    participants, at_once = c.participation * c.clients, _clients_at_once(session)
-    moved = participants * (len(a.down) + len(a.up)) * vector
-    per_client, shared, _ = needs.max(0)
-    memory = at_once * per_client + shared + vector * (len(a.up) + len(a.down) + len(a.derived) + 1)
-    what = f"{'+'.join(a.down)} down, {'+'.join(a.up)} up"
-    return [
-        ("a round", f"{participants:g} participants; {what}: {amount(moved)}"),
-        ("memory", f"about {amount(memory)} per rank for {at_once:.1f} clients at once"),
-    ]
+    def _costs(self) -> list[tuple[str, str]]:
+        a, vector = self.algorithm, self.vector_bytes
+        moved = self.participants * (len(a.down) + len(a.up)) * vector
+        per_client, shared, _ = self.memory.max(0)
+        needed = self.clients_at_once * per_client + shared + vector * (len(a.up) + len(a.down) + len(a.derived) + 1)
+        what = f"{'+'.join(a.down)} down, {'+'.join(a.up)} up"
+        return [
+            ("a round", f"{self.participants:g} participants; {what}: {amount(moved)}"),
+            ("memory", f"about {amount(needed)} per rank for {self.clients_at_once:.1f} clients at once"),
+        ]
 
-
-def _notes(session: Session, needs: np.ndarray) -> list[str]:
-    notes = []
-    fit = min((n for n in needs[:, 2] if n), default=0)
-    if 0 < fit < _clients_at_once(session):
-        notes.append(f"{fit:.0f} clients fit in a GPU's memory together; more train in turns")
-    idle = sum(count == 0 for count in _clients_per_silo(session))
-    if idle:
-        silos = session.manifest.silos
-        notes.append(f"{idle} ranks have no clients: prepare shards for more than {silos} silos")
-    return notes
-
-
-def _clients_per_silo(session: Session) -> list[int]:
-    return [int(sum(len(session.manifest.client_ids[i]) for i in silos)) for silos in session.silos_of]
-
-
-def _clients_at_once(session: Session) -> float:
-    """Participants that a rank with the most clients has on average."""
-    return max(_clients_per_silo(session)) * session.config.participation
+    def _notes(self) -> list[str]:
+        notes = []
+        fit = min((n for n in self.memory[:, 2] if n), default=0)
+        if 0 < fit < self.clients_at_once:
+            notes.append(f"{fit:.0f} clients fit in a GPU's memory together; more train in turns")
+        idle = self.clients_per_silo.count(0)
+        if idle:
+            notes.append(f"{idle} ranks have no clients: prepare shards for more than {self.manifest.silos} silos")
+        return notes
 
 
 class Progress:

@@ -16,7 +16,7 @@ from . import __version__, algorithms, models, mpi
 from .algorithms import Vectors
 from .batches import LocalData, Normaliser
 from .config import Config, dumps
-from .console import Progress, banner, closing_lines
+from .console import Overview, Progress, closing_lines
 from .data.datasets import ensure
 from .data.shards import Manifest, read_manifest, read_silos, read_test
 from .device import choose_device, device_name, set_precision
@@ -25,7 +25,7 @@ from .evaluate import Evaluator
 from .gpu.graphs import capture_on
 from .gradients import create_engine
 from .models.initial import load_initial
-from .mpi.plan import plan_transport
+from .mpi.plan import cuda_aware, plan_transport
 from .rundir import checkpoint, claim
 from .rundir.files import replacing, write_atomically
 from .rundir.metrics import Recorder, summarise
@@ -92,11 +92,11 @@ class Session:
         silo.share((*self.algorithm.down, *self.algorithm.derived))
         world.bytes_moved = 0
         memory = self.trainer.memory
-        needs = world.gather([memory.per_client, memory.shared, memory.clients_that_fit])
+        memory_by_rank = world.gather([memory.per_client, memory.shared, memory.clients_that_fit])
         if world.rank != 0:
             return silo.serve()
         write_atomically(out / "config.json", dumps(config))
-        print(banner(self, start, needs), flush=True)
+        print(self._overview(start, memory_by_rank).banner(), flush=True)
         recorder, progress = Recorder(out, start), Progress(config.rounds, start)
         try:
             status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, progress).run(start)
@@ -119,6 +119,26 @@ class Session:
         s.x.copy_(x)
         self.algorithm.start(s)
         claim.clear(Path(config.out))  # not before everything that could be refused has been read
+
+    def _overview(self, start: int, memory: np.ndarray) -> Overview:
+        layout, kernels = self.network.layout, self.trainer.engine.kernels
+        engine = "generic (functional torch; the stacked path is several times faster)"
+        if self.network.forward is not None:
+            engine = "stacked" if kernels is None else "stacked, compiled kernels"
+        return Overview(
+            self.config,
+            self.manifest,
+            self.algorithm,
+            start,
+            parameters=layout.numel,
+            vector_bytes=layout.numel * self.dtype.itemsize,
+            engine=engine,
+            ranks_on_node=self.world.node.size,
+            clients_per_silo=[int(sum(len(self.manifest.client_ids[i]) for i in silos)) for silos in self.silos_of],
+            cuda_aware=cuda_aware(),
+            environment=self.environment(),
+            memory=memory,
+        )
 
     def environment(self) -> dict[str, Any]:
         """What the run ran on, for its summary."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import numpy as np
@@ -215,3 +217,16 @@ def test_evaluation_takes_smaller_batches_on_a_full_gpu():
     room = 0
     with pytest.raises(torch.cuda.OutOfMemoryError):
         bench.evaluation()
+
+
+def test_a_trainer_is_freed_at_once():
+    """With a reference cycle, the garbage collector could free its CUDA graphs while another one is captured."""
+    bench = Bench(resolve({"dataset": "digits"}).config, 2, torch.device("cpu"))
+    bench.round()
+    trainer = weakref.ref(bench.trainer)
+    gc.disable()
+    try:
+        del bench
+        assert trainer() is None
+    finally:
+        gc.enable()

@@ -61,6 +61,14 @@ class Algorithm:
     # ``before_clip`` makes its gradient non-zero, as the clip then scales it by the norm of all the others.
     elementwise: bool = True
 
+    def __init_subclass__(cls) -> None:
+        declared = any("elementwise" in vars(k) for k in cls.__mro__ if k not in (Algorithm, object))
+        if cls.before_clip is not Algorithm.before_clip and not declared:
+            raise TypeError(
+                f"{cls.__name__} overrides before_clip and must declare elementwise: False, or True if it leaves "
+                "parameters without a gradient at zero"
+            )
+
     def __init__(self, config: Config):
         self.config = config
         self.alpha, self.eta_g = config.alpha, config.server_lr

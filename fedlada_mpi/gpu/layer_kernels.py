@@ -9,7 +9,7 @@ Tensors are float32, bfloat16 or float16, and one client's share of each has few
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,10 +18,26 @@ from torch.autograd.function import once_differentiable
 from .norm_kernels import group_norm, group_norm_backward
 from .triton_support import TILE, available, check, jit, power, tl, triton, vector
 
-if TYPE_CHECKING:
-    from ..models.columns import Window
-
 __all__ = ["available", "col2im", "gather", "group_norm", "group_norm_backward", "im2col", "max_pool"]
+
+
+class Window(Protocol):
+    """What the kernels need of ``models.columns.Window``."""
+
+    @property
+    def stride(self) -> int: ...
+
+    @property
+    def padding(self) -> int: ...
+
+    @property
+    def out(self) -> tuple[int, int]: ...
+
+    @property
+    def taps(self) -> tuple[tuple[int, int], tuple[int, int]]: ...
+
+    @property
+    def pointwise(self) -> bool: ...
 
 
 @jit(do_not_specialize=["pixels"])

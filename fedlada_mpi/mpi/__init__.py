@@ -1,4 +1,4 @@
-"""Everything that speaks MPI: nothing outside this folder imports mpi4py or calls a collective.
+"""Everything that uses MPI: nothing outside this folder imports mpi4py or calls a collective.
 
 ``world`` starts the ranks, passes small messages and ends all of them when one fails; ``plan`` chooses a
 ``transport`` for the flat vectors (``staged``, ``shared_window``: two more of them); ``timing`` times collectives.

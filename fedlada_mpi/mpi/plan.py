@@ -18,7 +18,7 @@ from .world import World, implementation
 TRANSPORTS: dict[str, type[Transport]] = {
     cls.kind: cls for cls in (HostTransport, DirectTransport, StagedTransport, SharedWindowTransport)
 }
-# Variables that tell a vendor's library to take device buffers; it cannot be asked whether it does.
+# Variables that make a vendor's library take device buffers; it cannot be asked whether it does.
 _CUDA_VARIABLES = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")
 
 
