@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from . import signals
 from .config import Config, Resolved, add_arguments, is_record, load
@@ -55,11 +55,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2
 
 
-def _print_on_root(text: str, stream: Any = None) -> None:
+def _print_on_root(text: str, stream: TextIO | None = None) -> None:
     from .mpi import is_root
 
     if is_root():
-        print(text, file=stream, flush=True)
+        print(text, file=stream)
 
 
 def _settle(options: argparse.Namespace, flags: dict[str, Any]) -> tuple[Resolved, Path]:

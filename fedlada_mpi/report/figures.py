@@ -42,7 +42,7 @@ STYLE: dict[Any, Any] = {
     "figure.dpi": 130,
 }
 POINTS = 300  # of a curve
-WORTH_A_PROCESS = 4  # figures; fewer are drawn before another process has started
+WORTH_A_PROCESS = 2  # figures; fewer are drawn before another process has started
 ONE_PANEL = 10  # curves; more cannot be distinguished in one panel
 PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
 
@@ -73,7 +73,6 @@ def _write(folder: Path, planned: Planned) -> None:
 def plan(groups: Sequence[Group]) -> list[Planned]:
     """The figures that there are runs for."""
     planned: list[Planned] = []
-    planned += [(f"paper_{spec.id}", partial(_paper, spec)) for spec in paper.figures(groups) if not spec.empty]
     for problem, members in by_problem([one for one in groups if one.done]).items():
         name = slug(problem)
         if len(members) <= ONE_PANEL:
@@ -88,6 +87,8 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
         ranked = [one for one in members if any(len(run.by_rank.get("wait", ())) > 1 for run in one.runs)]
         if ranked and len(ranked) <= ONE_PANEL:
             planned.append((f"ranks_{name}", partial(_ranks, problem, ranked)))
+    # The smallest figures come last, so that all processes end at about the same time.
+    planned += [(f"paper_{spec.id}", partial(_paper, spec)) for spec in paper.figures(groups) if not spec.empty]
     return planned
 
 
