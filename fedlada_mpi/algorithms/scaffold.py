@@ -1,8 +1,10 @@
 """SCAFFOLD (Karimireddy et al., 2020), option II; a = alpha scales the correction (1 in the original).
 
 client   x = x - eta_t * (g + a * (c - c_i))
-         c_i+ = c_i - c + (x^t - x_{i,K}) / (K_i * eta_t),   dc_i = c_i+ - c_i
+         c_i+ = (x^t - x_{i,K}) / (K_i * eta_t) - a * (c - c_i),   dc_i = c_i+ - c_i
 server   x as FedAvg;   c = c + (S/m) * mean(dc_i)
+
+c_i+ is the mean of the raw local gradients: what the correction added is taken out again with its own scale.
 """
 
 from torch import Tensor
@@ -23,7 +25,8 @@ class Scaffold(Algorithm):
 
     def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
         offset = super().finish(c, s, r)["offset"]
-        dc = offset / (c.steps * r.lr) - s.c
+        # -a (c - c_i) - c_i, written so that a = 1 rounds like the original -c.
+        dc = (offset / (c.steps * r.lr) - s.c).add_(s.c - c.c_i, alpha=1 - self.alpha)
         c.c_i.add_(dc)
         return {"offset": offset, "dc": dc}
 

@@ -238,3 +238,28 @@ def test_round_by_hand_of_the_package():
     np.testing.assert_allclose(server.x, HAND_X, rtol=1e-12)
     np.testing.assert_allclose(server.v, HAND_V, rtol=1e-12)
     np.testing.assert_allclose(server.g_a, HAND_G_A, rtol=1e-12)
+
+
+def test_scaled_scaffold_keeps_the_raw_gradients_of_opposed_clients():
+    """Gradients +1 and -1, K = 2, eta = 1/4, a = 1/2. Round 1: c_i = 0, so x_i = -+0.5 and c_i+ = +-1, c = 0.
+
+    Round 2: directions +-1 - 1/2 * +-1 = +-1/2, so x_i = -+0.25; c_i+ is still +-1. A c_i that grew to g / a would
+    cancel the scale.
+    """
+    from fedlada_mpi.algorithms import ClientVectors, Round, Vectors, create
+    from fedlada_mpi.config import Config
+
+    method = create(Config(algorithm="scaffold", alpha=0.5))
+    gradients = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    s = Vectors(x=torch.zeros(1, dtype=torch.float64), c=torch.zeros(1, dtype=torch.float64))
+    c = ClientVectors(x=torch.zeros_like(gradients), c_i=torch.zeros_like(gradients), steps=torch.full((2, 1), 2.0))
+    this = Round(t=0, lr=0.25, steps=2.0, participants=2, clients=2)
+    for moved in (0.5, 0.25):
+        method.begin(c, s)
+        for _ in range(2):
+            c.x -= this.lr * method.direction(c, s, gradients.clone())
+        sent = method.finish(c, s, this)
+        np.testing.assert_allclose(sent["offset"], [[moved], [-moved]], rtol=1e-15)
+        np.testing.assert_allclose(c.c_i, gradients, rtol=1e-15)
+        method.server(s, {name: value.mean(0) for name, value in sent.items()}, this)
+        np.testing.assert_allclose(s.c, [0.0], atol=1e-15)

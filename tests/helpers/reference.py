@@ -112,7 +112,7 @@ def federate(
                 final = sgd(x, steps[i], rate, lambda y, f=plain, x_t=x: f(y) + s.mu * (y - x_t))
             elif method == "scaffold":
                 final = sgd(x, steps[i], rate, lambda y, f=plain, d=c - mine: f(y) + s.alpha * d)
-                c_i[i] = mine - c + (x - final) / (steps[i] * rate)
+                c_i[i] = (x - final) / (steps[i] * rate) - s.alpha * (c - mine)
                 extras.append(c_i[i] - mine)
             elif method in ("fedcm", "fedadam_amended"):
 
