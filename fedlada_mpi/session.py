@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from pathlib import Path
@@ -26,8 +25,8 @@ from .gpu.graphs import capture_on
 from .gradients import create_engine
 from .models.initial import load_initial
 from .mpi.plan import cuda_aware, plan_transport
-from .rundir import checkpoint, claim
-from .rundir.files import replacing, write_atomically
+from .rundir import checkpoint, claim, results
+from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
 from .server import Server
 from .silo import Silo, named_rows
@@ -103,10 +102,8 @@ class Session:
         finally:
             progress.close()
             recorder.close()
-        with replacing(out / "model.pt") as path:
-            torch.save(self.network.layout.unpack(silo.s.x.cpu()), path)
         summary = {"status": status, **summarise(recorder.records, config.targets), "environment": self.environment()}
-        write_atomically(out / "summary.json", json.dumps(summary, indent=2) + "\n")
+        results.write(out, self.network.layout.unpack(silo.s.x.cpu()), summary)
         print(closing_lines(summary, recorder.records, str(out)), flush=True)
         return status
 

@@ -25,6 +25,7 @@ from typing import Any
 from .. import config as settings
 from ..errors import UserError, did_you_mean
 from ..rundir import lock
+from ..rundir.results import finished_rounds
 
 FOLDER = Path(__file__).parent
 
@@ -68,12 +69,9 @@ class Run:
         return 0
 
     def finished(self) -> bool:
-        """Whether its summary reports all of its rounds."""
-        try:
-            summary = json.loads((self.directory / "summary.json").read_text())
-            return summary["status"] == "finished" and int(summary["rounds"]) >= self.rounds
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+        """Whether the run has all its rounds, and has written its results."""
+        rounds = finished_rounds(self.directory)
+        return rounds is not None and rounds >= self.rounds
 
     def state(self) -> str:
         """Its state in words: finished, running (and where), stopped or not started."""

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from ..config import Config
 from ..errors import UserError
-from . import checkpoint
+from . import checkpoint, results
 
 FINISHED = -1
-_FILES = ("config.json", "metrics.jsonl", "summary.json", "model.pt", "checkpoint", "tensorboard")
+_FILES = ("config.json", "metrics.jsonl", results.SUMMARY, results.MODEL, "checkpoint", "tensorboard")
 
 
 def claim(config: Config, resume: bool, overwrite: bool) -> int:
@@ -18,7 +18,9 @@ def claim(config: Config, resume: bool, overwrite: bool) -> int:
     out = Path(config.out)
     if resume:
         start = checkpoint.latest(out, config)
-        if start >= config.rounds and (out / "model.pt").is_file() and start > 0:
+        # A checkpoint of the last round is not enough: the run may have been killed before it wrote its results.
+        written = results.finished_rounds(out) == start and (out / results.MODEL).is_file()
+        if start >= config.rounds and written and start > 0:
             print(f"{out} is finished: {start} rounds of {config.rounds}")
             return FINISHED
         if start > config.rounds:

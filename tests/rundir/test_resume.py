@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from method_cases import CASES
-from ranks import find_mpirun
+from ranks import barrier, find_mpirun, is_root
 from repository import ROOT
 from training_runs import Run, arguments, disagreement, make_data, run_here
 
@@ -138,6 +139,7 @@ def test_killed_at_a_random_moment(algorithm, ranks, data, run_dir, whole):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_stopped_by_a_signal(number, data, run_dir, whole):
     settings = dict(COMMON, algorithm="fedavg")
+    longer = dict(settings, rounds=4, resume=True)
     process = start(data, run_dir, **settings)
     wait_for_round(process, run_dir, 5)
     process.send_signal(number)
@@ -199,3 +201,23 @@ def test_resuming_a_finished_run_changes_nothing(data, run_dir):
     again = run_here(data, run_dir, resume=True, **settings)
     assert again.metrics == before[1]
     assert all(torch.equal(again.model[name], before[0][name]) for name in data.names)
+
+
+def test_killed_between_the_last_checkpoint_and_the_results(data, run_dir):
+    """The directory then has the checkpoint of an extended run with the model and summary of the shorter one."""
+    settings = dict(COMMON, algorithm="fedavg")
+    longer = dict(settings, rounds=4, resume=True)
+    run_here(data, run_dir / "killed", **{**settings, "rounds": 2})
+    earlier = {name: (run_dir / "killed" / name).read_bytes() for name in ("model.pt", "summary.json")}
+    whole = run_here(data, run_dir / "killed", **longer).model
+    for missing in ({}, {"summary.json"}, {"model.pt", "summary.json"}):
+        barrier()  # all ranks have read the files
+        if is_root():
+            for name, content in earlier.items():
+                path = run_dir / "killed" / name
+                path.unlink(missing_ok=True) if name in missing else path.write_bytes(content)
+        barrier()
+        resumed = run_here(data, run_dir / "killed", **longer)
+        assert all(torch.equal(resumed.model[name], whole[name]) for name in data.names)
+        assert json.loads((run_dir / "killed" / "summary.json").read_text())["rounds"] == 4
+        assert [record["round"] for record in resumed.metrics] == [1, 2, 3, 4]

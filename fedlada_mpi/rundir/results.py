@@ -1,0 +1,34 @@
+"""The results of a run: ``model.pt``, and ``summary.json``, which states the round that both are of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .files import replacing, write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODEL, SUMMARY = "model.pt", "summary.json"
+
+
+def write(out: Path, model: Mapping[str, Tensor], summary: Mapping[str, Any]) -> None:
+    """Replace the results; a summary that is there always belongs to the model that is there."""
+    import torch  # readers of results need not wait for it
+
+    (out / SUMMARY).unlink(missing_ok=True)
+    with replacing(out / MODEL) as path:
+        torch.save(model, path)
+    write_atomically(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def finished_rounds(out: Path) -> int | None:
+    """After how many rounds the run in ``out`` finished, None if it did not or its results were not written."""
+    try:
+        summary = json.loads((out / SUMMARY).read_text())
+        return int(summary["rounds"]) if summary["status"] == "finished" else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
