@@ -66,6 +66,7 @@ class ClientBuffers:
         self.capacity = count
         self.c = self._vectors(count, self.live)
         self.c.g = self._zeros(count, self.live, dtype=self.compute)
+        self.c.compute_copy = self._zeros(count, self.live, dtype=self.compute) if self.compute != self.dtype else None
         self.tail = self._vectors(count if self.uneven else 1, self.size - self.live)
         self.tail.compute_copy = None
         self.loss, self.lr, self.k = self._zeros(count), self._zeros(), self._zeros(1, dtype=torch.int64)
@@ -79,7 +80,6 @@ class ClientBuffers:
     def _vectors(self, count: int, size: int) -> ClientVectors:
         names = ("x", *self.algorithm.slots, *self.algorithm.client_state)
         c = ClientVectors(**{name: self._zeros(count, size) for name in names})
-        c.compute_copy = self._zeros(count, size, dtype=self.compute) if self.compute != self.dtype else None
         c.steps = self._zeros(count, 1)
         return c
 

@@ -17,17 +17,27 @@ from torch import Tensor
 from ..config import Config
 
 
+class RebindError(TypeError):
+    """A method bound the name of a vector to another tensor."""
+
+
 class Vectors:
-    """Named flat tensors, read as attributes: ``s.x``, ``s.g_a``."""
+    """Named flat tensors, read as attributes: ``s.x``, ``s.g_a``.
+
+    They are updated in place, ``c.m.mul_(0.9)`` or ``c.m *= 0.9``. ``c.m = 0.9 * c.m`` is refused: the name would refer
+    to another tensor, while the buffers, and steps that were captured for a GPU, still had the old one.
+    """
 
     def __init__(self, **tensors: Tensor | None) -> None:
         vars(self).update(tensors)
 
+    def __setattr__(self, name: str, value: Tensor | None) -> None:
+        if vars(self).setdefault(name, value) is not value:
+            raise RebindError(f"{name} = ... does not update the vector {name}: write in place, {name}.copy_(...)")
+
     if TYPE_CHECKING:  # a method's own vectors have the names that it declares
 
         def __getattr__(self, name: str) -> Tensor: ...
-
-        def __setattr__(self, name: str, value: Tensor | None) -> None: ...
 
 
 class ClientVectors(Vectors):

@@ -2,23 +2,24 @@
 
 ``local_step`` is run once on symbols instead of tensors; what it does to them becomes a Triton kernel that reads
 every vector once and writes what changed and, where gradients are clipped, another one before it that sums their
-squares. So a method is written once, in plain torch, and a new one is fused without any work of its own. An
-operation that is unknown here stops the tracing; the step then runs as written.
+squares. So a method is written once, in plain torch, and a new one is fused without any work of its own. Whatever
+is not understood here stops the tracing; the step then runs as written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import linecache
+import math
 import warnings
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..algorithms import Algorithm, ClientVectors, Vectors
+from ..algorithms.base import RebindError
 from .triton_support import jit, tl, triton
 
 TILE = 2048
@@ -46,6 +47,15 @@ class Program:
         return name
 
 
+def _text(value: Operand) -> str:
+    """An operand in the kernel: a variable, or a number."""
+    if isinstance(value, Symbol):
+        return str(value)
+    if type(value) in (int, float) and math.isfinite(value):
+        return repr(value)
+    raise Unfusable(f"the operand {value!r}")
+
+
 class Symbol:
     """Stands for a tensor in the traced step; in-place methods rebind it and mark its buffer as written."""
 
@@ -64,47 +74,61 @@ class Symbol:
         return Symbol(self.program, self.program.let(text))
 
     def set(self, text: str) -> Symbol:
+        if self.buffer.startswith("s_"):
+            raise Unfusable("a step that writes to the server's vectors")
         self.name = self.program.let(text)
         if self.buffer:
             self.program.stored[self.buffer] = self
         return self
 
     def to(self, dtype: torch.dtype, copy: bool = False) -> Symbol:
+        if dtype is not torch.float32:
+            raise Unfusable(f"Tensor.to({dtype})")
         return Symbol(self.program, str(self))
 
     def sqrt(self) -> Symbol:
         return self.new(f"tl.sqrt_rn({self})")
 
     def copy_(self, other: Operand) -> Symbol:
-        return self.set(f"{other}")
+        return self.set(_text(other))
 
     def mul_(self, other: Operand) -> Symbol:
-        return self.set(f"{self} * {other}")
+        return self.set(f"{self} * {_text(other)}")
 
     def div_(self, other: Operand) -> Symbol:
-        return self.set(f"tl.div_rn({self}, {other})" if isinstance(other, Symbol) else f"{self} / {other}")
+        return self.set(f"tl.div_rn({self}, {other})" if isinstance(other, Symbol) else f"{self} / {_text(other)}")
 
     def add_(self, other: Operand, alpha: float = 1) -> Symbol:
-        return self.set(f"{self} + {other}" if alpha == 1 else f"{self} + {alpha!r} * {other}")
+        return self.set(f"{self} + {_text(other)}" if alpha == 1 else f"{self} + {_text(alpha)} * {_text(other)}")
 
     def sub_(self, other: Operand, alpha: float = 1) -> Symbol:
-        return self.set(f"{self} - {other}" if alpha == 1 else f"{self} - {alpha!r} * {other}")
+        return self.set(f"{self} - {_text(other)}" if alpha == 1 else f"{self} - {_text(alpha)} * {_text(other)}")
 
     def addcmul_(self, first: Operand, second: Operand, value: float = 1) -> Symbol:
-        return self.set(f"{self} + {value!r} * {first} * {second}")
+        return self.set(f"{self} + {_text(value)} * {_text(first)} * {_text(second)}")
 
     def clamp_(self, min: Operand | None = None, max: Operand | None = None) -> Symbol:
         if min is not None:
-            self.set(f"tl.maximum({self}, {min})")
+            self.set(f"tl.maximum({self}, {_text(min)})")
         if max is not None:
-            self.set(f"tl.minimum({self}, {max})")
+            self.set(f"tl.minimum({self}, {_text(max)})")
         return self
 
     def __truediv__(self, other: Operand) -> Symbol:
-        return self.new(f"tl.div_rn({self}, {other})")
+        return self.new(f"tl.div_rn({self}, {_text(other)})")
 
     def __rtruediv__(self, other: Operand) -> Symbol:
-        return self.new(f"{other} / {self}")
+        return self.new(f"{_text(other)} / {self}")
+
+    def __neg__(self) -> Symbol:
+        return self.new(f"-{self}")
+
+    def __pow__(self, exponent: float) -> Symbol:
+        if exponent != 2:
+            raise Unfusable(f"the power {exponent!r}")
+        return self.new(f"{self} * {self}")
+
+    __iadd__, __isub__, __imul__, __itruediv__ = add_, sub_, mul_, div_
 
     def __getattr__(self, name: str) -> Any:
         raise Unfusable(f"Tensor.{name}")
@@ -118,6 +142,8 @@ class Symbol:
             program = first.program
             if program.stored or program.before_norm is not None:
                 raise Unfusable("a norm after the state has moved")
+            if len(args) > 1 or kwargs != {"dim": 1, "keepdim": True}:
+                raise Unfusable("a norm other than that of a client's whole vector")
             program.squared = str(first)
             program.before_norm = list(program.lines)
             return first.new("norm")
@@ -128,14 +154,30 @@ class Symbol:
 
 def _binary(sign: str) -> tuple[Callable[[Symbol, Operand], Symbol], Callable[[Symbol, Operand], Symbol]]:
     return (
-        lambda self, other: self.new(f"{self} {sign} {other}"),
-        lambda self, other: self.new(f"{other} {sign} {self}"),
+        lambda self, other: self.new(f"{self} {sign} {_text(other)}"),
+        lambda self, other: self.new(f"{_text(other)} {sign} {self}"),
     )
 
 
 for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*")):
     for _method, _function in zip((f"__{_name}__", f"__r{_name}__"), _binary(_sign), strict=True):
         setattr(Symbol, _method, _function)
+
+
+def _unfusable(name: str) -> Callable[..., Any]:
+    def refuse(self: Symbol, *_: Any) -> Any:
+        raise Unfusable(f"Tensor.{name}")
+
+    return refuse
+
+
+# Python has an answer of its own for these, or would raise an error that a tensor does not.
+for _name in (
+    *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__len__", "__iter__", "__getitem__"),
+    *("__setitem__", "__contains__", "__float__", "__int__", "__abs__", "__invert__", "__matmul__", "__rpow__"),
+    *("__and__", "__or__", "__xor__", "__mod__", "__floordiv__", "__rfloordiv__", "__rmod__", "__ipow__"),
+):
+    setattr(Symbol, _name, _unfusable(_name))
 
 
 # Names of the vectors that the kernels take, the kernel that sums squares (where gradients are clipped), the update.
@@ -177,7 +219,13 @@ class Fused:
     def _make(self, algorithm: Algorithm, c: ClientVectors, s: Vectors, gradient_free: bool) -> Made:
         program = Program()
         clients, server = _symbols(program, "c", c), _symbols(program, "s", s)
-        self.step(algorithm, clients, server, Symbol(program, "rate"), gradient_free, True)
+        try:
+            self.step(algorithm, clients, server, Symbol(program, "rate"), gradient_free, True)
+        except (Unfusable, RebindError):
+            raise
+        except Exception as error:
+            # If the method itself is at fault, running it as written shows the same.
+            raise Unfusable(f"{type(error).__name__} ({error})") from None
         names = tuple(sorted({*program.loaded, *program.stored}))
         squares = None
         if program.before_norm is not None:
@@ -191,8 +239,8 @@ class Fused:
 
 def _symbols(program: Program, kind: str, vectors: Vectors) -> Any:
     """The same names with symbols for tensors."""
-    named = {n: None if v is None else Symbol(program, buffer=f"{kind}_{n}") for n, v in vars(vectors).items()}
-    return SimpleNamespace(**named)
+    named: Any = {n: None if v is None else Symbol(program, buffer=f"{kind}_{n}") for n, v in vars(vectors).items()}
+    return Vectors(**named)
 
 
 _SQUARES = """\

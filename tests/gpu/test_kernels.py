@@ -1,7 +1,7 @@
 """Every Triton kernel against its plain specification, on fresh random numbers into poisoned memory.
 
 On a CUDA device directly; elsewhere in Triton's interpreter, which must be chosen before Triton is imported,
-so ``test_in_the_interpreter`` runs the rest of this file in a process of its own.
+so ``test_in_the_interpreter`` runs the rest of this file, and ``test_fuse.py``, in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,26 +17,18 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from kernel_checks import CUDA, DEVICE, agree, kernels_run, random
 from repository import ROOT
 
-from fedlada_mpi import algorithms
-from fedlada_mpi.algorithms import ClientVectors, Vectors
-from fedlada_mpi.algorithms.step import local_step
-from fedlada_mpi.config import resolve
 from fedlada_mpi.doctor import machine
-from fedlada_mpi.gpu import fuse, layer_kernels, norm_kernels
-from fedlada_mpi.gpu.fuse import Fused
+from fedlada_mpi.gpu import layer_kernels, norm_kernels
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
 from fedlada_mpi.models import columns, layers
 from fedlada_mpi.models.columns import Window
 from fedlada_mpi.models.layout import Layout
 
-CUDA = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
-DEVICE = "cuda" if CUDA else "cpu"
 TYPES = (torch.float32, torch.bfloat16)
-
-here = pytest.mark.skipif(not layer_kernels.available(), reason="neither a CUDA device nor Triton's interpreter")
 
 
 @pytest.fixture(autouse=True)
@@ -56,22 +48,10 @@ def poison(monkeypatch):
         monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
 
 
-def random(*shape: int, dtype=torch.float32) -> torch.Tensor:
-    return torch.randn(shape).to(DEVICE, dtype)
-
-
 def flat_views(count: int, channels: int, *, dtype=torch.float32) -> list[torch.Tensor]:
     """Two parameters [count, channels] inside flat vectors [count, longer], as in a layout."""
     flat = random(count, 3 * channels + 17, dtype=dtype)
     return [flat[:, 5 : 5 + channels], flat[:, 9 + channels : 9 + 2 * channels]]
-
-
-def agree(found: torch.Tensor, expected: torch.Tensor, dtype=None) -> None:
-    dtype = dtype or expected.dtype
-    assert found.dtype == dtype
-    assert found.shape == expected.shape
-    error = (found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)
-    assert error < {torch.float32: 2e-6, torch.bfloat16: 6e-3}[dtype], f"relative error {error:.2e}"
 
 
 def same(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -88,7 +68,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", __file__]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", __file__, str(Path(__file__).with_name("test_fuse.py"))]
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=580
     )
@@ -139,7 +119,7 @@ GEOMETRIES = [
 ]
 
 
-@here
+@kernels_run
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding", "dtype"),
     [(*geometry, torch.float32) for geometry in GEOMETRIES]
@@ -157,7 +137,7 @@ def test_columns(shape, kernel, stride, padding, dtype):
     agree(layer_kernels.col2im(cols, window, x.shape), expected, dtype)
 
 
-@here
+@kernels_run
 @pytest.mark.parametrize(
     ("shape", "n", "relu", "with_residual", "dtype"),
     [
@@ -214,7 +194,7 @@ def around(flat: torch.Tensor, channels: int) -> list[torch.Tensor]:
     return [flat[:, :5], flat[:, 5 + channels : 9 + channels], flat[:, 9 + 2 * channels :]]
 
 
-@here
+@kernels_run
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding", "dtype"),
     [
@@ -238,7 +218,7 @@ def test_max_pool(shape, kernel, stride, padding, dtype):
     assert torch.equal(x.grad, copy.grad)
 
 
-@here
+@kernels_run
 def test_the_doctors_trial():
     assert machine.pooled(DEVICE) == 3
 
@@ -259,7 +239,7 @@ def plain_gather(images, index, flip, dy, dx, mean, std, dtype):
     return torch.where(met[..., None], values, torch.zeros(())).to(dtype)
 
 
-@here
+@kernels_run
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gather(dtype, channels):
@@ -282,13 +262,13 @@ def test_gather(dtype, channels):
     same(found[c, b], padded[top : top + 6, left : left + 5].to(dtype))
 
 
-@here
+@kernels_run
 def test_double_precision_is_refused():
     with pytest.raises(TypeError, match="float64"):
         layer_kernels.im2col(random(1, 1, 4, 4, 16, dtype=torch.float64), Window(4, 4, 3, 1, 1), 144)
 
 
-@here
+@kernels_run
 def test_layers_together():
     """Gradients of a small residual network, as the layers call the kernels."""
     shapes = {
@@ -317,42 +297,3 @@ def test_layers_together():
     agree(results[1][0], results[0][0])
     for name, grad in layout.views(results[0][1]).items():
         assert (layout.views(results[1][1])[name] - grad).norm() < 1e-5 * grad.norm(), name
-
-
-def method(name: str) -> algorithms.Algorithm:
-    settings = {"dataset": "cifar10", "algorithm": name, "clip": 1.0, "weight_decay": 0.1}
-    return algorithms.create(resolve(settings).config)
-
-
-STEPS = [(name, False) for name in algorithms.names()]
-STEPS += [(name, True) for name in algorithms.names() if method(name).shares_gradient_free]
-
-
-@here
-@pytest.mark.parametrize(("name", "gradient_free"), STEPS)
-def test_fused_step(name, gradient_free, monkeypatch):
-    """The kernel made from a method's code does what the code does; twice, as the state moves on."""
-    monkeypatch.setattr(fuse, "PARTS", 4)
-    chosen = method(name)
-    clients = {n: random(3, 3000).abs() for n in ("x", *chosen.slots, *chosen.client_state)} | {"g": random(3, 3000)}
-    s = Vectors(**{n: random(3000).abs() for n in (*chosen.down, *chosen.derived)})
-    lr = torch.tensor(0.1, device=DEVICE)
-    fused, plain = (ClientVectors(**{n: v.clone() for n, v in clients.items()}, compute_copy=None) for _ in range(2))
-    step = Fused(local_step)
-    for _ in range(2):
-        step(chosen, fused, s, lr, gradient_free, True)
-        local_step(chosen, plain, s, lr, gradient_free, True)
-    for n in clients:
-        agree(getattr(fused, n), getattr(plain, n))
-
-
-def test_a_step_that_cannot_be_fused_warns_and_runs_as_written():
-    def step(algorithm, c, s, lr, gradient_free, preserve_g):
-        c.x.sub_(c.g.cumsum(1))
-
-    c = ClientVectors(x=torch.zeros(1, 3), g=torch.ones(1, 3), compute_copy=None)
-    fused, method = Fused(step), algorithms.create(resolve({}).config)
-    with pytest.warns(UserWarning, match="cumsum cannot be fused"):
-        fused(method, c, Vectors(x=torch.zeros(3)), torch.tensor(0.1), False, True)
-    fused(method, c, Vectors(x=torch.zeros(3)), torch.tensor(0.1), False, True)
-    assert c.x.tolist() == [[-2, -4, -6]]

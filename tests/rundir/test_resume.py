@@ -139,7 +139,6 @@ def test_killed_at_a_random_moment(algorithm, ranks, data, run_dir, whole):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_stopped_by_a_signal(number, data, run_dir, whole):
     settings = dict(COMMON, algorithm="fedavg")
-    longer = dict(settings, rounds=4, resume=True)
     process = start(data, run_dir, **settings)
     wait_for_round(process, run_dir, 5)
     process.send_signal(number)
