@@ -101,10 +101,16 @@ class GenericEngine(Engine):
 
         self._gradient = vmap(grad_and_value(loss), randomness="different")
 
+    def _set_mode(self, training: bool) -> None:
+        """As users expect of their module: Dropout acts in training, and not in evaluation."""
+        if self.network.module.training != training:
+            self.network.module.train(training)
+
     def _forward(self, parameters: dict[str, Tensor], images: Tensor) -> Tensor:
         return functional_call(self.network.module, parameters, (images.permute(0, 3, 1, 2),))
 
     def gradients(self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        self._set_mode(training=True)
         computed, losses = self._gradient(self.network.layout.views(values), images, labels, weight)
         for name, target in self.network.layout.views(grads).items():
             target.copy_(computed[name])
@@ -125,4 +131,5 @@ class GenericEngine(Engine):
 
     @torch.no_grad()
     def logits(self, x: Tensor, images: Tensor) -> Tensor:
+        self._set_mode(training=False)
         return self._forward(self.network.layout.views(x.to(images.dtype)), images)

@@ -16,7 +16,10 @@ export FEDLADA_DATA=${FEDLADA_DATA:-$root/data}
 # A second quickstart replaces the first one's run, never another.
 out=$root/runs/quickstart replace=--overwrite previous=
 for argument in "$@"; do
-    [ "$previous" != --out ] || out=$argument replace=
+    case $previous/$argument in
+        --out/*) out=$argument replace= ;;
+        */--out=*) out=${argument#--out=} replace= ;;
+    esac
     previous=$argument
 done
 

@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from ranks import SIZE, barrier, communicator, is_root
+from torch import nn
 from training_runs import CLASSES, Run, arguments, make_data, run_here
 
 from fedlada_mpi import models
+from fedlada_mpi.gradients import GenericEngine
 from fedlada_mpi.run import main
 
 SIZES = [4, 6, 5, 3]
@@ -269,6 +272,42 @@ def test_a_users_own_model_trains(data, out, shared_tmp, monkeypatch):
         main([*arguments(data, out / "stacked", {**SHORT, "init": "", "model": "mine:model"}), "--engine", "stacked"])
         == 2
     )
+
+
+DROPOUT = """
+from torch import nn
+
+def model(classes, image_shape):
+    rows, columns, channels = image_shape
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(rows * columns * channels, classes))
+"""
+
+
+def test_dropout_acts_in_training_and_not_in_evaluation(data, out, shared_tmp, monkeypatch):
+    folder = shared_tmp / "dropout"
+    if is_root():
+        folder.mkdir()
+        (folder / "dropping.py").write_text(DROPOUT)
+    barrier()
+    monkeypatch.chdir(folder)
+    settings = {**SHORT, "init": "", "model": "dropping:model", "eval_every": 1, "precision": "fp64"}
+    run = run_here(data, out, **settings)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).double()
+    module.load_state_dict({name.replace("2.", "1."): value for name, value in run.model.items()})
+    images, labels = data.test
+    inputs = torch.from_numpy((images / 255.0 - np.array(data.mean)) / np.array(data.std)).permute(0, 3, 1, 2)
+    loss = nn.functional.cross_entropy(module(inputs), torch.from_numpy(labels)).item()
+    assert run.metrics[-1]["test_loss"] == pytest.approx(loss, rel=1e-12)
+    network = models.build("dropping:model", 3, (8, 8, 3))
+    values = network.initial(torch.float64).expand(2, -1).clone()
+    batch, targets = inputs.permute(0, 2, 3, 1).expand(2, -1, -1, -1, -1), torch.from_numpy(labels).expand(2, -1)
+    weight = torch.full((2, len(labels)), 1 / len(labels), dtype=torch.float64)
+    losses = []
+    for p in (0.0, 0.5):
+        network.module[1].p = p
+        losses.append(GenericEngine(network).gradients(values, torch.zeros_like(values), batch, targets, weight))
+    assert losses[0][0] == losses[0][1]
+    assert losses[1][0] != losses[1][1] != losses[0][0], "clients draw their own"
 
 
 def test_a_full_gpu_is_reported_once_by_all_ranks(data, out, capsys, monkeypatch):

@@ -125,7 +125,24 @@ def test_environment_for_mpirun_keeps_what_the_user_set(tmp_path):
     assert "OMPI_MCA_mpi_yield_when_idle=0" in shown
 
 
-@pytest.mark.skipif(not Path(sys.prefix, ".fedlada-mpi").exists(), reason="needs an environment made by jobs/test.sh")
+made_by_test_sh = pytest.mark.skipif(
+    not Path(sys.prefix, ".fedlada-mpi").exists(), reason="needs an environment made by jobs/test.sh"
+)
+
+
+@made_by_test_sh
+def test_quickstart_overwrites_its_own_run_only(tmp_path):
+    """Both spellings of --out."""
+    theirs = tmp_path / "metrics.jsonl"
+    theirs.write_text("another run's\n")
+    for spelling in (["--out", str(tmp_path)], [f"--out={tmp_path}"]):
+        done = script("quickstart.sh", "--rounds", "1", *spelling, FEDLADA_VENV=sys.prefix, FEDLADA_RANKS="1")
+        assert done.returncode == 2
+        assert "already holds a run" in done.stderr
+        assert theirs.read_text() == "another run's\n"
+
+
+@made_by_test_sh
 def test_quickstart_trains_and_prints_where(tmp_path):
     done = script("quickstart.sh", "--rounds", "2", "--out", str(tmp_path), FEDLADA_VENV=sys.prefix, FEDLADA_RANKS="2")
     assert done.returncode == 0, done.stdout + done.stderr
