@@ -37,7 +37,8 @@ def folder(out: Path, t: int) -> Path:
 
 def complete(out: Path) -> list[Path]:
     """The complete checkpoints, oldest first."""
-    return sorted(p for p in (out / "checkpoint").glob("round_*") if p.name[6:].isdigit())
+    folders = (p for p in (out / "checkpoint").glob("round_*") if p.name[6:].isdigit())
+    return sorted(folders, key=lambda p: int(p.name[6:]))
 
 
 def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> None:

@@ -56,6 +56,14 @@ def test_only_two_are_kept(data, out):
     assert names(out) == ["round_000004", "round_000005"]
 
 
+@pytest.mark.serial
+def test_the_newest_has_the_largest_number(tmp_path):
+    """Also past a million rounds, where the names have more digits."""
+    for t in (1_000_000, 999_950, 50):
+        checkpoint.folder(tmp_path, t).mkdir(parents=True)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["round_000050", "round_999950", "round_1000000"]
+
+
 @pytest.mark.parametrize(("every", "rounds"), [(0, [5]), (2, [4, 5]), (5, [5])])
 def test_when_they_are_written(every, rounds, data, out):
     run_here(data, out, **{**SETTINGS, "checkpoint_every": every})
