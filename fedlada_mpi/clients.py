@@ -121,11 +121,12 @@ class ClientState:
             for row, client in zip(getattr(c, name), clients, strict=True):
                 row.copy_(by_client[client]) if client in by_client else row.zero_()
 
-    def store(self, c: ClientVectors, clients: list[int]) -> None:
-        """From the stacked rows of ``clients``."""
+    def store(self, c: ClientVectors, clients: list[int], finite: np.ndarray) -> None:
+        """From the stacked rows of ``clients``; those whose result is not finite keep what they had."""
         for name, by_client in self.vectors.items():
-            for row, client in zip(getattr(c, name), clients, strict=True):
-                by_client.setdefault(client, torch.empty_like(row)).copy_(row)
+            for row, client, good in zip(getattr(c, name), clients, finite.tolist(), strict=True):
+                if good:
+                    by_client.setdefault(client, torch.empty_like(row)).copy_(row)
 
 
 class MemoryEstimate:

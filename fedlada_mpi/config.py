@@ -71,6 +71,9 @@ class Config:
     weight_decay: float = setting(1e-3, "lambda", least=0)
     decay_mode: str = setting("l2", "decay in the gradient, or in the step", choices=("l2", "decoupled"))
     clip: float = setting(10.0, "largest L2 norm of a gradient; 0 = off", least=0)
+    on_nonfinite: str = setting(
+        "stop", "when a client's result is not finite: end the run, or leave the client out", choices=("stop", "skip")
+    )
     alpha: float = setting(0.1, "amended weight (scaffold: scale of its correction)", least=0)
     mu: float = setting(0.1, "proximal weight of fedprox", least=0)
     beta1: float = setting(0.9, "first-moment decay", least=0, most=1)

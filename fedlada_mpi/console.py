@@ -140,7 +140,8 @@ def closing_lines(summary: dict[str, Any], records: list[dict[str, Any]], out: s
         lines.append(
             f"  test accuracy  {final['test_acc']:.2%} final, {best['test_acc']:.2%} best (round {best['round']})"
         )
-        lines.append(f"  train          {final['train_acc']:.2%} accuracy, {final['train_loss']:.4f} loss")
+        loss = "not finite" if final["train_loss"] is None else f"{final['train_loss']:.4f}"
+        lines.append(f"  train          {final['train_acc']:.2%} accuracy, {loss} loss")
     for target, at in summary["targets"].items():
         lines.append(f"  {float(target):.1%} test      {'not reached' if at is None else f'in round {at}'}")
     if records:

@@ -1,4 +1,4 @@
-"""The exception for everything a user can fix, and the suggestion after a mistyped name."""
+"""The exceptions that end a run with one line, and the suggestion after a mistyped name."""
 
 from __future__ import annotations
 
@@ -8,6 +8,13 @@ from collections.abc import Iterable
 
 class UserError(Exception):
     """Bad input; the message says what was given, what is allowed and what to type."""
+
+
+class DivergedError(Exception):
+    """The training left the finite numbers; the message names the round, the clients and the last good checkpoint."""
+
+
+DIVERGED = 3  # exit code
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

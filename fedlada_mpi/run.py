@@ -5,7 +5,8 @@
     srun --mpi=pmix -n 11 python -m fedlada_mpi.run --dataset cifar10 --algorithm fedlada
     python -m fedlada_mpi.run --dataset cifar10 --print-config       the settings, and where each comes from
 
-Exit codes: 0 finished, 2 bad input, 75 stopped by SIGTERM or SIGUSR1 with a checkpoint (--resume goes on).
+Exit codes: 0 finished, 2 bad input, 3 diverged (see --on-nonfinite), 75 stopped by SIGTERM or SIGUSR1 with a
+checkpoint (--resume goes on).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TextIO
 
 from . import signals
 from .config import Config, Resolved, add_arguments, is_record, load
-from .errors import UserError
+from .errors import DIVERGED, DivergedError, UserError
 
 OPTIONS = ("config", "resume", "overwrite", "print_config")  # of the command, in addition to the settings
 
@@ -50,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _print_on_root(_settle(options, flags)[0].table())
                 return 0
             return _run(options, flags)
-        except UserError as error:
+        except (UserError, DivergedError) as error:
             _print_on_root(f"error: {error}", sys.stderr)
-            return 2
+            return 2 if isinstance(error, UserError) else DIVERGED
 
 
 def _print_on_root(text: str, stream: TextIO | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -13,13 +14,14 @@ from .algorithms import Round
 from .batches import local_steps
 from .console import Progress
 from .rundir.metrics import ALL_PHASES, Recorder
-from .silo import NUMBERS, Silo
+from .silo import MAX_EMPTY_ROUNDS, NUMBERS, Silo
 
 
 class Server:
     def __init__(self, silo: Silo, sizes: np.ndarray, numel: int, recorder: Recorder, progress: Progress):
         self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
         self.sizes, self.numel, self.recorder, self.progress = sizes, numel, recorder, progress
+        self.empty_rounds = 0
 
     def run(self, start: int) -> str:
         """Rounds start+1 .. T; returns how it ended: finished or stopped."""
@@ -41,28 +43,43 @@ class Server:
         config, silo = self.config, self.silo
         moved = self.world.bytes_moved
         participants = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
-        sizes = self.sizes[participants]
-        steps = float(local_steps(config, sizes).mean()) if len(participants) else 0.0
-        r = Round(t, config.lr * config.lr_decay**t, steps, len(participants), config.clients)
+        r = self._round(t, participants)
         evaluated = t + 1 == config.rounds or bool(config.eval_every and (t + 1) % config.eval_every == 0)
         order = {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": evaluated}
         self.world.broadcast_json(order)
 
         totals = silo.train(r, participants)
-        weight = float(sizes.sum()) if config.weighting == "size" else float(r.participants)
+        included = participants
+        if totals.nonfinite:
+            included = np.setdiff1d(participants, totals.nonfinite)
+            r = self._round(t, included)
+            self.world.broadcast_json(asdict(r))
+        weight = float(self.sizes[included].sum()) if config.weighting == "size" else float(r.participants)
         with silo.clock("server"):
             correction = self.step(r, weight)
         silo.receive(r)
         ranks = silo.report(totals, evaluated)
 
         sums = dict(zip(NUMBERS, ranks[:, : len(NUMBERS)].sum(0).tolist(), strict=True))
+        self.empty_rounds = self.empty_rounds + 1 if totals.nonfinite and not r.participants else 0
+        stops = sums["nonfinite"] and config.on_nonfinite == "stop"
+        if stops or self.empty_rounds == MAX_EMPTY_ROUNDS or not math.isfinite(correction):
+            self.world.broadcast_json({"do": "diverged", "round": t + 1})
+            raise silo.diverged(t + 1)
         record = self._record(r, participants, sums, ranks)
         # Rounding can leave it just under zero.
         record["consistency"] = max(0.0, sums["offset_norm2"] / weight + correction) if r.participants else None
         record["bytes_mpi"] = self.world.bytes_moved - moved
+        if totals.nonfinite:
+            record["nonfinite"] = totals.nonfinite
         self.recorder.add(record)
         self.progress.round(record, evaluated)
         return sums["stop"] > 0
+
+    def _round(self, t: int, participants: np.ndarray) -> Round:
+        config = self.config
+        steps = float(local_steps(config, self.sizes[participants]).mean()) if len(participants) else 0.0
+        return Round(t, config.lr * config.lr_decay**t, steps, len(participants), config.clients)
 
     def step(self, r: Round, weight: float) -> float:
         """The method's server step, from sums with total ``weight``; returns consistency less mean ||offset_i||^2.
@@ -93,9 +110,9 @@ class Server:
             record[f"{part}_loss"] = sums[f"{part}_loss"] / count if count else None
             record[f"{part}_acc"] = sums[f"{part}_correct"] / count if count else None
         # A client that keeps nothing between rounds would need the derived vectors too.
-        record["bytes_down"] = r.participants * (len(a.down) + len(a.derived)) * vector
-        record["bytes_up"] = r.participants * len(a.up) * vector
-        record["paper_units"] = r.participants * a.paper_units
+        record["bytes_down"] = len(participants) * (len(a.down) + len(a.derived)) * vector
+        record["bytes_up"] = len(participants) * len(a.up) * vector
+        record["paper_units"] = len(participants) * a.paper_units
         by_phase = dict(zip(ALL_PHASES, ranks[:, len(NUMBERS) :].T, strict=True))
         by_phase["total"] = by_phase["total"][:1]
         record["seconds"] = {phase: float(values.max()) for phase, values in by_phase.items()}

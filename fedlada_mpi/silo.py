@@ -13,6 +13,7 @@ from torch import Tensor
 from .algorithms import Algorithm, Round, Vectors
 from .config import Config
 from .device import synchronize
+from .errors import DivergedError
 from .evaluate import Evaluation, Evaluator
 from .mpi import World
 from .mpi.transport import Transport
@@ -24,8 +25,11 @@ from .trainer import Totals, Trainer
 # What every rank reports after a round, before its phase times.
 NUMBERS = (
     *("loss", "offset_norm2", "train_loss", "train_correct", "train_count"),
-    *("test_loss", "test_correct", "test_count", "stop", "wait"),
+    *("test_loss", "test_correct", "test_count", "stop", "wait", "nonfinite"),
 )
+
+
+MAX_EMPTY_ROUNDS = 10  # in a row without a finite client, after which --on-nonfinite skip ends the run
 
 
 def named_rows(names: Sequence[str], size: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
@@ -50,15 +54,25 @@ class Silo:
         self.s, self.evaluator, self.test = s, evaluator, test
         self.sums = named_rows(algorithm.up, len(s.x), s.x.dtype, s.x.device)
         self.before = torch.zeros_like(s.x)
+        self.nonfinite: list[int] = []  # of this rank, in the last round
         self.clock = Clock()
 
     def train(self, r: Round, participants: np.ndarray) -> Totals:
         """Local training of this rank's participants, then the sums to the root."""
         # Ends with the slowest rank; timed as waiting, not as communication.
         totals = self.world.collectively(lambda: self._local(r, participants))
+        # Of all ranks from here on; where they are not skipped, the root learns of them by the numbers of ``report``.
+        self.nonfinite = totals.nonfinite
+        totals.nonfinite = self._all_nonfinite() if self.config.on_nonfinite == "skip" else []
         with self.clock("reduce"):
             self.transport.reduce(list(self.sums.values()))
         return totals
+
+    def _all_nonfinite(self) -> list[int]:
+        """The clients of all ranks whose result in this round was not finite."""
+        if self.world.holds_everywhere(not self.nonfinite):
+            return []
+        return sorted(client for clients in self.world.allgather_json(self.nonfinite) for client in clients)
 
     def _local(self, r: Round, participants: np.ndarray) -> Totals:
         with self.clock("train"):
@@ -88,6 +102,7 @@ class Silo:
             train, test = (e() if e else [0.0, 0.0, 0.0] for e in (self.evaluations if evaluated else (None, None)))
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
         numbers = [totals.loss, totals.offset_norm2, *train, *test, float(stop_requested()), wait]
+        numbers.append(float(len(self.nonfinite)))
         return self.world.gather(numbers + self.clock.take())
 
     @cached_property
@@ -101,6 +116,16 @@ class Silo:
         state = self.trainer.client_state.vectors
         checkpoint.save(self.world, Path(self.config.out), t, self.config, self.s, state)
 
+    def diverged(self, number: int) -> DivergedError:
+        """The end of a run that left the finite numbers in round ``number``, the same on all ranks."""
+        clients = self._all_nonfinite()
+        message = ""
+        if self.world.rank == 0:
+            message = f"round {number}: " + _explain(clients, self.config.on_nonfinite)
+            saved = checkpoint.complete(Path(self.config.out))
+            message += f"; the last checkpoint is {saved[-1]}" if saved else "; there is no checkpoint yet"
+        return DivergedError(self.world.broadcast_json({"message": message})["message"])
+
     def serve(self) -> str:
         """The whole run on ranks other than the root: follow the server's orders."""
         while True:
@@ -110,7 +135,22 @@ class Silo:
             if order["do"] == "checkpoint":
                 self.save(order["round"])
                 continue
+            if order["do"] == "diverged":
+                raise self.diverged(order["round"])
             r = Round(**order["round"])
             totals = self.train(r, np.asarray(order["participants"], np.int64))
+            if totals.nonfinite:
+                r = Round(**self.world.broadcast_json())
             self.receive(r)
             self.report(totals, order["evaluate"])
+
+
+def _explain(clients: list[int], on_nonfinite: str) -> str:
+    """What was not finite, and what to do."""
+    if not clients:
+        return "the server's step gave parameters that are not finite: lower --server-lr or --lr"
+    names = ", ".join(map(str, clients[:10])) + (f" and {len(clients) - 10} more" if len(clients) > 10 else "")
+    which = f"the result of client{'s' * (len(clients) > 1)} {names} is not finite"
+    if on_nonfinite == "skip":
+        return f"{which}, and no client's was for {MAX_EMPTY_ROUNDS} rounds: lower --lr, or set --clip"
+    return f"{which}: lower --lr, set --clip, or leave such clients out with --on-nonfinite skip"

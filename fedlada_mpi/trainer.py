@@ -8,7 +8,7 @@ CUDA graph, its elementwise part fused into one kernel, and replayed K times wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeAlias
 
@@ -33,6 +33,7 @@ class Totals:
 
     loss: float = 0.0  # mean local loss, summed over participants
     offset_norm2: float = 0.0  # weighted sum of ||offset_i||^2
+    nonfinite: list[int] = field(default_factory=list)  # clients that are left out, as their result is not finite
 
 
 class Trainer:
@@ -96,10 +97,11 @@ class Trainer:
             self.steps.run(self._step, s, running, done, length)
             done = length
         weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
-        norms2 = self._finish(parts, r, clients, weights, sums)
-        local = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
-        totals.loss += float(local.sum())
-        totals.offset_norm2 += float((norms2.cpu().numpy() * weights).sum())
+        losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
+        norms2, finite = self._finish(parts, r, clients, weights, losses, sums)
+        totals.loss += float(losses[finite].sum())
+        totals.offset_norm2 += float((norms2 * weights)[finite].sum())
+        totals.nonfinite += clients[~finite].tolist()
 
     def _begin(self, parts: Parts, clients: np.ndarray, steps: np.ndarray) -> None:
         self.buffers.k.zero_()
@@ -132,22 +134,41 @@ class Trainer:
         return gather(images, b, normalise, self.compute, self.config.augment == "paper")
 
     def _finish(
-        self, parts: Parts, r: Round, clients: np.ndarray, weights: np.ndarray, sums: dict[str, Tensor]
-    ) -> Tensor:
-        """Add to ``sums`` what the clients send, keep their state, and return ||offset_i||^2 of each."""
-        norms2 = torch.zeros(len(clients), dtype=torch.float64, device=self.device)
-        for (c, s), where in zip(parts, self.buffers.slices, strict=False):
-            sent = self.algorithm.finish(c, s, r)
-            # Row by row: in double, all rows at once would take twice the offsets' memory.
-            norms2 += torch.stack(
-                [torch.linalg.vector_norm(row, dtype=torch.float64) for row in sent["offset"]]
-            ).square()
-            shares = weights if len(c.x) == len(clients) else [weights.sum()]
-            for name, rows in sent.items():
-                for weight, row in zip(shares, rows, strict=True):
-                    sums[name][where].add_(row, alpha=float(weight))
-            self.client_state.store(c, clients.tolist())
-        return norms2
+        self,
+        parts: Parts,
+        r: Round,
+        clients: np.ndarray,
+        weights: np.ndarray,
+        losses: np.ndarray,
+        sums: dict[str, Tensor],
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Add to ``sums`` what the clients send and keep their state, but for those with a result that is not finite.
+
+        Returns ||offset_i||^2 of every client, and which of them have a finite loss and send finite vectors.
+        """
+        sent = [self.algorithm.finish(c, s, r) for c, s in parts]
+        norms2, total = torch.zeros(2, len(clients), dtype=torch.float64, device=self.device)
+        for vectors in sent:
+            norms = {name: _row_norms(rows) for name, rows in vectors.items()}
+            norms2 += norms["offset"].square()
+            for norm in norms.values():
+                total += norm
+        squares, checked = torch.stack((norms2, total)).cpu().numpy()
+        finite = np.isfinite(checked) & np.isfinite(losses)
+        good = np.flatnonzero(finite)
+        for (c, _), vectors, where in zip(parts, sent, self.buffers.slices, strict=False):
+            stacked = len(c.x) == len(clients)
+            shares = [(i, weights[i]) for i in good] if stacked else [(0, weights[good].sum())] * bool(len(good))
+            for name, rows in vectors.items():
+                for i, weight in shares:
+                    sums[name][where].add_(rows[i], alpha=float(weight))
+            self.client_state.store(c, clients.tolist(), finite)
+        return squares, finite
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    """Row by row: in double, all rows at once would take twice their memory."""
+    return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in rows])
 
 
 def chunks(rows: np.ndarray, steps: np.ndarray, limit: int) -> Iterator[np.ndarray]:

@@ -28,6 +28,7 @@ code=$?
 case $code in
     0) : >"$state/finished" ;;
     2) : >"$state/refused" ;;
+    3) : >"$state/diverged" ;;
     # All ranks agreed to stop: for srun that is no reason to kill the slower ones.
     75) : >"$state/stopped" && code=0 ;;
     *) : >"$state/died" ;;

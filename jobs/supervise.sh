@@ -3,7 +3,7 @@
 #
 #   supervise COMMAND...      runs COMMAND, which starts the ranks by launch.sh, and ends the job:
 #     finished (0)                        the job completes
-#     bad input (2), no command (126-7)   the job fails with that status
+#     bad input (2), diverged (3), no command (126-7)   the job fails with that status
 #     stopped with a checkpoint (75)      the job requeues itself, any number of times
 #     anything else, a dead rank too      the job requeues itself until FEDLADA_MAX_FAILURES in a row
 # USR1 to the batch shell (sbatch --signal=B:USR1@180) asks the ranks to stop with a checkpoint. A cancelled job stays cancelled.
@@ -48,6 +48,7 @@ supervise() {
     case $code in
         0) finish 0 "finished" ;;
         2) finish 2 "bad input, see above: not requeued" ;;
+        3) finish 3 "diverged, see above: not requeued, as it would again" ;;
         126 | 127) finish $code "the command could not be started: not requeued" ;;
     esac
     if [ $terminated = yes ] && [ "$(job_state)" != RUNNING ]; then

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import write_atomically
+from .files import to_json, write_atomically
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -72,7 +72,7 @@ class Recorder:
 
     def add(self, record: dict[str, Any]) -> None:
         self.records.append(record)
-        self.file.write(json.dumps(record) + "\n")
+        self.file.write(to_json(record) + "\n")
         self.file.flush()
         if self.events is not None:
             for name in ("local_loss", "consistency", "lr", *EVALUATED):

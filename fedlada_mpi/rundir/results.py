@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import replacing, write_atomically
+from .files import replacing, to_json, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ def write(out: Path, model: Mapping[str, Tensor], summary: Mapping[str, Any]) ->
     (out / SUMMARY).unlink(missing_ok=True)
     with replacing(out / MODEL) as path:
         torch.save(model, path)
-    write_atomically(out / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    write_atomically(out / SUMMARY, to_json(summary, indent=2) + "\n")
 
 
 def finished_rounds(out: Path) -> int | None:

@@ -40,9 +40,9 @@ def start(tmp_path: Path):
         (tmp_path / name).chmod(0o755)
     jobs: list[subprocess.Popen[str]] = []
 
-    def begin(number: int) -> subprocess.Popen[str]:
+    def begin(number: int, program: str = RANK) -> subprocess.Popen[str]:
         settings = {"SLURM_JOB_ID": str(number), "FEDLADA_LOGS": str(tmp_path), "FEDLADA_MAX_FAILURES": "3"}
-        command = ["bash", "-c", JOB, "job", str(ROOT), sys.executable, "-S", "-c", RANK]
+        command = ["bash", "-c", JOB, "job", str(ROOT), sys.executable, "-S", "-c", program]
         path = f"{tmp_path}:{os.environ['PATH']}"
         environment = {k: v for k, v in os.environ.items() if not k.startswith("SLURM_")} | settings | {"PATH": path}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -52,7 +52,8 @@ def start(tmp_path: Path):
 
     yield begin
     for job in jobs:
-        os.killpg(job.pid, signal.SIGKILL)
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
         job.communicate()
 
 
@@ -74,3 +75,10 @@ def test_a_status_is_never_lost_to_a_signal(start):
         os.killpg(job.pid, signal.SIGTERM)
     for job in jobs:
         assert "stopped with a checkpoint: requeued" in until(job, "queued")
+
+
+@pytest.mark.parametrize(("status", "words"), [(2, "bad input"), (3, "diverged")])
+def test_what_would_fail_again_is_not_requeued(status, words, start):
+    job = start(100 + status, f"raise SystemExit({status})")
+    assert f"{words}, see above: not requeued" in until(job, "requeued")
+    assert job.wait(timeout=30) == status
