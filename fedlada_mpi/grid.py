@@ -36,10 +36,11 @@ def execute(run: Run, launcher: Sequence[str]) -> int:
     if run.finished():
         print(f"{run.directory}: already finished", flush=True)
         return 0
-    with lock.hold(run.directory):
+    with lock.hold(run.directory, lock.GRID):
         if run.finished():  # by whoever held the lock before us
             print(f"{run.directory}: already finished", flush=True)
             return 0
+        lock.refuse_if_held(run.directory)  # a run that outlived the grid that started it, or one started by hand
         command = run.command(launcher)
         print(shlex.join(command), flush=True)
         return _wait(command, bool(launcher))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -44,13 +45,13 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any
 
 def main(argv: Sequence[str] | None = None) -> int:
     # Before torch and MPI are imported: a signal in those seconds must not kill the process.
-    with signals.handled():
+    with signals.handled(), ExitStack() as at_end:
         options, flags = parse(argv)
         try:
             if options.print_config:
                 _print_on_root(_settle(options, flags)[0].table())
                 return 0
-            return _run(options, flags)
+            return _run(options, flags, at_end)
         except (UserError, DivergedError) as error:
             _print_on_root(f"error: {error}", sys.stderr)
             return 2 if isinstance(error, UserError) else DIVERGED
@@ -71,7 +72,7 @@ def _settle(options: argparse.Namespace, flags: dict[str, Any]) -> tuple[Resolve
     return settle(flags, load(options.config), recorded=is_record(options.config))
 
 
-def _run(options: argparse.Namespace, flags: dict[str, Any]) -> int:
+def _run(options: argparse.Namespace, flags: dict[str, Any], at_end: ExitStack) -> int:
     from .mpi import World
 
     world = World()
@@ -79,7 +80,7 @@ def _run(options: argparse.Namespace, flags: dict[str, Any]) -> int:
     from .rundir import claim
     from .session import Session
 
-    plan = world.broadcast_json(world.on_root(lambda: _plan(options, flags)))
+    plan = world.broadcast_json(world.on_root(lambda: _plan(options, flags, at_end)))
     if plan["start"] == claim.FINISHED:
         world.close()
         return 0
@@ -89,12 +90,19 @@ def _run(options: argparse.Namespace, flags: dict[str, Any]) -> int:
     return signals.STOPPED if status == "stopped" else 0
 
 
-def _plan(options: argparse.Namespace, flags: dict[str, Any]) -> dict[str, Any]:
-    """What the root decides for all ranks: the settings, where the shards are, and the round to start after."""
-    from .rundir import claim
+def _plan(options: argparse.Namespace, flags: dict[str, Any], at_end: ExitStack) -> dict[str, Any]:
+    """What the root decides for all ranks: the settings, where the shards are, and the round to start after.
+
+    Unless there is nothing left to do, it holds the output directory until the end of the run.
+    """
+    from .rundir import claim, lock
 
     resolved, directory = _settle(options, flags)
     start = claim.claim(resolved.config, options.resume, options.overwrite)
+    if start != claim.FINISHED:
+        at_end.enter_context(lock.hold(Path(resolved.config.out)))
+        # Again, as another run may have written there until now.
+        start = claim.claim(resolved.config, options.resume, options.overwrite)
     return {"config": vars(resolved.config), "directory": str(directory), "start": start}
 
 

@@ -77,7 +77,7 @@ class Run:
         """Its state in words: finished, running (and where), stopped or not started."""
         if self.finished():
             return "finished"
-        if holder := lock.owner(self.directory):
+        if holder := lock.owner(self.directory) or lock.owner(self.directory, lock.GRID):
             return f"running ({holder})"
         return "stopped" if self.rounds_done() else "not started"
 

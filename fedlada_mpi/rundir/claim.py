@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
-from ..config import Config
+from ..config import Config, differences
 from ..errors import UserError
 from . import checkpoint, results
 
@@ -16,6 +18,7 @@ _FILES = ("config.json", "metrics.jsonl", results.SUMMARY, results.MODEL, "check
 def claim(config: Config, resume: bool, overwrite: bool) -> int:
     """The round to start after: 0 for a new run, FINISHED where there is nothing left to do."""
     out = Path(config.out)
+    _refuse_other_files(out)
     if resume:
         start = checkpoint.latest(out, config)
         # A checkpoint of the last round is not enough: the run may have been killed before it wrote its results.
@@ -25,7 +28,9 @@ def claim(config: Config, resume: bool, overwrite: bool) -> int:
             return FINISHED
         if start > config.rounds:
             raise UserError(f"--resume: {out} is at round {start}, past --rounds {config.rounds}: ask for more rounds")
-    elif (out / "metrics.jsonl").exists() and not overwrite:
+        if not start:
+            _refuse_lost_results(out, config)
+    elif _is_run(out) and not overwrite:
         raise UserError(
             f"{out} already holds a run: add --resume to go on, --overwrite to discard it, or another --out"
         )
@@ -39,6 +44,40 @@ def claim(config: Config, resume: bool, overwrite: bool) -> int:
     except OSError as error:
         raise UserError(f"--out: cannot write to {out}: {error.strerror}; choose another directory") from None
     return start
+
+
+def _is_run(out: Path) -> bool:
+    """Whether a run has been in the directory: its metrics, or its settings from before the first round."""
+    return (out / "metrics.jsonl").exists() or "algorithm" in _settings(out)
+
+
+def _settings(out: Path) -> dict[str, Any]:
+    try:
+        values = json.loads((out / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _refuse_other_files(out: Path) -> None:
+    """Files with the names that a run gives its own, where no run has been, belong to the user."""
+    present = [name for name in _FILES if (out / name).exists() or (out / name).is_symlink()]
+    if present and not _is_run(out):
+        raise UserError(f"--out: {out} holds {', '.join(present)}, but no run: move them, or choose another directory")
+
+
+def _refuse_lost_results(out: Path, config: Config) -> None:
+    """Without a checkpoint ``--resume`` starts from the beginning, unless that would lose something."""
+    if (out / results.MODEL).exists() or (out / results.SUMMARY).exists():
+        raise UserError(
+            f"--resume: {out} holds results but no checkpoint to continue from: use --overwrite to start again, "
+            "or choose another --out"
+        )
+    changed = differences(_settings(out), config)
+    if changed:
+        raise UserError(
+            f"--resume: {out} was started with other settings ({'; '.join(changed)}): use them, or another --out"
+        )
 
 
 def clear(out: Path) -> None:

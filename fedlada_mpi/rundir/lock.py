@@ -22,7 +22,8 @@ from typing import Any
 from ..errors import UserError
 from ..processes import is_alive, start_time
 
-NAME = "grid.lock"
+NAME = "run.lock"  # held by the run that writes to the directory
+GRID = "grid.lock"  # held by a grid from before it starts that run until after its end
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 180.0
 
@@ -63,12 +64,22 @@ def _read(path: Path) -> dict[str, Any] | None:
     return owner if isinstance(owner, dict) else {}
 
 
-def owner(directory: Path) -> str | None:
-    """Who is working in the directory, as text; None if no one is."""
-    holder = _read(directory / NAME)
-    if holder is None or _abandoned(directory / NAME, holder, _me()):
+def owner(directory: Path, name: str = NAME) -> str | None:
+    """Who holds the directory's lock, as text; None if no one does."""
+    holder = _read(directory / name)
+    if holder is None or _abandoned(directory / name, holder, _me()):
         return None
     return _describe(holder)
+
+
+def refuse_if_held(directory: Path) -> None:
+    """Raise Busy if a run is writing to the directory."""
+    if holder := owner(directory):
+        raise _busy(directory / NAME, holder)
+
+
+def _busy(path: Path, holder: str) -> Busy:
+    return Busy(f"{path.parent} is in use by {holder}: wait for it, or, if it is gone, rm {path}")
 
 
 def _describe(holder: dict[str, Any]) -> str:
@@ -98,9 +109,7 @@ def _take(path: Path, me: dict[str, Any]) -> None:
             if holder is None:
                 continue
             if not _abandoned(path, holder, me):
-                raise Busy(
-                    f"{path.parent} is in use by {_describe(holder)}: wait for it, or, if it is gone, rm {path}"
-                ) from None
+                raise _busy(path, _describe(holder)) from None
             _remove(path, holder)
             continue
         with os.fdopen(handle, "w") as file:
@@ -121,10 +130,10 @@ def _remove(path: Path, holder: dict[str, Any]) -> None:
 
 
 @contextmanager
-def hold(directory: Path) -> Iterator[None]:
-    """Own the directory inside the block; raises Busy if another process does."""
+def hold(directory: Path, name: str = NAME) -> Iterator[None]:
+    """Hold the directory's lock inside the block; raises Busy if another process does."""
     directory.mkdir(parents=True, exist_ok=True)
-    path, me, done = directory / NAME, _me(), threading.Event()
+    path, me, done = directory / name, _me(), threading.Event()
     _take(path, me)
 
     def beat() -> None:

@@ -210,7 +210,19 @@ def test_a_run_is_started_once_and_then_skipped(small, tmp_path, capsys):
     assert len(calls) == 1
     assert "-m fedlada_mpi.run --algorithm fedavg --seed 1" in calls[0]
     assert calls[0].endswith("--resume")
-    assert not (tmp_path / "runs/digits_fedavg_seed=1" / lock.NAME).exists()
+    assert not (tmp_path / "runs/digits_fedavg_seed=1" / lock.GRID).exists()
+
+
+def test_a_run_that_outlived_its_grid_is_left_alone(small, tmp_path, capsys):
+    """After a kill -9 of the grid its lock is void, but the run still holds its own."""
+    directory = tmp_path / "runs/digits_fedavg_seed=1"
+    with lock.hold(directory):
+        assert grid.main([*small, "--index", "1"]) == 2
+        assert f"{directory} is in use by process" in capsys.readouterr().err
+        assert grid.main([*small, "--status"]) == 0
+        assert "running (process" in capsys.readouterr().out
+    assert not (directory / "calls").exists()
+    assert grid.main([*small, "--index", "1"]) == 0
 
 
 def test_the_exit_status_passes_through(small, monkeypatch, capfd):

@@ -1,0 +1,96 @@
+"""Whose directory it is: one run at a time, and nothing is removed that a run did not write."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from repository import ROOT
+from training_runs import arguments, make_data, run_here
+
+from fedlada_mpi.run import main
+from fedlada_mpi.rundir import lock
+
+pytestmark = pytest.mark.serial
+
+SHORT = dict(algorithm="fedavg", rounds=2, local_steps=1)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return make_data(tmp_path_factory.mktemp("claim"), [4, 6], silos=1)
+
+
+@pytest.fixture
+def refused(data, tmp_path, capsys):
+    """A start in ``tmp_path`` that must end with 2 and leave every file as it is; its message."""
+
+    def start(*flags: str, **settings) -> str:
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        capsys.readouterr()
+        assert main([*arguments(data, tmp_path, {**SHORT, **settings}), *flags]) == 2
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        return capsys.readouterr().err
+
+    return start
+
+
+@pytest.mark.parametrize("flags", [(), ("--resume",), ("--overwrite",)])
+@pytest.mark.parametrize("name", ["model.pt", "config.json", "summary.json", "checkpoint/mine", "tensorboard/mine"])
+def test_files_of_others_are_never_removed(name, flags, tmp_path, refused):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("{}")
+    assert f"holds {name.split('/')[0]}, but no run" in refused(*flags)
+
+
+def test_a_finished_run_without_its_checkpoints_is_not_started_again(data, tmp_path, refused):
+    run_here(data, tmp_path, **SHORT)
+    for path in sorted((tmp_path / "checkpoint").rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    for settings in ({}, {"rounds": 4}, {"lr": 0.5}):
+        assert "holds results but no checkpoint" in refused("--resume", **settings)
+    assert "already holds a run" in refused()
+    assert main([*arguments(data, tmp_path, SHORT), "--overwrite"]) == 0
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(data, tmp_path, refused):
+    run_here(data, tmp_path, **SHORT)
+    settings = (tmp_path / "config.json").read_text()
+    for path in sorted(tmp_path.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    (tmp_path / "config.json").write_text(settings)
+    assert "already holds a run" in refused()
+    assert "was started with other settings (lr: " in refused("--resume", lr=0.5)
+    assert main([*arguments(data, tmp_path, SHORT), "--resume"]) == 0
+
+
+def test_a_directory_that_another_process_holds(data, tmp_path, refused):
+    with lock.hold(tmp_path):
+        for flags in ((), ("--resume",), ("--overwrite",)):
+            assert f"{tmp_path} is in use by process " in refused(*flags)
+    assert main(arguments(data, tmp_path, SHORT)) == 0
+    assert not (tmp_path / lock.NAME).exists()
+
+
+def test_two_runs_at_once(data, tmp_path):
+    """The second ends with 2 while the first goes on, to the result that it has alone."""
+    settings = dict(SHORT, rounds=200, checkpoint_every=20)
+    alone = run_here(data, tmp_path / "alone", **settings)
+    command = [sys.executable, "-m", "fedlada_mpi.run", *arguments(data, tmp_path / "shared", settings), "--resume"]
+    first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "shared" / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.01)
+    first.send_signal(signal.SIGSTOP)  # so that it is still there, however slow the second one is
+    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=90)
+    first.send_signal(signal.SIGCONT)
+    assert (second.returncode, f"is in use by process {first.pid} on " in second.stderr) == (2, True), second.stderr
+    assert first.wait(timeout=90) == 0
+    lines = (tmp_path / "shared" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["local_loss"] for line in lines] == [record["local_loss"] for record in alone.metrics]
