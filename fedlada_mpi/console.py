@@ -35,6 +35,7 @@ class Overview:
     parameters: int
     vector_bytes: int
     engine: str
+    on_cpu: bool
     ranks_on_node: int
     clients_per_silo: list[int]
     cuda_aware: bool
@@ -69,7 +70,7 @@ class Overview:
 
     def _where(self) -> list[tuple[str, str]]:
         e, silos = self.environment, self.clients_per_silo
-        threads = f", {e['threads']} threads per rank" if e["device"].endswith("CPU") else ""
+        threads = f", {e['threads']} threads per rank" if self.on_cpu else ""
         aware = "" if self.cuda_aware else "not "
         return [
             (

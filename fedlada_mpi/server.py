@@ -62,10 +62,10 @@ class Server:
 
         sums = dict(zip(NUMBERS, ranks[:, : len(NUMBERS)].sum(0).tolist(), strict=True))
         self.empty_rounds = self.empty_rounds + 1 if totals.nonfinite and not r.participants else 0
-        stops = sums["nonfinite"] and config.on_nonfinite == "stop"
-        if stops or self.empty_rounds == MAX_EMPTY_ROUNDS or not math.isfinite(correction):
+        stops, by_server = sums["nonfinite"] and config.on_nonfinite == "stop", not math.isfinite(correction)
+        if stops or by_server or self.empty_rounds == MAX_EMPTY_ROUNDS:
             self.world.broadcast_json({"do": "diverged", "round": t + 1})
-            raise silo.diverged(t + 1)
+            raise silo.diverged(t + 1, by_server)
         record = self._record(r, participants, sums, ranks)
         # Rounding can leave it just under zero.
         record["consistency"] = max(0.0, sums["offset_norm2"] / weight + correction) if r.participants else None

@@ -130,6 +130,7 @@ class Session:
             parameters=layout.numel,
             vector_bytes=layout.numel * self.dtype.itemsize,
             engine=engine,
+            on_cpu=self.device.type == "cpu",
             ranks_on_node=self.world.node.size,
             clients_per_silo=[int(sum(len(self.manifest.client_ids[i]) for i in silos)) for silos in self.silos_of],
             cuda_aware=cuda_aware(),

@@ -101,8 +101,8 @@ class Silo:
         with self.clock("eval"):
             train, test = (e() if e else [0.0, 0.0, 0.0] for e in (self.evaluations if evaluated else (None, None)))
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
-        numbers = [totals.loss, totals.offset_norm2, *train, *test, float(stop_requested()), wait]
-        numbers.append(float(len(self.nonfinite)))
+        stop, nonfinite = float(stop_requested()), float(len(self.nonfinite))
+        numbers = [totals.loss, totals.offset_norm2, *train, *test, stop, wait, nonfinite]
         return self.world.gather(numbers + self.clock.take())
 
     @cached_property
@@ -116,12 +116,12 @@ class Silo:
         state = self.trainer.client_state.vectors
         checkpoint.save(self.world, Path(self.config.out), t, self.config, self.s, state)
 
-    def diverged(self, number: int) -> DivergedError:
-        """The end of a run that left the finite numbers in round ``number``, the same on all ranks."""
+    def diverged(self, number: int, by_server: bool = False) -> DivergedError:
+        """The end of a run that left the finite numbers in round ``number``; all ranks get the root's message."""
         clients = self._all_nonfinite()
         message = ""
         if self.world.rank == 0:
-            message = f"round {number}: " + _explain(clients, self.config.on_nonfinite)
+            message = f"round {number}: " + _explain([] if by_server else clients, self.config.on_nonfinite)
             saved = checkpoint.complete(Path(self.config.out))
             message += f"; the last checkpoint is {saved[-1]}" if saved else "; there is no checkpoint yet"
         return DivergedError(self.world.broadcast_json({"message": message})["message"])

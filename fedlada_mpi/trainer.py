@@ -156,9 +156,11 @@ class Trainer:
         squares, checked = torch.stack((norms2, total)).cpu().numpy()
         finite = np.isfinite(checked) & np.isfinite(losses)
         good = np.flatnonzero(finite)
+        if not len(good):
+            return squares, finite
         for (c, _), vectors, where in zip(parts, sent, self.buffers.slices, strict=False):
             stacked = len(c.x) == len(clients)
-            shares = [(i, weights[i]) for i in good] if stacked else [(0, weights[good].sum())] * bool(len(good))
+            shares = [(i, weights[i]) for i in good] if stacked else [(0, weights[good].sum())]
             for name, rows in vectors.items():
                 for i, weight in shares:
                     sums[name][where].add_(rows[i], alpha=float(weight))

@@ -130,6 +130,18 @@ def test_rounds_without_any_finite_client(data, out, monkeypatch, capsys):
     assert all(record["consistency"] is None and record["local_loss"] is None for record in metrics)
 
 
+def test_a_server_step_that_overflows_is_named_as_such(data, out, monkeypatch, capsys):
+    """Also where clients were left out in the same round."""
+    spoil(monkeypatch, lambda steps: steps == STEPS[SPOILT])
+    monkeypatch.setattr(Scaffold, "server", lambda self, s, mean, r: s.x.fill_(torch.inf))
+    settings = dict(algorithm="spoilt", on_nonfinite="skip", rounds=2, local_epochs=2, batch_size=3, **SGD)
+    assert main(arguments(data, out, settings)) == 3
+    if is_root():
+        assert capsys.readouterr().err.startswith(
+            "error: round 1: the server's step gave parameters that are not finite"
+        )
+
+
 def test_numbers_that_json_does_not_have():
     value = {"a": [1.5, float("nan")], "b": (float("inf"), {"c": -float("inf")}), "d": "NaN"}
     assert strict(to_json(value)) == {"a": [1.5, None], "b": [None, {"c": None}], "d": "NaN"}

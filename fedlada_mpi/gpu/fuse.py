@@ -20,9 +20,8 @@ from torch import Tensor
 
 from ..algorithms import Algorithm, ClientVectors, Vectors
 from ..algorithms.base import RebindError
-from .triton_support import jit, tl, triton
+from .triton_support import TILE, jit, tl, triton
 
-TILE = 2048
 Operand: TypeAlias = "Symbol | float"
 PARTS = 256  # partial sums of squares per client
 

@@ -101,12 +101,17 @@ def latest(out: Path, config: Config) -> int:
             saved, t = json.loads(file.attrs["config"]), int(file.attrs["round"])
     except (OSError, KeyError, ValueError) as error:
         raise _damaged(path, error) from None
+    refuse_other_settings(out, saved, config)
+    return t
+
+
+def refuse_other_settings(out: Path, saved: dict[str, Any], config: Config) -> None:
+    """Raise if the run in ``out`` was started with settings that give another result."""
     changed = differences(saved, config)
     if changed:
         raise UserError(
             f"--resume: {out} was started with other settings ({'; '.join(changed)}): use them, or another --out"
         )
-    return t
 
 
 def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], clients: set[int], server: bool) -> None:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from ..config import Config, differences
+from ..config import Config
 from ..errors import UserError
 from . import checkpoint, results
 
@@ -73,11 +73,7 @@ def _refuse_lost_results(out: Path, config: Config) -> None:
             f"--resume: {out} holds results but no checkpoint to continue from: use --overwrite to start again, "
             "or choose another --out"
         )
-    changed = differences(_settings(out), config)
-    if changed:
-        raise UserError(
-            f"--resume: {out} was started with other settings ({'; '.join(changed)}): use them, or another --out"
-        )
+    checkpoint.refuse_other_settings(out, _settings(out), config)
 
 
 def clear(out: Path) -> None:
