@@ -25,6 +25,7 @@ class Plan:
     flip: Tensor  # bool
     down: Tensor  # int32, rows and
     right: Tensor  # columns that the crop moves over the image
+    keys: Tensor  # int64 [K, C], of the random numbers that a user's layers draw
 
     def at(self, step: int | Tensor, count: int) -> Plan:
         """Step ``step`` of the first ``count`` clients, [C, B]; a step on the device is read there."""
@@ -51,6 +52,7 @@ def plan(
     shape = (int(steps.max()), len(clients), width)
     index, weight = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
     flip, down, right = np.zeros(shape, bool), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    keys = np.zeros(shape[:2], np.int64)
     for c, (client, start, n, count) in enumerate(
         zip(clients.tolist(), starts.tolist(), sizes.tolist(), steps.tolist(), strict=True)
     ):
@@ -63,6 +65,7 @@ def plan(
         there = order >= 0
         index[:count, c, :batch] = start + np.maximum(order, 0)
         weight[:count, c, :batch] = there / there.sum(1, keepdims=True)
+        keys[:count, c] = rng.bits(count, config.seed, rng.LAYERS, t, client).view(np.int64)
         if config.augment == "paper":
             # As many draws as the client's own batches hold, whatever the width of this rank's plan.
             drawn = rng.bits(count * batch, config.seed, rng.AUGMENT, t, client).reshape(count, batch)
@@ -79,6 +82,7 @@ def plan(
         torch.from_numpy(flip),
         torch.from_numpy(down),
         torch.from_numpy(right),
+        torch.from_numpy(keys),
     )
 
 

@@ -91,7 +91,8 @@ class Bench:
         data = LocalData(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
         self.network = models.build(config.model, classes, shape, config.activation, stacked=config.engine != "generic")
         self.algorithm = algorithms.create(config)
-        engine, capture = create_engine(self.network, config, device), capture_on(device)
+        engine = create_engine(self.network, config, device)
+        capture = capture_on(device) if engine.capturable else None
         self.trainer = Trainer(config, self.algorithm, engine, data, device, dtype, capture)
         self.evaluator = Evaluator(engine, half, self.trainer.compute, capture)
         a, size = self.algorithm, self.network.layout.size

@@ -72,7 +72,8 @@ class ClientBuffers:
         self.loss, self.lr, self.k = self._zeros(count), self._zeros(), self._zeros(1, dtype=torch.int64)
         shape = (self.max_steps, count, self.batch_width)
         types = dict(index=torch.int64, weight=self.dtype, flip=torch.bool, down=torch.int32, right=torch.int32)
-        self.plan = Plan(**{name: self._zeros(*shape, dtype=kind) for name, kind in types.items()})
+        keys = self._zeros(*shape[:2], dtype=torch.int64)
+        self.plan = Plan(**{name: self._zeros(*shape, dtype=kind) for name, kind in types.items()}, keys=keys)
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)

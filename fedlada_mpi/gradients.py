@@ -7,6 +7,8 @@ through ``torch.func``. They agree to rounding; the second takes any model but c
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -14,9 +16,12 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from .config import Config
+from .errors import UserError
 from .gpu.side_stream import SideStream
 from .models import Network
 from .models.layers import Kernels, Stack
+from .models.randomness import Draws
+from .models.trial import tied, users_code
 
 
 class Engine(ABC):
@@ -24,10 +29,17 @@ class Engine(ABC):
 
     network: Network
     kernels: Kernels | None = None  # compiled ones, where they can run
+    capturable = True  # as a CUDA graph
+    description = "stacked"
 
     @abstractmethod
-    def gradients(self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        """The losses [C] of ``values`` [C, d] on the batches, and their gradients into ``grads``."""
+    def gradients(
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
+    ) -> Tensor:
+        """The losses [C] of ``values`` [C, d] on the batches, and their gradients into ``grads``.
+
+        ``keys`` [C] are those of the random numbers that layers draw.
+        """
 
     @abstractmethod
     def logits(self, x: Tensor, images: Tensor) -> Tensor:
@@ -44,8 +56,7 @@ class Engine(ABC):
 def create_engine(network: Network, config: Config, device: torch.device) -> Engine:
     """The engine of ``network`` on ``device``; with compiled kernels where they can run (they sum in float32)."""
     if network.forward is None:
-        network.module.to(device)
-        return GenericEngine(network)
+        return GenericEngine(network, device)
     if device.type == "cuda" and config.compile != "off" and config.precision != "fp64":
         # Here, as importing Triton takes time that no other run need spend.
         from .gpu import layer_kernels
@@ -66,10 +77,13 @@ class StackedEngine(Engine):
     def __init__(self, network: Network, kernels: Kernels | None = None, device: torch.device | str = "cpu"):
         assert network.forward is not None
         self.network, self.forward, self.kernels = network, network.forward, kernels
+        self.description = "stacked" if kernels is None else "stacked, compiled kernels"
         self.side_stream = SideStream(device)
         self._stacks: dict[tuple[int, int, int], Stack] = {}
 
-    def gradients(self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    def gradients(
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
+    ) -> Tensor:
         key = (values.data_ptr(), grads.data_ptr(), len(values))
         if key not in self._stacks:
             self._stacks[key] = Stack(self.network.layout, values, grads, self.kernels, self.side_stream)
@@ -93,13 +107,43 @@ class StackedEngine(Engine):
 
 
 class GenericEngine(Engine):
-    def __init__(self, network: Network):
-        self.network = network
+    """Any module: all clients at once by vmap, or one after another where vmap does not take the module."""
 
-        def loss(parameters: dict[str, Tensor], images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-            return weighted_loss(self._forward(parameters, images), labels, weight)
+    def __init__(self, network: Network, device: torch.device | str = "cpu"):
+        self.network, self.device = network, torch.device(device)
+        network.module.to(device)
+        self.tied = tied(network.module)
+        self.constants: dict[torch.dtype, dict[str, Tensor]] = {}
+        self.draws = False  # whether layers draw random numbers in training
+        self.capturable = True
+        self.description = "generic (functional torch; the stacked path is several times faster)"
+        try:
+            self._try()
+        except RuntimeError as error:
+            self.capturable = False
+            with users_code(network.name, "a model that torch.func can differentiate"):
+                self._try()
+            reason = str(error).strip().splitlines()[0]
+            self.description = f"generic, one client after another ({reason})"
 
-        self._gradient = vmap(grad_and_value(loss), randomness="different")
+    def _try(self) -> None:
+        """A step of two clients and an evaluation, which must not draw random numbers."""
+        values = self.network.initial().to(self.device).expand(2, -1).clone()
+        draw = torch.Generator().manual_seed(0)
+        images = torch.randn(2, 2, *self.network.image_shape, generator=draw).to(self.device)
+        labels = torch.zeros(2, 2, dtype=torch.int64, device=self.device)
+        weight, keys = torch.ones_like(labels, dtype=values.dtype), torch.arange(2, device=self.device)
+
+        with Draws(keys if self.capturable else keys[:1], stacked=self.capturable) as in_training:
+            self.gradients(values, torch.zeros_like(values), images, labels, weight, keys)
+        self.draws = in_training.count > 0
+        with Draws(keys[:1], stacked=False) as in_evaluation:
+            self.logits(values[0], images[0])
+        if in_evaluation.count:
+            name = self.network.name
+            raise UserError(
+                f"--model {name} draws random numbers in evaluation; F.dropout needs training=self.training"
+            )
 
     def _set_mode(self, training: bool) -> None:
         """As users expect of their module: Dropout acts in training, and not in evaluation."""
@@ -107,18 +151,49 @@ class GenericEngine(Engine):
             self.network.module.train(training)
 
     def _forward(self, parameters: dict[str, Tensor], images: Tensor) -> Tensor:
-        return functional_call(self.network.module, parameters, (images.permute(0, 3, 1, 2),))
+        if images.dtype not in self.constants:
+            self.constants[images.dtype] = {
+                name: value.to(self.device, images.dtype if value.is_floating_point() else value.dtype)
+                for name, value in self.network.constants.items()
+            }
+        every = {**self.constants[images.dtype], **parameters}
+        every |= {name: every[first] for name, first in self.tied.items()}
+        # Where a whole layer is used twice, torch's own way of tying would leave these values in the module.
+        return functional_call(self.network.module, every, (images.permute(0, 3, 1, 2),), tie_weights=False)
 
-    def gradients(self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    def _loss(self, parameters: dict[str, Tensor], images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        return weighted_loss(self._forward(parameters, images), labels, weight)
+
+    def gradients(
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
+    ) -> Tensor:
         self._set_mode(training=True)
-        computed, losses = self._gradient(self.network.layout.views(values), images, labels, weight)
-        for name, target in self.network.layout.views(grads).items():
+        gradient = grad_and_value(self._loss)
+        if self.capturable:
+            return self._step(vmap(gradient, randomness="different"), values, grads, images, labels, weight, keys)
+        clients = zip(values, grads, images, labels, weight, keys.split(1), strict=True)
+        return torch.stack([self._step(gradient, *client) for client in clients])
+
+    def _step(
+        self,
+        gradient: Callable[..., tuple[dict[str, Tensor], Tensor]],
+        values: Tensor,
+        grads: Tensor,
+        images: Tensor,
+        labels: Tensor,
+        weight: Tensor,
+        keys: Tensor,
+    ) -> Tensor:
+        layout = self.network.layout
+        with Draws(keys, stacked=self.capturable) if self.draws else nullcontext():
+            computed, losses = gradient(layout.views(values), images, labels, weight)
+        for name, target in layout.views(grads).items():
             target.copy_(computed[name])
         return losses
 
     def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
         """Tried on a GPU, as a user's own layers are unknown; 0 on a CPU."""
-        device = next(self.network.module.parameters()).device
+        device = self.device
         if device.type != "cuda" or not images:
             return 0
         values, grads = (torch.zeros(1, self.network.layout.size, dtype=dtype, device=device) for _ in range(2))
@@ -126,7 +201,7 @@ class GenericEngine(Engine):
         labels = torch.zeros(1, images, dtype=torch.int64, device=device)
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        self.gradients(values, grads, batch, labels, torch.ones_like(labels, dtype=dtype))
+        self.gradients(values, grads, batch, labels, torch.ones_like(labels, dtype=dtype), labels[:, 0])
         return torch.cuda.max_memory_allocated(device) - before + batch.nbytes
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SAMPLE, SHUFFLE, AUGMENT = range(3)
+SAMPLE, SHUFFLE, AUGMENT, LAYERS = range(4)
 
 
 def bits(count: int, seed: int, purpose: int, t: int, client: int = 0) -> np.ndarray:

@@ -84,8 +84,8 @@ def _run(options: argparse.Namespace, flags: dict[str, Any], at_end: ExitStack) 
     if plan["start"] == claim.FINISHED:
         world.close()
         return 0
-    session = Session(world, Config(**plan["config"]), Path(plan["directory"]))
-    status = session.run(plan["start"])
+    session = Session(world, Config(**plan["config"]), Path(plan["directory"]), plan["start"])
+    status = session.run()
     session.close()
     return signals.STOPPED if status == "stopped" else 0
 

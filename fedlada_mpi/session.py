@@ -34,8 +34,9 @@ from .trainer import Trainer
 
 
 class Session:
-    def __init__(self, world: mpi.World, config: Config, directory: Path):
-        self.world, self.config = world, config
+    def __init__(self, world: mpi.World, config: Config, directory: Path, start: int):
+        """To go on after round ``start`` (0: a new run)."""
+        self.world, self.config, self.start = world, config, start
         # The root only serves, unless it is alone or asked to train.
         first = 0 if world.size == 1 or config.server_trains else 1
         ranks = world.size - first
@@ -51,7 +52,8 @@ class Session:
         self.network = world.collectively(self._network)
         self.algorithm = a = algorithms.create(config)
         size = self.network.layout.size
-        engine, capture = create_engine(self.network, config, self.device), capture_on(self.device)
+        engine = world.collectively(lambda: create_engine(self.network, config, self.device))
+        capture = capture_on(self.device) if engine.capturable else None
         self.trainer = Trainer(config, a, engine, data, self.device, self.dtype, capture)
         self.transport = plan_transport(world, size, self.dtype, self.device, config.transport)
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
@@ -65,6 +67,8 @@ class Session:
         network = models.build(c.model, m.classes, m.image_shape, c.activation, c.seed, stacked=stacked)
         if c.engine == "stacked" and network.forward is None:
             raise UserError(f"--engine stacked: {c.model} has no stacked layers; use --engine generic or auto")
+        if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
+            load_initial(Path(c.init), network)
         return network
 
     def _local_data(self, silos: np.ndarray) -> LocalData:
@@ -78,9 +82,9 @@ class Session:
         images, labels = (torch.from_numpy(a).to(self.device) for a in read_test(self.manifest))
         return images, labels
 
-    def run(self, start: int) -> str:
-        """From round ``start`` (0: a new run) to the end; finished or stopped."""
-        world, config, silo, out = self.world, self.config, self.silo, Path(self.config.out)
+    def run(self) -> str:
+        """To the end; finished or stopped."""
+        world, config, silo, out, start = self.world, self.config, self.silo, Path(self.config.out), self.start
         if start:
             clients = set(silo.trainer.data.client_ids.tolist())
             state = silo.trainer.client_state.vectors
@@ -95,7 +99,7 @@ class Session:
         if world.rank != 0:
             return silo.serve()
         write_atomically(out / "config.json", dumps(config))
-        print(self._overview(start, memory_by_rank).banner(), flush=True)
+        print(self._overview(memory_by_rank).banner(), flush=True)
         recorder, progress = Recorder(out, start), Progress(config.rounds, start)
         try:
             status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, progress).run(start)
@@ -103,33 +107,27 @@ class Session:
             progress.close()
             recorder.close()
         summary = {"status": status, **summarise(recorder.records, config.targets), "environment": self.environment()}
-        results.write(out, self.network.layout.unpack(silo.s.x.cpu()), summary)
+        results.write(out, self.network.state_dict(silo.s.x.cpu()), summary)
         print(closing_lines(summary, recorder.records, str(out)), flush=True)
         return status
 
     def _start(self) -> None:
         """Server vectors at t = 0."""
-        s, config, layout = self.silo.s, self.config, self.network.layout
-        x = self.network.initial(self.dtype)
-        if config.init:
-            x = load_initial(Path(config.init), layout, config.model, self.dtype)
-        s.x.copy_(x)
+        s = self.silo.s
+        s.x.copy_(self.network.initial(self.dtype))
         self.algorithm.start(s)
-        claim.clear(Path(config.out))  # not before everything that could be refused has been read
+        claim.clear(Path(self.config.out))  # not before everything that could be refused has been read
 
-    def _overview(self, start: int, memory: np.ndarray) -> Overview:
-        layout, kernels = self.network.layout, self.trainer.engine.kernels
-        engine = "generic (functional torch; the stacked path is several times faster)"
-        if self.network.forward is not None:
-            engine = "stacked" if kernels is None else "stacked, compiled kernels"
+    def _overview(self, memory: np.ndarray) -> Overview:
+        layout = self.network.layout
         return Overview(
             self.config,
             self.manifest,
             self.algorithm,
-            start,
+            self.start,
             parameters=layout.numel,
             vector_bytes=layout.numel * self.dtype.itemsize,
-            engine=engine,
+            engine=self.trainer.engine.description,
             on_cpu=self.device.type == "cpu",
             ranks_on_node=self.world.node.size,
             clients_per_silo=[int(sum(len(self.manifest.client_ids[i]) for i in silos)) for silos in self.silos_of],

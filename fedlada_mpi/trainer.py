@@ -121,7 +121,7 @@ class Trainer:
             self.side_stream.submit(partial(self.local_step, self.algorithm, *tail, lr, True, True))
         values = c.x if c.compute_copy is None else c.compute_copy
         labels = self.data.labels[batch.index]
-        losses = self.engine.gradients(values, c.g, self.gather(batch), labels, batch.weight)
+        losses = self.engine.gradients(values, c.g, self.gather(batch), labels, batch.weight, batch.keys)
         self.buffers.loss[: len(c.x)].add_(losses)
         self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
         self.side_stream.join()

@@ -80,7 +80,7 @@ def test_a_clients_plan_depends_on_no_other_client(batch_size):
         used = alone.weight[:, 0] > 0
         alone.index += sum(sizes[:c])
         for f in fields(Plan):
-            together, mine = getattr(everyone, f.name)[:steps, c, :width], getattr(alone, f.name)[:, 0]
+            together, mine = getattr(everyone, f.name)[:steps, c][..., :width], getattr(alone, f.name)[:, 0]
             assert torch.equal(together[used], mine[used]), f.name
 
 
@@ -130,6 +130,7 @@ def test_gather_against_one_image_at_a_time():
         torch.ones(shape),
         torch.from_numpy(random.integers(0, 2, shape).astype(bool)),
         *(torch.from_numpy(random.integers(-3, 4, shape).astype(np.int32)) for _ in range(2)),
+        torch.zeros(shape[0], dtype=torch.int64),
     )
     mean, std = np.array([0.3, 0.6]), np.array([0.2, 0.5])
     normalise = Normaliser(torch.from_numpy(mean), torch.from_numpy(std))

@@ -16,7 +16,6 @@ from torch import nn
 from training_runs import CLASSES, Run, arguments, make_data, run_here
 
 from fedlada_mpi import models
-from fedlada_mpi.gradients import GenericEngine
 from fedlada_mpi.run import main
 
 SIZES = [4, 6, 5, 3]
@@ -228,21 +227,27 @@ def test_a_wrong_launcher_writes_nothing(data, out, refused, monkeypatch):
 
 
 RAISES = """
-import sys
 from mpi4py import MPI
 from torch import nn
 
+class Model(nn.Sequential):
+    passes = 0
+
+    def forward(self, x):
+        self.passes += self.training
+        if MPI.COMM_WORLD.rank == 1 and self.passes > 10:
+            raise RuntimeError("no such layer on this silo")
+        return super().forward(x)
+
 def model(classes, image_shape):
-    if MPI.COMM_WORLD.rank == 1:
-        raise RuntimeError("no such layer on this silo")
-    return nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
+    return Model(nn.Flatten(), nn.Linear(192, classes))
 """
 
 
 @pytest.mark.serial
 def test_an_exception_on_one_rank_ends_all(data, tmp_path, mpirun):
     (tmp_path / "raises.py").write_text(RAISES)
-    words = arguments(data, tmp_path / "out", {**SHORT, "init": "", "model": "raises:model"})
+    words = arguments(data, tmp_path / "out", {**SHORT, "rounds": 30, "init": "", "model": "raises:model"})
     start = time.monotonic()
     done = mpirun(3, *words, cwd=tmp_path, timeout=60)
     assert done.returncode == 1
@@ -278,8 +283,8 @@ DROPOUT = """
 from torch import nn
 
 def model(classes, image_shape):
-    rows, columns, channels = image_shape
-    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(rows * columns * channels, classes))
+    frozen = nn.Conv2d(3, 3, 1).requires_grad_(False)
+    return nn.Sequential(frozen, nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, classes))
 """
 
 
@@ -288,26 +293,41 @@ def test_dropout_acts_in_training_and_not_in_evaluation(data, out, shared_tmp, m
     if is_root():
         folder.mkdir()
         (folder / "dropping.py").write_text(DROPOUT)
+        (folder / "keeping.py").write_text(DROPOUT.replace("0.5", "0.0"))
     barrier()
     monkeypatch.chdir(folder)
     settings = {**SHORT, "init": "", "model": "dropping:model", "eval_every": 1, "precision": "fp64"}
     run = run_here(data, out, **settings)
-    module = nn.Sequential(nn.Flatten(), nn.Linear(192, 3)).double()
-    module.load_state_dict({name.replace("2.", "1."): value for name, value in run.model.items()})
+    module = nn.Sequential(nn.Conv2d(3, 3, 1), nn.Flatten(), nn.Identity(), nn.Linear(192, 3)).double()
+    module.load_state_dict(run.model)
     images, labels = data.test
     inputs = torch.from_numpy((images / 255.0 - np.array(data.mean)) / np.array(data.std)).permute(0, 3, 1, 2)
     loss = nn.functional.cross_entropy(module(inputs), torch.from_numpy(labels)).item()
     assert run.metrics[-1]["test_loss"] == pytest.approx(loss, rel=1e-12)
-    network = models.build("dropping:model", 3, (8, 8, 3))
-    values = network.initial(torch.float64).expand(2, -1).clone()
-    batch, targets = inputs.permute(0, 2, 3, 1).expand(2, -1, -1, -1, -1), torch.from_numpy(labels).expand(2, -1)
-    weight = torch.full((2, len(labels)), 1 / len(labels), dtype=torch.float64)
-    losses = []
-    for p in (0.0, 0.5):
-        network.module[1].p = p
-        losses.append(GenericEngine(network).gradients(values, torch.zeros_like(values), batch, targets, weight))
-    assert losses[0][0] == losses[0][1]
-    assert losses[1][0] != losses[1][1] != losses[0][0], "clients draw their own"
+    first = models.build("dropping:model", CLASSES, (8, 8, 3)).module
+    assert torch.equal(run.model["0.weight"].float(), first[0].weight), "frozen"
+    assert not torch.equal(run.model["3.weight"].float(), first[3].weight)
+    without = run_here(data, out / "keeping", **{**settings, "model": "keeping:model"})
+    assert without.metrics[0]["local_loss"] != run.metrics[0]["local_loss"]
+
+
+@pytest.mark.serial
+def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(data, tmp_path, mpirun, monkeypatch):
+    (tmp_path / "dropping.py").write_text(DROPOUT)
+    monkeypatch.chdir(tmp_path)
+    settings = {**SHORT, "init": "", "model": "dropping:model", "precision": "fp64", "checkpoint_every": 1}
+    once = run_here(data, tmp_path / "once", **{**settings, "rounds": 4})
+    turns = run_here(data, tmp_path / "turns", **{**settings, "rounds": 4, "max_clients_at_once": 1})
+    for name, value in once.model.items():
+        torch.testing.assert_close(turns.model[name], value, rtol=1e-12, atol=1e-14)
+    words = arguments(data, tmp_path / "ranks", {**settings, "rounds": 2})
+    assert mpirun(3, *words, cwd=tmp_path, timeout=60).returncode == 0
+    resumed = Run(tmp_path / "ranks", data)
+    assert main([*arguments(data, resumed.out, {**settings, "rounds": 4}), "--resume"]) == 0
+    for name, value in once.model.items():
+        torch.testing.assert_close(resumed.model[name], value, rtol=1e-12, atol=1e-14)
+    once_more = run_here(data, tmp_path / "again", **{**settings, "rounds": 4})
+    assert all(torch.equal(once_more.model[name], value) for name, value in once.model.items())
 
 
 def test_a_full_gpu_is_reported_once_by_all_ranks(data, out, capsys, monkeypatch):

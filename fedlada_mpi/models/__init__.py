@@ -1,7 +1,8 @@
 """Models by name: ``resnet18``, ``lenet``, ``cnn``, or a user's own ``package.module:function``.
 
-A user's function takes ``(classes, image_shape)`` and returns an ``nn.Module`` with an ordinary NCHW
-forward; it trains on the generic path (functional torch), slower than the stacked one.
+A user's function takes ``(classes, image_shape)``, with ``image_shape`` (rows, columns, channels), and returns an
+``nn.Module`` with an ordinary NCHW forward; it trains on the generic path (functional torch), slower than the stacked
+one. Its frozen parameters and its buffers are constants: neither trained nor sent.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -20,6 +21,7 @@ from ..errors import UserError, did_you_mean
 from .architectures import Architecture, cnn, lenet, resnet18
 from .layers import Stack
 from .layout import Kernel, Layout
+from .trial import tensors, try_out, users_code
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
 
@@ -34,9 +36,12 @@ MODELS: dict[str, Callable[[int, ImageShape, str], Architecture]] = {
 class Network:
     """A plain module, its flat layout and, where there is one, the stacked forward."""
 
+    name: str
     module: nn.Module
-    layout: Layout
-    forward: Callable[[Stack, Tensor], Tensor] | None
+    image_shape: ImageShape
+    layout: Layout  # of the parameters that are trained
+    forward: Callable[[Stack, Tensor], Tensor] | None = None
+    constants: dict[str, Tensor] = field(default_factory=dict)  # frozen parameters and buffers
 
     def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
         """What the stacked forward saves for the backward pass, and the largest columns once more."""
@@ -60,6 +65,13 @@ class Network:
         """The module's own parameters as a flat vector."""
         return self.layout.pack(dict(self.module.named_parameters()), dtype)
 
+    def state_dict(self, x: Tensor) -> dict[str, Tensor]:
+        """What the module's ``load_state_dict`` takes: the parameters in ``x``, and the constants."""
+        values = {**self.constants, **self.layout.unpack(x)}
+        names = {id(value): name for name, value in tensors(self.module).items()}
+        # A tensor that several layers share has a name in each of them.
+        return {key: values[names[id(value)]] for key, value in self.module.state_dict(keep_vars=True).items()}
+
 
 def build(
     name: str,
@@ -75,7 +87,9 @@ def build(
         forward: Callable[[Stack, Tensor], Tensor] | None = None
         maps: dict[str, Kernel] = {}
         if ":" in name:
-            module = _own(name)(classes, image_shape)
+            with users_code(name, "a function of (classes, image_shape) that returns an nn.Module"):
+                module = _own(name)(classes, image_shape)
+            module = try_out(name, module, classes, image_shape)
         elif name in MODELS:
             try:
                 module, forward, maps = MODELS[name](classes, image_shape, activation)
@@ -84,22 +98,18 @@ def build(
         else:
             known = f"{', '.join(MODELS)}, or package.module:function"
             raise UserError(f"--model: got {name!r}, expected one of {known}{did_you_mean(name, MODELS)}")
-    changing = [n for n, _ in module.named_buffers()]
-    if changing:
-        raise UserError(
-            f"--model {name} has buffers ({', '.join(changing[:3])}): layers that change them in training, such as "
-            "BatchNorm, have no federated mean; use GroupNorm or LayerNorm"
-        )
-    parameters = [(n, p.shape) for n, p in module.named_parameters()]
+    parameters = [(n, p.shape) for n, p in module.named_parameters() if p.requires_grad]
     if not stacked or forward is None:
-        return Network(module, Layout(parameters), None)
+        trained = {n for n, _ in parameters}
+        constants = {n: t.detach().clone() for n, t in tensors(module).items() if n not in trained}
+        return Network(name, module, image_shape, Layout(parameters), constants=constants)
     kernels = {n: _kernel(s) for n, s in parameters if len(s) > 1} | maps
     layout = Layout(parameters, kernels)
     seen = Stack(layout, torch.zeros(1, layout.size))
     with torch.no_grad():
         forward(seen, torch.zeros(1, 1, *image_shape))
     dead = {name: window.dead for name, window in seen.windows.items() if window.dead}
-    return Network(module, Layout(parameters, kernels, dead), forward)
+    return Network(name, module, image_shape, Layout(parameters, kernels, dead), forward)
 
 
 def _kernel(shape: torch.Size) -> Kernel:

@@ -1,0 +1,114 @@
+"""The random numbers of users' layers (Dropout and the like), as a function of one key per client and step.
+
+What torch's own generator gives depends on everything drawn before. ``Draws`` replaces every random operation, below
+autograd and vmap, by one whose numbers depend on the client's key, the place of the operation in the step and the
+element alone: the same on any number of ranks, after a resume, and in a captured graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import pi
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..errors import UserError
+
+# SplitMix64 (Steele, Lea and Flood 2014), in the two's complement of int64, whose products wrap around.
+GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
+# Bits of a uniform number in [0, 1) that every value of the type can hold.
+MANTISSA = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+
+
+KINDS = ("bernoulli", "rand", "uniform", "randn", "normal", "exponential", "randint")
+
+
+def _wrapped(n: int) -> int:
+    """As int64."""
+    return (n + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _shifted(z: Tensor, count: int) -> Tensor:
+    """Shifted to the right, with zeros from the left."""
+    return (z >> count) & ((1 << (64 - count)) - 1)
+
+
+def mix(z: Tensor) -> Tensor:
+    z = (z ^ _shifted(z, 30)) * FIRST
+    z = (z ^ _shifted(z, 27)) * SECOND
+    return z ^ _shifted(z, 31)
+
+
+class Draws(TorchDispatchMode):
+    """Random operations of C clients at once under vmap (``keys`` [C]), or of a single one (``keys`` [1])."""
+
+    def __init__(self, keys: Tensor, stacked: bool):
+        super().__init__()
+        self.keys, self.stacked, self.count = keys, stacked, 0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **(kwargs or {}))
+        given = {argument.name: argument.default_value for argument in func._schema.arguments}
+        given |= dict(zip(given, args, strict=False)) | dict(kwargs or {})
+        name = func.overloadpacket.__name__
+        if name == "native_dropout":
+            return self._dropout(given["input"], given["p"], given["train"])
+        drawn = self._draw(name.removesuffix("_").removesuffix("_like"), given)
+        return given["self"].copy_(drawn) if name.endswith("_") else drawn
+
+    def _dropout(self, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
+        if train is False or p == 0:
+            return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        kept = self._uniform(x.shape, x.device) < 1 - p
+        return (x * kept / (1 - p) if p < 1 else torch.zeros_like(x)), kept
+
+    def _draw(self, kind: str, given: Mapping[str, Any]) -> Tensor:
+        """What the operation ``kind`` gives for its arguments, by the names of torch's schema."""
+        if kind not in KINDS:
+            raise UserError(
+                f"--model: the random operation {kind} cannot be repeated on other ranks or after a resume; expected "
+                f"dropout, {', '.join(KINDS[:-1])} or {KINDS[-1]}"
+            )
+        like = next((a for name in ("self", "mean", "std") if isinstance(a := given.get(name), Tensor)), None)
+        shape = tuple(like.shape if given.get("size") is None and like is not None else given["size"])
+        device = like.device if like is not None else given.get("device") or self.keys.device
+        default = torch.int64 if kind == "randint" else torch.get_default_dtype()
+        dtype = given.get("dtype")
+        if not isinstance(dtype, torch.dtype):  # a schema's own default is a number
+            dtype = like.dtype if like is not None else default
+        if kind in ("rand", "uniform"):
+            low, high = (given["from"], given["to"]) if kind == "uniform" else (0.0, 1.0)
+            return (low + (high - low) * self._uniform(shape, device, MANTISSA[dtype])).to(dtype)
+        u = self._uniform(shape, device)
+        if kind == "bernoulli":
+            p = given.get("p")
+            return (u < (given["self"] if p is None else p)).to(dtype)
+        if kind in ("randn", "normal"):
+            z = (-2 * torch.log1p(-u)).sqrt() * torch.cos(2 * pi * self._uniform(shape, device))
+            return (z * given.get("std", 1.0) + given.get("mean", 0.0)).to(dtype)
+        if kind == "exponential":
+            return (-torch.log1p(-u) / given["lambd"]).to(dtype)
+        low = given.get("low") or 0
+        return (low + (u * (given["high"] - low)).floor()).to(dtype)
+
+    def _uniform(self, shape: Sequence[int], device: torch.device | str, bits: int = 53) -> Tensor:
+        """Uniform numbers in [0, 1), float64."""
+        rows, *rest = shape if self.stacked else (1, *shape)
+        if rows != len(self.keys):
+            raise UserError(f"--model: got random numbers of shape {list(shape)} for {len(self.keys)} clients at once")
+        self.count += 1
+        key = mix(self.keys.to(device) + _wrapped(self.count * FIRST)).unsqueeze(1)
+        elements = torch.arange(1, 1 + torch.Size(rest).numel(), device=device).unsqueeze(0)
+        return (_shifted(mix(key + elements * GOLDEN), 64 - bits).double() * 2.0**-bits).view(tuple(shape))

@@ -1,0 +1,117 @@
+"""A user's model tried on one batch, before a run writes anything: what cannot train is refused in one line."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+
+IMAGES = 2
+
+
+@contextmanager
+def users_code(model: str, expected: str) -> Iterator[None]:
+    """What a user's code raises, in one line that names the place in it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        message = (str(error).strip().splitlines() or ["no message"])[0]
+        place = _place(error)
+        raise UserError(f"--model {model}: {type(error).__name__}: {message}{place}; expected {expected}") from error
+
+
+def _place(error: Exception) -> str:
+    """`` (model.py, line 3)``: the innermost line outside this package and torch."""
+    inside = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
+    own = [f for f in frames if not f.filename.startswith((*inside, str(Path(__file__).parents[1])))]
+    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+
+
+def try_out(model: str, module: object, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+    """The module, if it turns images [N, channels, rows, columns] into [N, classes], each by itself."""
+    if not isinstance(module, nn.Module):
+        raise UserError(f"--model {model}: got a {type(module).__name__} from the function, expected an nn.Module")
+    module.cpu()
+    rows, columns, channels = image_shape
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randn(IMAGES, channels, rows, columns, generator=draw)
+    other = torch.cat((images[:1], torch.randn(IMAGES - 1, channels, rows, columns, generator=draw)))
+    _check_outputs(model, _outputs(model, module.eval(), images), classes)  # also gives lazy layers their shapes
+    if not any(p.requires_grad for p in module.parameters()):
+        raise UserError(f"--model {model} has nothing to train: expected parameters with requires_grad")
+    before = {name: value.detach().clone() for name, value in tensors(module).items()}
+    trained = _outputs(model, module.train(), images)
+    changed = [n for n, value in tensors(module).items() if not _same(value, before[n])]
+    if changed:
+        raise UserError(
+            f"--model {model} changes {', '.join(changed[:3])} in its forward pass: layers with running statistics, "
+            "such as BatchNorm, have no federated mean; use GroupNorm or LayerNorm"
+        )
+    if not _close(trained, _outputs(model, module, images)):
+        raise UserError(
+            f"--model {model}: two passes over the same batch differ; layers must not keep state, and must draw random "
+            "numbers with torch, not with random or numpy"
+        )
+    # Batches are padded, so that those of all clients have one size.
+    if not _close(trained[0], _outputs(model, module, other)[0]):
+        raise UserError(
+            f"--model {model}: the outputs of an image depend on the other images of its batch, as with BatchNorm; "
+            "use GroupNorm or LayerNorm"
+        )
+    return module
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name."""
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def tied(module: nn.Module) -> dict[str, str]:
+    """Further names of tensors that several layers share, each with the tensor's name in ``tensors``."""
+    names = {id(value): name for name, value in tensors(module).items()}
+    return {
+        name: names[id(value)]
+        for prefix, layer in module.named_modules()
+        for attribute, value in (*layer._parameters.items(), *layer._buffers.items())
+        if value is not None and (name := f"{prefix}.{attribute}".lstrip(".")) != names[id(value)]
+    }
+
+
+def _outputs(model: str, module: nn.Module, images: Tensor) -> Tensor:
+    """Of a forward pass that draws the same random numbers every time."""
+    kind = next((t.dtype for t in module.parameters() if t.is_floating_point()), torch.float32)
+    torch.manual_seed(0)
+    with torch.no_grad(), users_code(model, f"a model that takes images {list(images.shape[1:])}"):
+        return module(images.to(kind))
+
+
+def _check_outputs(model: str, outputs: object, classes: int) -> None:
+    if not isinstance(outputs, Tensor):
+        raise UserError(f"--model {model}: got a {type(outputs).__name__} from its forward pass, expected a tensor")
+    if tuple(outputs.shape) != (IMAGES, classes):
+        got = list(outputs.shape)
+        raise UserError(
+            f"--model {model}: got outputs of shape {got} for {IMAGES} images, expected {[IMAGES, classes]}: "
+            f"one for each of the {classes} classes"
+        )
+    if not outputs.is_floating_point():
+        raise UserError(f"--model {model}: got outputs of type {outputs.dtype}, expected floating-point numbers")
+    if not outputs.isfinite().all():
+        raise UserError(f"--model {model}: its outputs are not finite before any training; check its initial values")

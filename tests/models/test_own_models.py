@@ -1,0 +1,304 @@
+"""Users' own models: what stays frozen, what is random and what is refused before anything is written."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedlada_mpi import models
+from fedlada_mpi.config import resolve
+from fedlada_mpi.errors import UserError
+from fedlada_mpi.gradients import GenericEngine, create_engine
+from fedlada_mpi.models.initial import load_initial
+from fedlada_mpi.models.randomness import Draws
+
+pytestmark = pytest.mark.serial
+
+OWN = """
+import random
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+def small(classes, image_shape):
+    rows, columns, channels = image_shape
+    return nn.Sequential(nn.Flatten(), nn.Linear(rows * columns * channels, classes))
+
+def lazy(classes, image_shape):
+    return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
+
+def frozen(classes, image_shape):
+    net = nn.Sequential(nn.Conv2d(image_shape[2], 4, 3), nn.Flatten(), nn.LazyLinear(classes))
+    net[0].requires_grad_(False)
+    return net
+
+class Scaled(nn.Module):
+    def __init__(self, classes, image_shape):
+        super().__init__()
+        self.net = small(classes, image_shape)
+        self.register_buffer("scale", torch.tensor(2.5))
+        self.register_buffer("order", torch.arange(classes).flip(0))
+        self.register_buffer("shift", torch.tensor(0.25), persistent=False)
+
+    def forward(self, x):
+        return self.net(x * self.scale + self.shift)[:, self.order]
+
+class Tied(nn.Module):
+    def __init__(self, classes, image_shape):
+        super().__init__()
+        self.one, self.two, self.out = nn.LazyLinear(6), nn.Linear(6, 6), nn.Linear(6, classes)
+        self.three = self.two
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.three(torch.tanh(self.two(self.one(x.flatten(1)))))))
+
+class Shared(nn.Module):
+    def __init__(self, classes, image_shape):
+        super().__init__()
+        self.one, self.two, self.three, self.out = (nn.Linear(n, 8) for n in (128, 8, 8, 8))
+        self.three.weight = self.two.weight
+        self.out = nn.Linear(8, classes)
+
+    forward = Tied.forward
+
+class Wrapped(nn.Module):
+    def __init__(self, classes, image_shape, change):
+        super().__init__()
+        self.net, self.change, self.seen = small(classes, image_shape), change, 0
+
+    def forward(self, x):
+        return self.change(self, self.net, x)
+
+def wrapped(change):
+    return lambda classes, image_shape: Wrapped(classes, image_shape, change)
+
+def counting(self, net, x):
+    self.seen += 1
+    return net(x) * self.seen
+
+def where(self, net, x):
+    return net(x) if net(x).sum() > 0 else 2 * net(x)
+
+def stochastic_depth(self, net, x):
+    keep = torch.empty(len(x), 1, 1, 1, dtype=x.dtype, device=x.device)
+    return net(x * keep.bernoulli_(0.5)) if self.training else net(x)
+
+def missing(self, net, x):
+    return net(x) + self.nothing
+
+batch_norm = lambda classes, image_shape: nn.Sequential(nn.BatchNorm2d(image_shape[2]), *small(classes, image_shape))
+batch_only = lambda classes, image_shape: nn.Sequential(
+    nn.BatchNorm2d(image_shape[2], track_running_stats=False), *small(classes, image_shape))
+spectral = lambda classes, image_shape: nn.Sequential(
+    nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(128, classes)))
+eleven = lambda classes, image_shape: small(classes + 8, image_shape)
+pair = wrapped(lambda self, net, x: (net(x), x))
+two_arguments = lambda classes, image_shape: nn.Bilinear(3, 3, classes)
+not_finite = wrapped(lambda self, net, x: net(x) / 0)
+integer = wrapped(lambda self, net, x: net(x).argmax(1, keepdim=True).expand(-1, 3))
+no_module = lambda classes, image_shape: [1, 2]
+nothing = lambda classes, image_shape: small(classes, image_shape).requires_grad_(False)
+always = wrapped(lambda self, net, x: net(F.dropout(x)))
+counter, branch, depth, lost = wrapped(counting), wrapped(where), wrapped(stochastic_depth), wrapped(missing)
+pythons = wrapped(lambda self, net, x: net(x) * random.random() if self.training else net(x))
+numpys = wrapped(lambda self, net, x: net(x) * np.random.rand() if self.training else net(x))
+permuted = wrapped(lambda self, net, x: net(x[torch.randperm(len(x))]) * 0 + net(x))
+dropout = wrapped(lambda self, net, x: net(F.dropout(x, 0.5, self.training)))
+def raising(classes, image_shape):
+    raise KeyError("no such width")
+"""
+
+
+@pytest.fixture(autouse=True)
+def own(tmp_path, monkeypatch):
+    """A module of the user's in the working directory."""
+    (tmp_path / "users_own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    yield
+    sys.modules.pop("users_own", None)
+    assert sys.path == path
+
+
+def engine_of(name: str, classes: int = 3) -> GenericEngine:
+    network = models.build(f"users_own:{name}", classes, (8, 8, 2))
+    engine = create_engine(network, resolve({}).config, torch.device("cpu"))
+    assert isinstance(engine, GenericEngine)
+    return engine
+
+
+def batch(clients: int, images: int = 4) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(3)
+    pixels = torch.randn(clients, images, 8, 8, 2, generator=draw, dtype=torch.float64)
+    labels = torch.randint(3, (clients, images), generator=draw)
+    return pixels, labels, torch.full((clients, images), 1 / images, dtype=torch.float64)
+
+
+def losses_of(engine: GenericEngine, clients: int, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    values = engine.network.initial(torch.float64).expand(clients, -1).clone()
+    grads = torch.zeros_like(values)
+    return engine.gradients(values, grads, *batch(clients), keys), grads
+
+
+def plain(engine: GenericEngine, images: torch.Tensor) -> torch.Tensor:
+    module = engine.network.module.double().eval()
+    return module(images.permute(0, 3, 1, 2))
+
+
+@pytest.mark.parametrize("name", ["small", "lazy", "frozen", "Scaled", "Tied", "Shared", "branch", "depth", "dropout"])
+def test_gradients_and_outputs_are_the_plain_modules(name):
+    """In evaluation mode, where nothing is random."""
+    engine = engine_of(name)
+    engine._set_mode = lambda training: engine.network.module.eval()
+    losses, grads = losses_of(engine, 2, torch.arange(2))
+    images, labels, _ = batch(2)
+    for i in range(2):
+        module = engine.network.module.double()
+        module.zero_grad()
+        loss = F.cross_entropy(plain(engine, images[i]), labels[i])
+        loss.backward()
+        torch.testing.assert_close(losses[i], loss.detach(), rtol=1e-12, atol=0)
+        found = engine.network.layout.unpack(grads[i])
+        expected = {n: p.grad for n, p in module.named_parameters() if p.requires_grad}
+        assert set(found) == set(expected)
+        for parameter, gradient in expected.items():
+            torch.testing.assert_close(found[parameter], gradient, rtol=1e-10, atol=1e-13)
+    x = engine.network.initial(torch.float64)
+    torch.testing.assert_close(engine.logits(x, images[0]), plain(engine, images[0]).detach())
+
+
+def test_frozen_parameters_are_constants():
+    network = models.build("users_own:frozen", 3, (8, 8, 2))
+    assert [e.name for e in network.layout.entries] == ["2.weight", "2.bias"]
+    state = network.state_dict(torch.full((network.layout.size,), 7.0))
+    network.module.load_state_dict(state)
+    assert torch.equal(state["0.weight"], network.constants["0.weight"])
+    assert (state["2.bias"] == 7).all()
+
+
+@pytest.mark.parametrize("name", ["frozen", "Scaled", "Tied", "Shared"])
+def test_a_saved_model_is_read_back_with_its_constants(name, tmp_path):
+    other = models.build(f"users_own:{name}", 3, (8, 8, 2), seed=1)
+    saved = {key: value * 2 for key, value in other.state_dict(other.initial()).items()}
+    torch.save(saved, tmp_path / "init.pt")
+    network = models.build(f"users_own:{name}", 3, (8, 8, 2))
+    load_initial(tmp_path / "init.pt", network)
+    read = network.state_dict(network.initial())
+    assert set(read) == set(network.module.state_dict())
+    for key, value in saved.items():
+        assert torch.equal(read[key], value), key
+
+
+REFUSED = {
+    "batch_norm": "changes 0.running_mean, 0.running_var, 0.num_batches_tracked in its forward pass: layers with",
+    "batch_only": "the outputs of an image depend on the other images of its batch, as with BatchNorm; use GroupNorm",
+    "spectral": "in its forward pass: layers with running statistics",
+    "eleven": "got outputs of shape [2, 11] for 2 images, expected [2, 3]: one for each of the 3 classes",
+    "pair": "got a tuple from its forward pass, expected a tensor",
+    "two_arguments": "missing 1 required positional argument",
+    "not_finite": "its outputs are not finite before any training; check its initial values",
+    "integer": "got outputs of type torch.int64, expected floating-point numbers",
+    "no_module": "got a list from the function, expected an nn.Module",
+    "nothing": "has nothing to train: expected parameters with requires_grad",
+    "raising": "KeyError: 'no such width' (",
+    "lost": "AttributeError: 'Wrapped' object has no attribute 'nothing' (",
+    "always": "draws random numbers in evaluation; F.dropout needs training=self.training",
+    "counter": "two passes over the same batch differ; layers must not keep state",
+    "pythons": "two passes over the same batch differ",
+    "numpys": "two passes over the same batch differ",
+    "permuted": "the random operation randperm cannot be repeated on other ranks or after a resume; expected dropout,",
+    "smal": "has no attribute 'smal'; expected package.module:function",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    with pytest.raises(UserError) as found:
+        engine_of(name)
+    assert str(found.value).startswith("--model")
+    assert REFUSED[name] in str(found.value)
+
+
+def test_the_place_of_an_error_is_in_the_users_file():
+    with pytest.raises(UserError, match=r"users_own\.py, line \d+\); expected a model that takes images \[2, 8, 8\]"):
+        engine_of("lost")
+
+
+@pytest.mark.parametrize(("name", "at_once"), [("dropout", True), ("depth", False), ("branch", False)])
+def test_what_vmap_does_not_take_trains_client_by_client(name, at_once):
+    engine = engine_of(name)
+    assert engine.capturable == at_once
+    assert ("one client after another" in engine.description) == (not at_once)
+
+
+@pytest.mark.parametrize("name", ["dropout", "depth"])
+def test_random_layers_depend_on_the_clients_key_alone(name):
+    engine = engine_of(name)
+    keys = torch.tensor([11, 12, 13])
+    together, grads = losses_of(engine, 3, keys)
+    torch.manual_seed(99)
+    again, _ = losses_of(engine, 3, keys)
+    assert torch.equal(together, again)
+    other, _ = losses_of(engine, 3, keys.flip(0))
+    assert together[1] == other[1]
+    assert together[0] != other[0]
+    values = engine.network.initial(torch.float64).unsqueeze(0)
+    images, labels, weight = (part[2:] for part in batch(3))
+    alone = torch.zeros_like(values)
+    loss = engine.gradients(values, alone, images, labels, weight, keys[2:])
+    torch.testing.assert_close(loss[0], together[2], rtol=1e-12, atol=0)
+    torch.testing.assert_close(alone[0], grads[2], rtol=1e-12, atol=1e-14)
+
+
+def splitmix64(state: int, count: int) -> list[int]:
+    """The published generator, in Python's integers."""
+    mask, numbers = (1 << 64) - 1, []
+    for _ in range(count):
+        state = (state + 0x9E3779B97F4A7C15) & mask
+        z = state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        numbers.append(z ^ (z >> 31))
+    return numbers
+
+
+def test_the_numbers_are_splitmix64s():
+    with Draws(torch.tensor([5]), stacked=False):
+        drawn = torch.rand(4, dtype=torch.float64)
+    # The first operation's own key: another constant than the elements', so that they do not share their numbers.
+    state = splitmix64(5 + 0xBF58476D1CE4E5B9 - 0x9E3779B97F4A7C15, 1)[0]
+    assert [int(u * 2**53) for u in drawn.tolist()] == [n >> 11 for n in splitmix64(state, 4)]
+
+
+N = 40_000
+
+
+@pytest.mark.parametrize(
+    ("draw", "mean", "variance"),
+    [
+        (lambda: torch.rand(2, N), 1 / 2, 1 / 12),
+        (lambda: torch.randn(2, N), 0, 1),
+        (lambda: torch.empty(2, N).normal_(2, 3), 2, 9),
+        (lambda: torch.normal(torch.full((2, N), 4.0), 2.0), 4, 4),
+        (lambda: torch.empty(2, N).uniform_(-1, 3), 1, 16 / 12),
+        (lambda: torch.full((2, N), 0.3).bernoulli(), 0.3, 0.21),
+        (lambda: torch.empty(2, N).bernoulli_(0.8), 0.8, 0.16),
+        (lambda: torch.empty(2, N).exponential_(0.5), 2, 4),
+        (lambda: torch.randint(1, 5, (2, N)), 2.5, 1.25),
+        (lambda: torch.rand(2, N, dtype=torch.bfloat16), 1 / 2, 1 / 12),
+        (lambda: F.dropout(torch.ones(2, N), 0.25), 1, 1 / 3),
+    ],
+)
+def test_distributions(draw, mean, variance):
+    """Mean and variance within five standard errors (those of the variance at most those of a normal's, times two)."""
+    with Draws(torch.tensor([1, 2]), stacked=True):
+        rows = draw().double()
+    assert not torch.equal(rows[0], rows[1])
+    for row in rows:
+        assert abs(row.mean() - mean) < 5 * (variance / N) ** 0.5 + 1 / 512 * (mean == 1 / 2)
+        assert abs(row.var() - variance) < 10 * variance * (2 / N) ** 0.5
+    assert abs(torch.corrcoef(rows)[0, 1]) < 5 / N**0.5
