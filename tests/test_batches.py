@@ -79,8 +79,10 @@ def test_a_clients_plan_depends_on_no_other_client(batch_size):
         steps, _, width = alone.index.shape
         used = alone.weight[:, 0] > 0
         alone.index += sum(sizes[:c])
-        for f in fields(Plan):
-            together, mine = getattr(everyone, f.name)[:steps, c][..., :width], getattr(alone, f.name)[:, 0]
+        assert torch.equal(everyone.keys[:steps, c], alone.keys[:, 0])
+        assert len(set(everyone.keys.flatten().tolist()) - {0}) == (everyone.keys != 0).sum()
+        for f in [f for f in fields(Plan) if f.name != "keys"]:
+            together, mine = getattr(everyone, f.name)[:steps, c, :width], getattr(alone, f.name)[:, 0]
             assert torch.equal(together[used], mine[used]), f.name
 
 
