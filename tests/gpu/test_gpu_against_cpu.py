@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 
@@ -39,6 +41,38 @@ def test_every_method_as_on_the_cpu(name):
         gpu = moved(CUDA, algorithm=name, model="lenet", precision=precision)
         for quantity, reference in cpu.items():
             assert distance(gpu[quantity], reference) < bound, (precision, quantity)
+
+
+OWN = """
+import torch
+from torch import nn
+
+class Depth(nn.Module):
+    def forward(self, x):
+        keep = torch.empty(len(x), 1, dtype=x.dtype, device=x.device)
+        return x * keep.bernoulli_(0.5) if self.training else x
+
+def model(classes, image_shape, *more):
+    frozen = nn.Conv2d(3, 8, 3, stride=2).requires_grad_(False)
+    return nn.Sequential(frozen, nn.ReLU(), nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.5), *more,
+                         nn.Linear(8 * 15 * 15, classes))
+
+def one_by_one(classes, image_shape):
+    return model(classes, image_shape, Depth())
+"""
+
+
+@pytest.mark.parametrize("function", ["model", "one_by_one"])
+def test_random_and_frozen_layers_as_on_the_cpu(tmp_path, monkeypatch, function):
+    """Replayed from a graph, or one client after another: the same elements are dropped."""
+    (tmp_path / "own_on_gpu.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_on_gpu", raising=False)
+    own = {"algorithm": "fedlada", "model": f"own_on_gpu:{function}"}
+    cpu = moved(torch.device("cpu"), **own, precision="fp64")
+    for precision, bound in (("fp64", 1e-10), ("fp32", 1e-3), ("bf16", 0.5)):
+        for quantity, reference in cpu.items():
+            assert distance(moved(CUDA, **own, precision=precision)[quantity], reference) < bound, precision
 
 
 def gradient(precision: str, device: torch.device, **settings) -> torch.Tensor:
