@@ -86,6 +86,32 @@ def plan(
     )
 
 
+def all_batches(
+    config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes: np.ndarray, width: int, dtype: torch.dtype
+) -> Plan:
+    """Every image of ``clients`` once, as it is; a weight is 1/n_i, so that gradients add up to the full one."""
+    steps = -(-int(sizes.max()) // width)
+    shape = (len(clients), steps * width)
+    index, weight = np.zeros(shape, np.int64), np.zeros(shape)
+    keys = np.zeros((steps, len(clients)), np.int64)
+    for c, (client, start, n) in enumerate(zip(clients.tolist(), starts.tolist(), sizes.tolist(), strict=True)):
+        index[c, :n], weight[c, :n] = start + np.arange(n), 1 / n
+        keys[:, c] = rng.bits(steps, config.seed, rng.FULL_GRADIENT, t, client).view(np.int64)
+
+    def by_step(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.reshape(len(clients), steps, width).swapaxes(0, 1).copy())
+
+    still = np.zeros(shape, np.int32)
+    return Plan(
+        by_step(index),
+        by_step(weight).to(dtype),
+        by_step(still.astype(bool)),
+        by_step(still),
+        by_step(still),
+        torch.from_numpy(keys),
+    )
+
+
 @dataclass
 class Normaliser:
     """Pixels to (pixel / 255 - mean) / std, per channel."""

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 
 from . import __version__, algorithms, models, mpi
 from .algorithms import Round, Vectors
+from .algorithms.fedlada import LocalAdam
 from .batches import LocalData, Normaliser, local_steps
 from .config import Config, resolve
 from .device import choose_device, device_name, set_precision, synchronize
@@ -90,7 +91,7 @@ class Bench:
         starts = np.arange(clients) * images
         data = LocalData(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
         self.network = models.build(config.model, classes, shape, config.activation, stacked=config.engine != "generic")
-        self.algorithm = algorithms.create(config)
+        self.algorithm = algorithms.create(config, self.network.layout.tensors)
         engine = create_engine(self.network, config, device)
         capture = capture_on(device) if engine.capturable else None
         self.trainer = Trainer(config, self.algorithm, engine, data, device, dtype, capture)
@@ -130,7 +131,7 @@ class Bench:
     def _optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
         """Torch's own, for the baseline."""
         lr, decay = self.config.lr, self.config.weight_decay
-        if self.config.algorithm in ("fedlada", "localadam"):
+        if isinstance(self.algorithm, LocalAdam):
             return torch.optim.AdamW(module.parameters(), lr=lr, amsgrad=True, weight_decay=decay)
         return torch.optim.SGD(module.parameters(), lr=lr, weight_decay=decay)
 

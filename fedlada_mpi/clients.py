@@ -46,6 +46,7 @@ class ClientBuffers:
         steps = local_steps(config, data.sizes)
         self.max_steps = int(steps.max()) if len(steps) else 0
         self.batch_width = int(min(config.batch_size or 2**62, data.sizes.max())) if len(steps) else 0
+        self.max_batches = -(-int(data.sizes.max()) // self.batch_width) if len(steps) else 0
         self.uneven = len(np.unique(steps)) > 1
         self.capacity = 0
 
@@ -53,8 +54,9 @@ class ClientBuffers:
     def state_bytes(self) -> int:
         """Stacked state of one client."""
         vectors = 1 + len(self.algorithm.slots) + len(self.algorithm.client_state)
-        compute = 2 * self.compute.itemsize if self.compute != self.dtype else self.dtype.itemsize
-        return self.live * (vectors * self.dtype.itemsize + compute)
+        gradients = 2 if self.compute != self.dtype else 1
+        gradients += self.algorithm.moves_point + (self.algorithm.gradients - 1) + self.algorithm.full_gradient
+        return self.live * (vectors * self.dtype.itemsize + gradients * self.compute.itemsize)
 
     @property
     def shared_bytes(self) -> int:
@@ -69,11 +71,22 @@ class ClientBuffers:
         self.c.compute_copy = self._zeros(count, self.live, dtype=self.compute) if self.compute != self.dtype else None
         self.tail = self._vectors(count if self.uneven else 1, self.size - self.live)
         self.tail.compute_copy = None
+        if self.algorithm.moves_point:
+            self.point = self._zeros(count, self.live, dtype=self.compute)
+        if self.algorithm.gradients == 2:
+            self.c.g1 = self._zeros(count, self.live, dtype=self.compute)
+            self.tail.g1 = torch.zeros_like(self.tail.x)
+        if self.algorithm.full_gradient:
+            self.c.full_g, self.tail.full_g = torch.zeros_like(self.c.x), torch.zeros_like(self.tail.x)
         self.loss, self.lr, self.k = self._zeros(count), self._zeros(), self._zeros(1, dtype=torch.int64)
-        shape = (self.max_steps, count, self.batch_width)
+        self.plan = self._plan(self.max_steps)
+        self.all_batches = self._plan(self.max_batches if self.algorithm.full_gradient else 0)
+
+    def _plan(self, steps: int) -> Plan:
+        shape = (steps, self.capacity, self.batch_width)
         types = dict(index=torch.int64, weight=self.dtype, flip=torch.bool, down=torch.int32, right=torch.int32)
         keys = self._zeros(*shape[:2], dtype=torch.int64)
-        self.plan = Plan(**{name: self._zeros(*shape, dtype=kind) for name, kind in types.items()}, keys=keys)
+        return Plan(**{name: self._zeros(*shape, dtype=kind) for name, kind in types.items()}, keys=keys)
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
@@ -82,18 +95,21 @@ class ClientBuffers:
         names = ("x", *self.algorithm.slots, *self.algorithm.client_state)
         c = ClientVectors(**{name: self._zeros(count, size) for name in names})
         c.steps = self._zeros(count, 1)
+        if self.algorithm.step_index:
+            c.k = self._zeros(count, 1)
         return c
 
-    def load_plan(self, plan: Plan) -> None:
+    @staticmethod
+    def load(target: Plan, plan: Plan) -> None:
         for f in fields(Plan):
             host = getattr(plan, f.name)
-            getattr(self.plan, f.name)[: host.shape[0], : host.shape[1]].copy_(host)
+            getattr(target, f.name)[: host.shape[0], : host.shape[1]].copy_(host)
 
     def parts(self, s: Vectors, count: int) -> Parts:
         """The first ``count`` clients' state with the server's vectors: live parameters, then gradient-free ones."""
-        parts = [(_rows(self.c, count), _elements(s, self.slices[0]))]
+        parts = [(rows(self.c, slice(0, count)), _elements(s, self.slices[0]))]
         if self.live < self.size:
-            parts.append((_rows(self.tail, count), _elements(s, self.slices[1])))
+            parts.append((rows(self.tail, slice(0, count)), _elements(s, self.slices[1])))
         return parts
 
     @property
@@ -102,8 +118,8 @@ class ClientBuffers:
         return slice(0, self.live), slice(self.live, None)
 
 
-def _rows(c: ClientVectors, count: int) -> ClientVectors:
-    return ClientVectors(**{name: None if v is None else v[:count] for name, v in vars(c).items()})
+def rows(c: ClientVectors, which: slice) -> ClientVectors:
+    return ClientVectors(**{name: None if v is None else v[which] for name, v in vars(c).items()})
 
 
 def _elements(s: Vectors, where: slice) -> Vectors:
@@ -116,11 +132,17 @@ class ClientState:
     def __init__(self, names: Iterable[str]):
         self.vectors: dict[str, dict[int, Tensor]] = {name: {} for name in names}
 
-    def load(self, c: ClientVectors, clients: list[int]) -> None:
-        """Into the stacked rows of ``clients``; zero where there is none yet."""
+    def load(self, c: ClientVectors, clients: list[int]) -> list[int]:
+        """Into the stacked rows of ``clients``; zero where there is none yet. Returns those rows."""
+        new: set[int] = set()
         for name, by_client in self.vectors.items():
-            for row, client in zip(getattr(c, name), clients, strict=True):
-                row.copy_(by_client[client]) if client in by_client else row.zero_()
+            for i, (row, client) in enumerate(zip(getattr(c, name), clients, strict=True)):
+                if client in by_client:
+                    row.copy_(by_client[client])
+                else:
+                    row.zero_()
+                    new.add(i)
+        return sorted(new)
 
     def store(self, c: ClientVectors, clients: list[int], finite: np.ndarray) -> None:
         """From the stacked rows of ``clients``; those whose result is not finite keep what they had."""

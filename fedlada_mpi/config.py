@@ -2,8 +2,8 @@
 
     python -m fedlada_mpi.run --dataset cifar10 --algorithm scaffold --print-config
 
-A setting is taken from the first of: command line, ``--config FILE``, preset (data set, then
-method), default. ``PRESETS`` and ``METHODS`` below are the only places that hold the paper's values.
+A setting is taken from the first of: command line, ``--config FILE``, preset of the method, preset of the data set
+(``PRESETS``), default. Settings of a single method, and its presets, are declared in its class (``hyper``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import operator
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,35 @@ else:
 DATASETS = ("digits", "cifar10", "cifar100", "tinyimagenet")
 
 
-def setting(
+@dataclass(frozen=True)
+class Setting:
+    """A setting's default, documentation and range; ``runtime`` ones may differ when a run is resumed."""
+
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    runtime: bool = False
+    kind: str = ""  # bool, int, float, str or list[float]
+    name: str = ""
+
+    def named(self, name: str) -> Setting:
+        kind = "list[float]" if isinstance(self.default, list) else type(self.default).__name__
+        return replace(self, name=name, kind=kind)
+
+
+def setting(default: Any, help: str, **range_: Any) -> Any:
+    """A field of the settings."""
+    meta = {"setting": Setting(default, help, **range_)}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=meta)
+    return field(default=default, metadata=meta)
+
+
+def hyper(
     default: Any,
     help: str,
     *,
@@ -38,20 +66,17 @@ def setting(
     least: float | None = None,
     most: float | None = None,
     above: float | None = None,
-    runtime: bool = False,
+    below: float | None = None,
 ) -> Any:
-    """A field with its documentation and range; ``runtime`` ones may differ when a run is resumed."""
-    meta = dict(help=help, choices=choices, least=least, most=most, above=above, runtime=runtime)
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=meta)
-    return field(default=default, metadata=meta)
+    """A setting of one method, declared in its class; ``self.NAME`` is its value in a run."""
+    return Setting(default, help, choices, least, most, above, below)
 
 
 @dataclass
 class Config:
     dataset: str = setting("digits", f"one of {', '.join(DATASETS)}, or a directory of shards")
     data_dir: str = setting("", "where the shards are (default: $FEDLADA_DATA, else data/)", runtime=True)
-    algorithm: str = setting("fedlada", "the federated method")
+    algorithm: str = setting("fedlada", "the federated method, or your own as package.module:Class or file.py:Class")
     model: str = setting("cnn", "resnet18, lenet, cnn, or your own as package.module:function")
     activation: str = setting("relu", "activation of lenet and cnn", choices=("relu", "gelu", "smu"))
     init: str = setting("", "start from this model.pt instead of a fresh initialisation")
@@ -74,13 +99,6 @@ class Config:
     on_nonfinite: str = setting(
         "stop", "when a client's result is not finite: end the run, or leave the client out", choices=("stop", "skip")
     )
-    alpha: float = setting(0.1, "amended weight (scaffold: scale of its correction)", least=0)
-    mu: float = setting(0.1, "proximal weight of fedprox", least=0)
-    beta1: float = setting(0.9, "first-moment decay", least=0, most=1)
-    beta2: float = setting(0.99, "second-moment decay", least=0, most=1)
-    eps: float = setting(0.01, "denominator's epsilon of fedadam", above=0)
-    eps_v: float = setting(1e-8, "v^0 = eps_v^2 of fedlada and localadam", above=0)
-    v_init: str = setting("zero", "v at the start of a local round", choices=("zero", "server"))
 
     partition: str = setting(
         "dirichlet", "how clients get their images", choices=("dirichlet", "iid", "pathological", "natural")
@@ -123,50 +141,40 @@ class Config:
     checkpoint_every: int = setting(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)
     out: str = setting("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True)
 
+    hyper: dict[str, Any] = field(default_factory=dict)  # the method's own settings
 
-FIELDS = {f.name: f for f in fields(Config)}
+    def record(self) -> dict[str, Any]:
+        """All settings by name, the method's own among them."""
+        return {**{name: getattr(self, name) for name in SETTINGS}, **self.hyper}
+
+
+SETTINGS: dict[str, Setting] = {
+    f.name: f.metadata["setting"].named(f.name) for f in fields(Config) if "setting" in f.metadata
+}
+
+
+def settings_of(algorithm: str) -> dict[str, Setting]:
+    """All settings of a run with this method."""
+    from .algorithms import find  # which imports this module
+
+    hypers = find(algorithm).hypers
+    for name in hypers:
+        if name in SETTINGS:
+            raise UserError(f"--algorithm {algorithm}: its own setting {name} is one that all methods have: rename it")
+    return {**SETTINGS, **hypers}
+
 
 # The paper's experimental set-up; "digits" is ours, sized for a laptop.
 _PAPER = dict(
-    model="resnet18", rounds=1500, clients=100, participation=0.1, batch_size=50, dirichlet=0.6, alpha=0.1
+    model="resnet18", rounds=1500, clients=100, participation=0.1, batch_size=50, dirichlet=0.6
 )  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
-    "digits": dict(model="cnn", rounds=60, clients=50, participation=0.2, batch_size=10, dirichlet=0.3, alpha=0.1,
+    "digits": dict(model="cnn", rounds=60, clients=50, participation=0.2, batch_size=10, dirichlet=0.3,
                    local_epochs=5, augment="none", crop_padding=1, eval_every=10),
     "cifar10": dict(_PAPER, local_epochs=5, crop_padding=4),
     "cifar100": dict(_PAPER, local_epochs=2, crop_padding=4),
     "tinyimagenet": dict(_PAPER, local_epochs=2, crop_padding=8),
 }  # fmt: skip
-
-_SGD = dict(lr=0.1, weight_decay=1e-3, decay_mode="l2", server_lr=1.0)
-_ADAPTIVE = dict(lr=1e-3, weight_decay=1e-2, decay_mode="decoupled", server_lr=1.0)
-METHODS: dict[str, dict[str, Any]] = {
-    "fedavg": dict(_SGD),
-    "fedprox": dict(_SGD, mu=0.1),
-    "scaffold": dict(_SGD, alpha=1.0),
-    "fedcm": dict(_SGD),
-    "fedadam": dict(_SGD, server_lr=0.1),
-    "fedadam_amended": dict(_SGD, server_lr=0.1),
-    "localadam": dict(_ADAPTIVE, alpha=1.0),
-    "fedlada": dict(_ADAPTIVE),
-}
-# Where a value depends on both.
-BOTH: dict[tuple[str, str], dict[str, Any]] = {
-    ("digits", "fedlada"): dict(lr=4e-3, alpha=0.3),
-    ("digits", "localadam"): dict(lr=4e-3),
-    ("cifar100", "fedlada"): dict(alpha=0.05),
-    ("tinyimagenet", "fedlada"): dict(alpha=0.05),
-}
-# Settings that only some methods read; given to another by hand, they are a mistake.
-USED_BY: dict[str, tuple[str, ...]] = {
-    "alpha": ("scaffold", "fedcm", "fedadam_amended", "fedlada"),
-    "mu": ("fedprox",),
-    "beta1": ("fedadam", "fedadam_amended", "localadam", "fedlada"),
-    "beta2": ("fedadam", "fedadam_amended", "localadam", "fedlada"),
-    "eps": ("fedadam", "fedadam_amended"),
-    "eps_v": ("localadam", "fedlada"),
-    "v_init": ("localadam", "fedlada"),
-}
 
 
 @dataclass
@@ -177,9 +185,9 @@ class Resolved:
     sources: dict[str, str]
 
     def table(self) -> str:
-        width = max(map(len, FIELDS))
-        rows = [f"{name:<{width}}  {_show(getattr(self.config, name)):<14}  {self.sources[name]}" for name in FIELDS]
-        return "\n".join(rows)
+        record = self.config.record()
+        width = max(map(len, record))
+        return "\n".join(f"{name:<{width}}  {_show(record[name]):<14}  {self.sources[name]}" for name in record)
 
 
 def _show(value: Any) -> str:
@@ -199,39 +207,64 @@ def resolve(
     ``recorded``: the file is a run's own record, which names every setting; only those that differ from the presets
     count as chosen by hand.
     """
+    from .algorithms import find
+
     file = dict(file or {})
+    given = {**file, **flags}
+    algorithm = coerce(SETTINGS["algorithm"], given.get("algorithm", SETTINGS["algorithm"].default))
+    method, known = find(algorithm), settings_of(algorithm)
+    if recorded:
+        file = {name: value for name, value in file.items() if name in known or not _of_other_methods(name)}
     for name in (*file, *flags):
-        if name not in FIELDS:
-            raise UserError(f"unknown setting {name!r}{did_you_mean(name, FIELDS)}")
-    values: dict[str, Any] = {
-        n: f.default_factory() if f.default_factory is not MISSING else f.default for n, f in FIELDS.items()
-    }
-    sources = dict.fromkeys(FIELDS, "default")
+        if name not in known:
+            raise UserError(_unknown(name, algorithm, method.hypers))
+    values: dict[str, Any] = {name: coerce(setting, setting.default) for name, setting in known.items()}
+    sources = dict.fromkeys(known, "default")
 
     def take(new: Mapping[str, Any], source: str, changes_only: bool = False) -> None:
         for name, value in new.items():
-            value = coerce(name, value)
+            value = coerce(known[name], value)
             if not changes_only or value != values[name]:
                 values[name], sources[name] = value, source
 
-    given = {**file, **flags}
     kind = dataset_kind or str(given.get("dataset", values["dataset"]))
-    method = str(given.get("algorithm", values["algorithm"]))
     take(PRESETS.get(kind, {}), f"preset {kind}")
-    take(METHODS.get(method, {}), f"preset {method}")
-    take(BOTH.get((kind, method), {}), f"preset {kind}, {method}")
+    take(method.presets.get("", {}), f"preset {algorithm}")
+    take(method.presets.get(kind, {}), f"preset {kind}, {algorithm}")
+    take(method.requires, f"preset {algorithm}")
     take(shards or {}, "shards")
     take(file, "file", changes_only=recorded)
     take(flags, "flag")
     if not values["out"]:
-        values["out"] = f"runs/{Path(values['dataset']).name}-{values['algorithm']}-seed{values['seed']}"
-    check(values, sources)
-    return Resolved(Config(**values), sources)
+        name = method.name or method.__name__
+        values["out"] = f"runs/{Path(values['dataset']).name}-{name}-seed{values['seed']}"
+    check(values, sources, known)
+    for name, value in method.requires.items():
+        if values[name] != value:
+            raise UserError(f"--{flag(name)}: got {_show(values[name])}, expected {_show(value)} for {algorithm}")
+    method.check(values)
+    config = Config(**{name: values[name] for name in SETTINGS}, hyper={name: values[name] for name in method.hypers})
+    return Resolved(config, sources)
 
 
-def coerce(name: str, value: Any) -> Any:
-    """The value in the field's type; text is parsed as on a command line."""
-    kind = FIELDS[name].type
+def _of_other_methods(name: str) -> bool:
+    """Whether a setting is one that some built-in method has; a run's record once had those of all methods."""
+    from .algorithms import built_in_hypers
+
+    return name in built_in_hypers()
+
+
+def _unknown(name: str, algorithm: str, hypers: Mapping[str, Setting]) -> str:
+    """Why there is no setting ``name``."""
+    if not _of_other_methods(name):
+        return f"unknown setting {name!r}{did_you_mean(name, [*SETTINGS, *hypers])}"
+    own = ", ".join(f"--{flag(n)}" for n in hypers) or "none"
+    return f"--{flag(name)} is not a setting of {algorithm}: leave it out (its own are: {own})"
+
+
+def coerce(setting: Setting, value: Any) -> Any:
+    """The value in the setting's type; text is parsed as on a command line."""
+    kind = setting.kind
     try:
         if kind == "bool":
             if isinstance(value, bool):
@@ -253,41 +286,27 @@ def coerce(name: str, value: Any) -> Any:
             raise ValueError
         return value
     except (KeyError, ValueError, TypeError, OverflowError):
-        raise UserError(f"--{flag(name)}: got {value!r}, expected {kind}") from None
+        raise UserError(f"--{flag(setting.name)}: got {value!r}, expected {kind}") from None
 
 
-def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[str, Setting]) -> None:
     """Ranges, choices and contradictions."""
     by_hand = {n for n, s in sources.items() if s in ("file", "flag")}
-    for name, value in values.items():
-        meta = FIELDS[name].metadata
-        if meta["choices"] and value not in meta["choices"]:
-            hint = did_you_mean(str(value), meta["choices"])
-            raise UserError(f"--{flag(name)}: got {value!r}, expected one of {', '.join(meta['choices'])}{hint}")
+    for name, setting in known.items():
+        value = values[name]
+        if setting.choices and value not in setting.choices:
+            hint = did_you_mean(str(value), setting.choices)
+            raise UserError(f"--{flag(name)}: got {value!r}, expected one of {', '.join(setting.choices)}{hint}")
         for bound, fails, text in (
-            ("least", operator.lt, "at least"),
-            ("most", operator.gt, "at most"),
-            ("above", operator.le, "more than"),
+            (setting.least, operator.lt, "at least"),
+            (setting.most, operator.gt, "at most"),
+            (setting.above, operator.le, "more than"),
+            (setting.below, operator.ge, "less than"),
         ):
-            if meta[bound] is not None and fails(value, meta[bound]):
-                raise UserError(f"--{flag(name)}: got {value}, expected {text} {meta[bound]}")
-    method = values["algorithm"]
-    if method not in METHODS:
-        raise UserError(
-            f"--algorithm: got {method!r}, expected one of {', '.join(METHODS)}{did_you_mean(method, METHODS)}"
-        )
-    for name, methods in USED_BY.items():
-        if name in by_hand and method not in methods and (method, name, values[name]) != ("localadam", "alpha", 1.0):
-            raise UserError(f"--{flag(name)} has no effect on {method}, only on {', '.join(methods)}: leave it out")
+            if bound is not None and fails(value, bound):
+                raise UserError(f"--{flag(name)}: got {value}, expected {text} {bound}")
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:
         raise UserError("--local-steps and --local-epochs contradict each other: give one of them")
-    if method in ("fedcm", "fedadam_amended", "fedlada") and values["alpha"] > 1:
-        raise UserError(f"--alpha: got {values['alpha']}, expected at most 1 for {method}")
-    if method == "fedlada" and values["alpha"] == 0:
-        raise UserError("--alpha: got 0, expected more than 0 for fedlada (the local gradient would have no weight)")
-    for name in ("beta1", "beta2"):
-        if values[name] == 1:
-            raise UserError(f"--{name}: got 1, expected less than 1 (the gradient would have no weight)")
     if values["sampling"] == "fixed" and fixed_number(values["clients"], values["participation"]) < 1:
         raise UserError(
             f"--participation {values['participation']} of {values['clients']} clients selects none: "
@@ -324,30 +343,30 @@ def is_record(path: str | os.PathLike[str]) -> bool:
 
 def dumps(config: Config) -> str:
     """The record of a run's settings."""
-    return json.dumps(asdict(config), indent=2) + "\n"
+    return json.dumps(config.record(), indent=2) + "\n"
 
 
 def differences(old: Mapping[str, Any], new: Config) -> list[str]:
     """Settings that change the result and differ between a checkpoint and this run."""
+    record = new.record()
     return [
-        f"{name}: {_show(old[name])} in the checkpoint, {_show(getattr(new, name))} now"
-        for name, f in FIELDS.items()
-        if not f.metadata["runtime"] and name in old and old[name] != getattr(new, name)
+        f"{name}: {_show(old[name])} in the checkpoint, {_show(record[name])} now"
+        for name, value in record.items()
+        if not (name in SETTINGS and SETTINGS[name].runtime) and name in old and old[name] != value
     ]
 
 
-def add_arguments(parser: argparse._ActionsContainer) -> None:
+def add_arguments(parser: argparse._ActionsContainer, settings: Mapping[str, Setting], shown: bool = True) -> None:
     """One option per setting; absent ones stay absent, so that a preset can show through."""
-    for name, f in FIELDS.items():
-        meta = f.metadata
-        default = f.default if f.default is not MISSING else "none"
-        text = f"{meta['help']} [{default if default != '' else 'none'}]".replace("%", "%%")
-        extra: dict[str, Any] = dict(dest=name, default=argparse.SUPPRESS, help=text)
-        if f.type == "bool":
+    for name, setting in settings.items():
+        default = "none" if setting.default in ("", []) else setting.default
+        text = f"{setting.help} [{default}]".replace("%", "%%")
+        extra: dict[str, Any] = dict(dest=name, default=argparse.SUPPRESS, help=text if shown else argparse.SUPPRESS)
+        if setting.kind == "bool":
             parser.add_argument(f"--{flag(name)}", action=argparse.BooleanOptionalAction, **extra)
         else:
-            extra["metavar"] = "{" + ",".join(meta["choices"]) + "}" if meta["choices"] else name.upper()
-            if f.type == "list[float]":
+            extra["metavar"] = "{" + ",".join(setting.choices) + "}" if setting.choices else name.upper()
+            if setting.kind == "list[float]":
                 extra["nargs"] = "*"
             parser.add_argument(f"--{flag(name)}", **extra)
 

@@ -21,7 +21,8 @@ from .gpu.side_stream import SideStream
 from .models import Network
 from .models.layers import Kernels, Stack
 from .models.randomness import Draws
-from .models.trial import tied, users_code
+from .models.trial import tied
+from .own import users_code
 
 
 class Engine(ABC):
@@ -121,7 +122,7 @@ class GenericEngine(Engine):
             self._try()
         except RuntimeError as error:
             self.capturable = False
-            with users_code(network.name, "a model that torch.func can differentiate"):
+            with users_code(f"--model {network.name}", "a model that torch.func can differentiate"):
                 self._try()
             reason = str(error).strip().splitlines()[0]
             self.description = f"generic, one client after another ({reason})"

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import config as settings
-from .errors import UserError, did_you_mean
+from .errors import UserError
 from .experiments import Grid, Run, experiments, load
 from .rundir import lock
 from .signals import STOPPED
@@ -111,10 +111,9 @@ def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
     for text in texts:
         name, equals, value = text.partition("=")
         name = name.replace("-", "_")
-        if not equals or name not in settings.FIELDS:
-            hint = did_you_mean(name, settings.FIELDS)
-            raise UserError(f"--set: got {text!r}, expected key=value with the name of a setting{hint}")
-        of_lists = settings.FIELDS[name].type.startswith("list")
+        if not equals or not name.isidentifier():
+            raise UserError(f"--set: got {text!r}, expected key=value with the name of a setting")
+        of_lists = name in settings.SETTINGS and settings.SETTINGS[name].kind.startswith("list")
         changes[name] = value.split(",") if "," in value and not of_lists else value
     return changes
 

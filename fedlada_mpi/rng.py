@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-SAMPLE, SHUFFLE, AUGMENT, LAYERS = range(4)
+SAMPLE, SHUFFLE, AUGMENT, LAYERS, FULL_GRADIENT, COIN = range(6)
 
 
 def bits(count: int, seed: int, purpose: int, t: int, client: int = 0) -> np.ndarray:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from . import signals
-from .config import Config, Resolved, add_arguments, is_record, load
+from .config import SETTINGS, Config, Resolved, add_arguments, is_record, load
 from .errors import DIVERGED, DivergedError, UserError
 
 OPTIONS = ("config", "resume", "overwrite", "print_config")  # of the command, in addition to the settings
@@ -38,16 +38,33 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any
     earlier.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
     earlier.add_argument("--overwrite", action="store_true", help="discard a run that is already in --out")
     parser.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
-    add_arguments(parser.add_argument_group("settings"))
+    add_arguments(parser.add_argument_group("settings"), SETTINGS)
+    _add_hypers(parser, argv)
     options = parser.parse_args(argv)
     return options, {name: value for name, value in vars(options).items() if name not in OPTIONS}
+
+
+def _add_hypers(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Options of the chosen method; those of other methods are taken too, and refused with those that it has."""
+    from .algorithms import built_in_hypers, find
+
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--algorithm")
+    first.add_argument("--config")
+    chosen, _ = first.parse_known_args(argv)
+    name = chosen.algorithm or (load(chosen.config).get("algorithm") if chosen.config else None)
+    name = name if isinstance(name, str) else SETTINGS["algorithm"].default
+    hypers = find(name).hypers
+    add_arguments(parser.add_argument_group(f"settings of {name}"), hypers)
+    others = {n: setting for n, setting in built_in_hypers().items() if n not in hypers}
+    add_arguments(parser, others, shown=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     # Before torch and MPI are imported: a signal in those seconds must not kill the process.
     with signals.handled(), ExitStack() as at_end:
-        options, flags = parse(argv)
         try:
+            options, flags = parse(argv)
             if options.print_config:
                 _print_on_root(_settle(options, flags)[0].table())
                 return 0

@@ -56,7 +56,7 @@ class Server:
             self.world.broadcast_json(asdict(r))
         weight = float(self.sizes[included].sum()) if config.weighting == "size" else float(r.participants)
         with silo.clock("server"):
-            correction = self.step(r, weight)
+            correction = self.step(r, weight, totals.scalars)
         silo.receive(r)
         ranks = silo.report(totals, evaluated)
 
@@ -67,8 +67,9 @@ class Server:
             self.world.broadcast_json({"do": "diverged", "round": t + 1})
             raise silo.diverged(t + 1, by_server)
         record = self._record(r, participants, sums, ranks)
+        known = r.participants and "offset" in self.algorithm.up and self.algorithm.communicates(t)
         # Rounding can leave it just under zero.
-        record["consistency"] = max(0.0, sums["offset_norm2"] / weight + correction) if r.participants else None
+        record["consistency"] = max(0.0, sums["offset_norm2"] / weight + correction) if known else None
         record["bytes_mpi"] = self.world.bytes_moved - moved
         if totals.nonfinite:
             record["nonfinite"] = totals.nonfinite
@@ -81,18 +82,20 @@ class Server:
         steps = float(local_steps(config, self.sizes[participants]).mean()) if len(participants) else 0.0
         return Round(t, config.lr * config.lr_decay**t, steps, len(participants), config.clients)
 
-    def step(self, r: Round, weight: float) -> float:
+    def step(self, r: Round, weight: float, scalars: dict[str, float]) -> float:
         """The method's server step, from sums with total ``weight``; returns consistency less mean ||offset_i||^2.
 
         mean ||x_i - x^{t+1}||^2 = mean ||offset_i||^2 - 2 <mean offset, D> + ||D||^2,   D = x^t - x^{t+1}
         """
-        silo, s = self.silo, self.silo.s
+        silo, s, a = self.silo, self.silo.s, self.algorithm
         silo.before.copy_(s.x)
-        if not r.participants:
+        if not r.participants or not a.communicates(r.t):
             return 0.0
-        mean = {name: total.div_(weight) for name, total in silo.sums.items()}
-        offset = mean["offset"].double()
-        self.algorithm.server(s, mean, r)
+        weights = {name: float(r.participants) if name in a.uniform else weight for name in (*a.up, *a.scalars)}
+        mean = {name: total.div_(weights[name]) for name, total in silo.sums.items()}
+        mean |= {name: torch.tensor(total / weights[name]) for name, total in scalars.items()}
+        offset = mean["offset"].double() if "offset" in mean else torch.zeros_like(s.x, dtype=torch.float64)
+        a.server(s, mean, r)
         moved = (silo.before - s.x).double()
         return float(torch.dot(moved, moved) - 2 * torch.dot(offset, moved))
 

@@ -50,7 +50,7 @@ class Session:
         test = world.on_root(self._test_data)
 
         self.network = world.collectively(self._network)
-        self.algorithm = a = algorithms.create(config)
+        self.algorithm = a = algorithms.create(config, self.network.layout.tensors)
         size = self.network.layout.size
         engine = world.collectively(lambda: create_engine(self.network, config, self.device))
         capture = capture_on(self.device) if engine.capturable else None

@@ -64,8 +64,12 @@ class Silo:
         # Of all ranks from here on; where they are not skipped, the root learns of them by the numbers of ``report``.
         self.nonfinite = totals.nonfinite
         totals.nonfinite = self._all_nonfinite() if self.config.on_nonfinite == "skip" else []
-        with self.clock("reduce"):
-            self.transport.reduce(list(self.sums.values()))
+        if self.algorithm.communicates(r.t):
+            with self.clock("reduce"):
+                self.transport.reduce(list(self.sums.values()))
+                if totals.scalars:
+                    by_rank = self.world.gather(list(totals.scalars.values()))
+                    totals.scalars = dict(zip(totals.scalars, by_rank.sum(0).tolist(), strict=True))
         return totals
 
     def _all_nonfinite(self) -> list[int]:
@@ -85,6 +89,8 @@ class Silo:
     def receive(self, r: Round) -> None:
         """The server's new vectors, and those derived from them."""
         self.world.barrier()
+        if not self.algorithm.communicates(r.t):
+            return
         with self.clock("bcast"):
             if self.world.rank != 0:
                 self.before.copy_(self.s.x)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from .algorithms import Algorithm, ClientVectors, Round, Vectors
 from .algorithms.step import local_step
-from .batches import LocalData, Plan, gather, local_steps, plan
-from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
+from .batches import LocalData, Plan, all_batches, gather, local_steps, plan
+from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts, rows
 from .config import Config
 from .errors import UserError
 from .gpu.graphs import Capture
@@ -34,6 +34,7 @@ class Totals:
     loss: float = 0.0  # mean local loss, summed over participants
     offset_norm2: float = 0.0  # weighted sum of ||offset_i||^2
     nonfinite: list[int] = field(default_factory=list)  # clients that are left out, as their result is not finite
+    scalars: dict[str, float] = field(default_factory=dict)  # weighted sums of what goes up with the vectors
 
 
 class Trainer:
@@ -53,7 +54,8 @@ class Trainer:
         self.client_state = ClientState(algorithm.client_state)
         self.memory = MemoryEstimate(self.buffers, engine, data)
         self.side_stream = SideStream(device)
-        self.steps: Steps = EagerSteps(self.buffers) if capture is None else CapturedSteps(self.buffers, capture)
+        self.steps = _steps(self.buffers, "plan", capture)
+        self.full_pass = _steps(self.buffers, "all_batches", capture)
         self.local_step: LocalStep = local_step
         if engine.kernels is not None:
             from .gpu.fuse import Fused  # which imports Triton
@@ -63,7 +65,7 @@ class Trainer:
     @torch.no_grad()
     def round(self, s: Vectors, r: Round, participants: np.ndarray, sums: dict[str, Tensor]) -> Totals:
         """Train the rank's ``participants`` and add their weighted contributions to ``sums``."""
-        totals = Totals()
+        totals = Totals(scalars=dict.fromkeys(self.algorithm.scalars, 0.0))
         rows = np.flatnonzero(np.isin(self.data.client_ids, participants))
         limit = self.config.max_clients_at_once or self.memory.clients_that_fit or len(rows)
         for chunk in chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit):
@@ -80,38 +82,60 @@ class Trainer:
         steps = local_steps(self.config, sizes)
         if len(chunk) > buffers.capacity:
             self.steps.clear()
+            self.full_pass.clear()
             self.engine.release_buffers()
             buffers.allocate(len(chunk))
-        buffers.load_plan(
-            plan(self.config, r.t, clients, data.starts[chunk], sizes, buffers.batch_width, buffers.dtype)
-        )
+        whose = (self.config, r.t, clients, data.starts[chunk], sizes, buffers.batch_width, buffers.dtype)
+        buffers.load(buffers.plan, plan(*whose))
         buffers.lr.fill_(r.lr)
         parts = buffers.parts(s, len(chunk))
-        self._begin(parts, clients, steps)
+        self._begin(parts, r, clients, steps)
         # Clients that take fewer steps than others leave after theirs; the longest come first.
         schedule = [(int((steps >= length).sum()), length) for length in np.unique(steps).tolist()]
         if self.steps.prepare(self._step, s, [running for running, _ in schedule]):
-            self._begin(parts, clients, steps)
+            self._begin(parts, r, clients, steps)
+        if self.algorithm.full_gradient:
+            self._full_gradient(parts, s, all_batches(*whose))
         done = 0
         for running, length in schedule:
             self.steps.run(self._step, s, running, done, length)
             done = length
         weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
         losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
-        norms2, finite = self._finish(parts, r, clients, weights, losses, sums)
+        norms2, finite = self._finish(parts, r, clients, weights, losses, sums, totals.scalars)
         totals.loss += float(losses[finite].sum())
         totals.offset_norm2 += float((norms2 * weights)[finite].sum())
         totals.nonfinite += clients[~finite].tolist()
 
-    def _begin(self, parts: Parts, clients: np.ndarray, steps: np.ndarray) -> None:
+    def _begin(self, parts: Parts, r: Round, clients: np.ndarray, steps: np.ndarray) -> None:
         self.buffers.k.zero_()
         self.buffers.loss.zero_()
         for c, s in parts:
             c.steps.copy_(torch.from_numpy(steps[: len(c.steps)]).unsqueeze(1))
-            self.client_state.load(c, clients.tolist())
-            self.algorithm.begin(c, s)
+            if self.algorithm.step_index:
+                c.k.zero_()
+            for i in self.client_state.load(c, clients.tolist()):
+                self.algorithm.enter(rows(c, slice(i, i + 1)), s)
+            self.algorithm.begin(c, s, r)
             if c.compute_copy is not None:
                 c.compute_copy.copy_(c.x)
+
+    def _full_gradient(self, parts: Parts, s: Vectors, batches: Plan) -> None:
+        """``c.full_g``, at the clients' present ``c.x``."""
+        count, buffers = len(parts[0][0].x), self.buffers
+        buffers.load(buffers.all_batches, batches)
+        self.full_pass.prepare(self._add_gradient, s, [count])
+        buffers.k.zero_()
+        for c, _ in parts:
+            c.full_g.zero_()
+        self.full_pass.run(self._add_gradient, s, count, 0, len(batches.keys))
+        buffers.k.zero_()
+
+    def _add_gradient(self, parts: Parts, batch: Plan) -> None:
+        c, _ = parts[0]
+        values = c.x if c.compute_copy is None else c.compute_copy
+        self.engine.gradients(values, c.g, self.gather(batch), self.data.labels[batch.index], batch.weight, batch.keys)
+        c.full_g.add_(c.g)
 
     def _step(self, parts: Parts, batch: Plan) -> None:
         """One local step of the clients in ``parts``."""
@@ -120,11 +144,20 @@ class Trainer:
         for tail in gradient_free:
             self.side_stream.submit(partial(self.local_step, self.algorithm, *tail, lr, True, True))
         values = c.x if c.compute_copy is None else c.compute_copy
-        labels = self.data.labels[batch.index]
-        losses = self.engine.gradients(values, c.g, self.gather(batch), labels, batch.weight, batch.keys)
-        self.buffers.loss[: len(c.x)].add_(losses)
+        drawn = (self.gather(batch), self.data.labels[batch.index], batch.weight, batch.keys)
+        losses = None
+        if self.algorithm.gradients == 2:
+            losses = self.engine.gradients(values, c.g, *drawn)
+            c.g1.copy_(c.g)
+        if self.algorithm.moves_point and (point := self.algorithm.point(c, s, lr)) is not None:
+            values = self.buffers.point[: len(c.x)].copy_(point)
+        last = self.engine.gradients(values, c.g, *drawn)
+        self.buffers.loss[: len(c.x)].add_(last if losses is None else losses)
         self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
         self.side_stream.join()
+        if self.algorithm.step_index:
+            for each, _ in parts:
+                each.k.add_(1)
 
     def gather(self, b: Plan) -> Tensor:
         """The batch of a step, augmented and normalised, in the type that products are computed in."""
@@ -141,30 +174,41 @@ class Trainer:
         weights: np.ndarray,
         losses: np.ndarray,
         sums: dict[str, Tensor],
+        scalars: dict[str, float],
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add to ``sums`` what the clients send and keep their state, but for those with a result that is not finite.
+        """Add to ``sums`` and ``scalars`` what the clients send, and keep their state.
 
-        Returns ||offset_i||^2 of every client, and which of them have a finite loss and send finite vectors.
+        Clients with a result that is not finite are left out. Returns ||offset_i||^2 of every client, and which of them
+        have a finite loss and send finite vectors.
         """
         sent = [self.algorithm.finish(c, s, r) for c, s in parts]
+        numbers = {name: sent[0].pop(name).double().flatten() for name in scalars}
         norms2, total = torch.zeros(2, len(clients), dtype=torch.float64, device=self.device)
         for vectors in sent:
-            norms = {name: _row_norms(rows) for name, rows in vectors.items()}
-            norms2 += norms["offset"].square()
-            for norm in norms.values():
+            norms = {name: _row_norms(vectors[name]) for name in self.algorithm.up}
+            if "offset" in norms:
+                norms2 += norms["offset"].square()
+            for norm in (*norms.values(), *numbers.values()):
                 total += norm
-        squares, checked = torch.stack((norms2, total)).cpu().numpy()
+        squares, checked, *each = torch.stack((norms2, total, *numbers.values())).cpu().numpy()
         finite = np.isfinite(checked) & np.isfinite(losses)
         good = np.flatnonzero(finite)
         if not len(good):
             return squares, finite
+
+        def weights_of(name: str) -> np.ndarray:
+            return np.ones_like(weights) if name in self.algorithm.uniform else weights
+
         for (c, _), vectors, where in zip(parts, sent, self.buffers.slices, strict=False):
             stacked = len(c.x) == len(clients)
-            shares = [(i, weights[i]) for i in good] if stacked else [(0, weights[good].sum())]
-            for name, rows in vectors.items():
+            for name in self.algorithm.up:
+                mine = weights_of(name)
+                shares = [(i, mine[i]) for i in good] if stacked else [(0, mine[good].sum())]
                 for i, weight in shares:
-                    sums[name][where].add_(rows[i], alpha=float(weight))
+                    sums[name][where].add_(vectors[name][i], alpha=float(weight))
             self.client_state.store(c, clients.tolist(), finite)
+        for name, values in zip(numbers, each, strict=True):
+            scalars[name] += float((values * weights_of(name))[good].sum())
         return squares, finite
 
 
@@ -207,11 +251,16 @@ class Steps(Protocol):
         """Forget what refers to the present buffers."""
 
 
+def _steps(buffers: ClientBuffers, plan: str, capture: Capture | None) -> Steps:
+    """Steps on the batches of a plan, which is an attribute of the buffers."""
+    return EagerSteps(buffers, plan) if capture is None else CapturedSteps(buffers, plan, capture)
+
+
 class EagerSteps:
     """Steps as written."""
 
-    def __init__(self, buffers: ClientBuffers):
-        self.buffers = buffers
+    def __init__(self, buffers: ClientBuffers, plan: str):
+        self.buffers, self.plan = buffers, plan
 
     def prepare(self, step: Step, s: Vectors, counts: Sequence[int]) -> bool:
         return False
@@ -219,7 +268,7 @@ class EagerSteps:
     def run(self, step: Step, s: Vectors, count: int, first: int, last: int) -> None:
         parts = self.buffers.parts(s, count)
         for k in range(first, last):
-            step(parts, self.buffers.plan.at(k, count))
+            step(parts, getattr(self.buffers, self.plan).at(k, count))
 
     def clear(self) -> None:
         pass
@@ -228,8 +277,8 @@ class EagerSteps:
 class CapturedSteps:
     """Steps replayed from one CUDA graph per number of clients; a graph counts its own steps."""
 
-    def __init__(self, buffers: ClientBuffers, capture: Capture):
-        self.buffers, self.capture = buffers, capture
+    def __init__(self, buffers: ClientBuffers, plan: str, capture: Capture):
+        self.buffers, self.plan, self.capture = buffers, plan, capture
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
 
     def prepare(self, step: Step, s: Vectors, counts: Sequence[int]) -> bool:
@@ -239,11 +288,11 @@ class CapturedSteps:
         return bool(missing)
 
     def _capture(self, step: Step, s: Vectors, count: int) -> None:
-        parts, buffers = self.buffers.parts(s, count), self.buffers
+        parts, k, plan = self.buffers.parts(s, count), self.buffers.k, getattr(self.buffers, self.plan)
 
         def counted_step() -> None:
-            step(parts, buffers.plan.at(buffers.k, count))
-            buffers.k.add_(1).remainder_(buffers.max_steps)
+            step(parts, plan.at(k, count))
+            k.add_(1).remainder_(len(plan.keys))
 
         self.graphs[count, s.x.data_ptr()] = self.capture(counted_step)
 

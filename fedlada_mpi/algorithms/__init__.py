@@ -1,40 +1,70 @@
-"""The federated methods, found by name. A new one is a new file here with a registered class."""
+"""The federated methods: the built-in ones by name, a user's own as ``package.module:Class`` or ``path/file.py:Class``.
+
+A new built-in method is a new file here with a class that has a ``name``.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
 
-from ..config import Config
-from .base import Algorithm, ClientVectors, Round, Vectors
+from ..config import SETTINGS, Config, Setting
+from ..errors import UserError, did_you_mean
+from ..own import load_object
+from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
-__all__ = ["Algorithm", "ClientVectors", "Round", "Vectors", "create", "names", "register"]
-
-A = TypeVar("A", bound=Algorithm)
-_METHODS: dict[str, type[Algorithm]] = {}
+__all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "create", "find", "hyper", "names"]
 
 
-def register(name: str) -> Callable[[type[A]], type[A]]:
-    """Class decorator: the class is the method ``name``."""
+@cache
+def _built_in() -> dict[str, type[Algorithm]]:
+    for module in pkgutil.iter_modules(__path__):
+        if module.name != "step":  # the local step, which needs torch
+            importlib.import_module(f"{__name__}.{module.name}")
 
-    def add(cls: type[A]) -> type[A]:
-        cls.name = name
-        _METHODS[name] = cls
-        return cls
+    def below(cls: type[Algorithm]) -> Iterator[type[Algorithm]]:
+        for child in cls.__subclasses__():
+            yield child
+            yield from below(child)
 
-    return add
+    own = (cls for cls in below(Algorithm) if cls.__module__.startswith(__name__) and "name" in vars(cls))
+    return dict(sorted((cls.name, cls) for cls in own))
 
 
 def names() -> tuple[str, ...]:
-    return tuple(sorted(_METHODS))
+    """The built-in methods."""
+    return tuple(_built_in())
 
 
-def create(config: Config) -> Algorithm:
-    """The method that the settings name."""
-    return _METHODS[config.algorithm](config)
+def built_in_hypers() -> dict[str, Setting]:
+    """The settings that any of the built-in methods has."""
+    return {name: setting for cls in _built_in().values() for name, setting in cls.hypers.items()}
 
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+def recorded_hypers(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's own settings in the record of a run, without running a user's code."""
+    if name in _built_in():
+        return {key: record.get(key, setting.default) for key, setting in _built_in()[name].hypers.items()}
+    return {key: value for key, value in record.items() if key not in SETTINGS}
+
+
+def find(name: str) -> type[Algorithm]:
+    """The class of a method."""
+    known = _built_in()
+    if name in known:
+        return known[name]
+    if ":" not in name:
+        expected = f"{', '.join(known)}, package.module:Class or path/file.py:Class"
+        raise UserError(f"--algorithm: got {name!r}, expected one of {expected}{did_you_mean(name, known)}")
+    cls = load_object(f"--algorithm {name}", name, "package.module:Class or path/file.py:Class")
+    if not isinstance(cls, type) or not issubclass(cls, Algorithm):
+        raise UserError(f"--algorithm {name}: expected a subclass of fedlada_mpi.algorithms.Algorithm")
+    return cls
+
+
+def create(config: Config, tensors: Sequence[Sequence[slice]] = ((slice(None),),)) -> Algorithm:
+    """The method that the settings name; ``tensors``: where each parameter tensor is in a flat vector."""
+    return find(config.algorithm)(config, tensors)

@@ -6,9 +6,7 @@ server   g_a^{t+1} = mean(offset) / (K * eta_t)
 As x^{t+1} = x^t - eta_g * mean(offset), every rank computes g_a from successive x, and it need not travel.
 """
 
-from torch import Tensor
-
-from .base import Algorithm, Round, Vectors
+from .base import Algorithm, Round, Tensor, Vectors, hyper
 
 
 def amended(d: Tensor, g_a: Tensor, alpha: float) -> Tensor:
@@ -20,6 +18,7 @@ class Amended(Algorithm):
     """A mixin that provides ``s.g_a`` on every rank."""
 
     derived = ("g_a",)
+    alpha: float = hyper(0.1, "weight of the client's own direction; the rest is g_a's", least=0, most=1)
 
     def derive(self, s: Vectors, before: Tensor, r: Round) -> None:
         s.g_a.copy_(before).sub_(s.x).div_(self.eta_g * r.steps * r.lr)

@@ -1,20 +1,28 @@
-"""What a method is: maths on flat vectors, and a declaration of what moves and what is kept.
+"""What a method is: maths on flat vectors, and a declaration of everything that a run must know about it.
 
-``s`` holds the vectors of the server, each [d]; ``c`` those of C clients that train together, each [C, d]
-(``c.steps`` [C, 1] is K_i); ``r`` is the round. Every name is the paper's.
+``s`` holds the vectors of the server, each [d]; ``c`` those of C clients that train together, each [C, d] (``c.steps``
+[C, 1] is K_i); ``r`` is the round. Every name is the paper's.
 
-A round calls, in this order: ``begin`` on the clients, K times the hooks ``before_clip`` and ``direction`` of the local
-step (``step.py``), ``finish`` on the clients, ``server`` on the root with the means, and ``derive`` on every rank.
+A round calls, in this order: ``begin`` on the clients, K times the hooks ``point``, ``before_clip``, ``direction`` and
+``after_decay`` of the local step (``step.py``), ``finish`` on the clients, ``server`` on the root with the means, and
+``derive`` on every rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
+from .. import rng
+from ..config import Config, Setting, hyper
 
-from ..config import Config
+if TYPE_CHECKING:
+    from torch import Tensor as Tensor
+else:
+    Tensor = Any  # settings are read without waiting for torch
+
+__all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "hyper"]
 
 
 class RebindError(TypeError):
@@ -46,7 +54,10 @@ class ClientVectors(Vectors):
     x: Tensor
     g: Tensor  # gradients of the current batches, in the type that products are computed in
     steps: Tensor  # K_i, [C, 1]
+    k: Tensor  # index of the local step from 0, [C, 1], where ``step_index``
     compute_copy: Tensor | None  # x in the type that products are computed in, where that is another
+    g1: Tensor  # gradients of the same batches at x, where ``gradients`` is 2
+    full_g: Tensor  # gradients on all of a client's images at x^t, where ``full_gradient``
 
 
 @dataclass(frozen=True)
@@ -59,17 +70,36 @@ class Round:
 
 
 class Algorithm:
-    name: str
+    """FedAvg; the other methods state what they do differently."""
+
+    name: ClassVar[str] = ""  # of a built-in method, on the command line
+    label: ClassVar[str] = ""  # in reports; without one, the name of the class
+    colour: ClassVar[str] = ""  # in reports; without one, the next free one
+
     down: tuple[str, ...] = ("x",)  # server vectors that every rank receives each round
     derived: tuple[str, ...] = ()  # server vectors that every rank computes from successive x
     private: tuple[str, ...] = ()  # server vectors that never leave the root
-    up: tuple[str, ...] = ("offset",)  # summed over the participants
+    up: tuple[str, ...] = ("offset",)  # averaged over the participants, weighted as by --weighting
+    uniform: tuple[str, ...] = ()  # those of ``up`` and ``scalars`` with equal weights, whatever --weighting says
+    scalars: tuple[str, ...] = ()  # numbers that go up with the vectors
     slots: tuple[str, ...] = ()  # per client, for one round
     client_state: tuple[str, ...] = ()  # per client, across rounds; stays on the client's rank
     paper_units: int = 1  # what the paper charges a participant and round, in vectors
+
+    gradients: int = 1  # per local step; 2: the first is taken at x, as ``c.g1``
+    step_index: bool = False  # whether the hooks of the local step use ``c.k``
+    full_gradient: bool = False  # whether ``finish`` uses ``c.full_g``
     # Whether the step of a parameter without a gradient depends on that parameter alone. It does not where
     # ``before_clip`` makes its gradient non-zero, as the clip then scales it by the norm of all the others.
     elementwise: bool = True
+
+    # Settings that the method needs, of those that all methods have.
+    requires: ClassVar[Mapping[str, Any]] = {}
+    # Its values of any settings, by data set; "" is for all of them.
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "": dict(lr=0.1, weight_decay=1e-3, decay_mode="l2", server_lr=1.0)
+    }
+    hypers: ClassVar[dict[str, Setting]] = {}  # its own settings; collected from the class
 
     def __init_subclass__(cls) -> None:
         declared = any("elementwise" in vars(k) for k in cls.__mro__ if k not in (Algorithm, object))
@@ -78,23 +108,55 @@ class Algorithm:
                 f"{cls.__name__} overrides before_clip and must declare elementwise: False, or True if it leaves "
                 "parameters without a gradient at zero"
             )
+        cls.hypers = {
+            name: value.named(name)
+            for parent in reversed(cls.__mro__)
+            for name, value in vars(parent).items()
+            if isinstance(value, Setting)
+        }
 
-    def __init__(self, config: Config):
-        self.config = config
-        self.alpha, self.eta_g = config.alpha, config.server_lr
-        self.beta1, self.beta2 = config.beta1, config.beta2
+    def __init__(self, config: Config, tensors: Sequence[Sequence[slice]] = ((slice(None),),)):
+        """``tensors``: where each parameter tensor is in a flat vector, for methods with norms of single ones."""
+        self.config, self.tensors = config, tensors
+        self.eta_g = config.server_lr
+        self.moves_point = type(self).point is not Algorithm.point
+        for name in self.hypers:
+            setattr(self, name, config.hyper[name])
+
+    @classmethod
+    def title(cls) -> str:
+        return cls.label or cls.__name__
+
+    @classmethod
+    def check(cls, values: Mapping[str, Any]) -> None:
+        """Raise ``UserError`` for settings that contradict each other."""
 
     @property
     def shares_gradient_free(self) -> bool:
         """Whether gradient-free parameters are equal on all clients that take the same number of steps."""
         return self.elementwise and not self.client_state
 
+    def coin(self, t: int) -> float:
+        """A number in [0, 1) that all ranks draw for round t."""
+        return float(rng.bits(1, self.config.seed, rng.COIN, t)[0] >> 11) * 2.0**-53
+
+    def communicates(self, t: int) -> bool:
+        """Whether round t ends with sums, a server step and new vectors for all; otherwise clients only train."""
+        return True
+
     def start(self, s: Vectors) -> None:
         """Values at t = 0 of server vectors other than x; they arrive as zeros."""
 
-    def begin(self, c: ClientVectors, s: Vectors) -> None:
-        """The clients' state at the start of a round."""
+    def enter(self, c: ClientVectors, s: Vectors) -> None:
+        """``client_state`` of clients that take part for the first time; it arrives as zeros."""
+
+    def begin(self, c: ClientVectors, s: Vectors, r: Round) -> None:
+        """The clients' vectors at the start of a round."""
         c.x.copy_(s.x.expand_as(c.x))
+
+    def point(self, c: ClientVectors, s: Vectors, lr: Tensor) -> Tensor | None:
+        """Where the gradient of the step is taken; None for ``c.x``."""
+        return None
 
     def before_clip(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         """The gradient that is clipped; may overwrite ``g``."""
@@ -104,8 +166,15 @@ class Algorithm:
         """The step direction from the clipped gradient; may overwrite ``g``."""
         return g
 
+    def after_decay(self, c: ClientVectors, s: Vectors, d: Tensor) -> Tensor:
+        """The direction, decoupled decay included, that is multiplied by the rate; may overwrite ``d``."""
+        return d
+
     def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
-        """What each client sends, [C, d] for every name in ``up``; may overwrite the clients' state."""
+        """What each client sends, [C, d] for every name in ``up`` and [C, 1] for every one in ``scalars``.
+
+        It may overwrite the clients' vectors.
+        """
         return {"offset": c.x.neg_().add_(s.x)}
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:

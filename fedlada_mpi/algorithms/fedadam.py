@@ -6,18 +6,19 @@ server   D = mean(offset)
          x = x - eta_g * m / (sqrt(v) + eps)
 """
 
-from torch import Tensor
-
-from . import register
-from .base import Algorithm, Round, Vectors
+from .base import Algorithm, Round, Tensor, Vectors, hyper
 
 
-@register("fedadam")
 class FedAdam(Algorithm):
+    name, label, colour = "fedadam", "FedAdam", "#e6a700"
     private = ("m", "v")
+    beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
+    beta2: float = hyper(0.99, "second-moment decay", least=0, below=1)
+    eps: float = hyper(0.01, "epsilon of the denominator", above=0)
+    presets = {"": dict(Algorithm.presets[""], server_lr=0.1)}
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
         delta = mean["offset"]
         s.m.mul_(self.beta1).add_(delta, alpha=1 - self.beta1)
         s.v.mul_(self.beta2).addcmul_(delta, delta, value=1 - self.beta2)
-        s.x.addcdiv_(s.m, s.v.sqrt().add_(self.config.eps), value=-self.eta_g)
+        s.x.addcdiv_(s.m, s.v.sqrt().add_(self.eps), value=-self.eta_g)

@@ -6,20 +6,20 @@ client   as FedCM
 server   as FedAdam;   g_a^{t+1} = mean(offset) / (K * eta_t)
 """
 
-from torch import Tensor
-
-from . import register
-from .base import Round, Vectors
+from .amended import amended
+from .base import ClientVectors, Round, Tensor, Vectors, hyper
 from .fedadam import FedAdam
-from .fedcm import FedCM
 
 
-@register("fedadam_amended")
 class FedAdamAmended(FedAdam):
+    name, label, colour = "fedadam_amended", "FedAdam(*)", "#c86dd7"
+    alpha: float = hyper(0.1, "weight of the client's own gradient; the rest is g_a's", least=0, most=1)
     down = ("x", "g_a")
     paper_units = 2
     elementwise = False
-    before_clip = FedCM.before_clip
+
+    def before_clip(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
+        return amended(g, s.g_a, self.alpha)
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
         super().server(s, mean, r)

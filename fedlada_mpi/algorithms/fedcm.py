@@ -4,17 +4,14 @@ client   x = x - eta_t * (clip(alpha * grad + (1 - alpha) * g_a) + lambda * x)
 server   x as FedAvg;   g_a^{t+1} = mean(offset) / (K * eta_t)
 """
 
-from torch import Tensor
-
-from . import register
 from .amended import Amended, amended
-from .base import Algorithm, ClientVectors, Vectors
+from .base import ClientVectors, Tensor, Vectors
 
 
-@register("fedcm")
 class FedCM(Amended):
+    name, label, colour = "fedcm", "FedCM", "#33a9dd"
     paper_units = 2
     elementwise = False
 
-    def before_clip(self: Algorithm, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
+    def before_clip(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return amended(g, s.g_a, self.alpha)

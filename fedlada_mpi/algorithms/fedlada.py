@@ -18,28 +18,34 @@
 v starts a local round at zero or at v^t (``--v-init``); v^0 = eps_v^2, so v_hat is never zero.
 """
 
-from torch import Tensor
-
-from . import register
 from .amended import Amended, amended
-from .base import Algorithm, ClientVectors, Round, Vectors
+from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 
-@register("localadam")
 class LocalAdam(Algorithm):
+    name, label, colour = "localadam", "LocalAdam", "#009e73"
     down = ("x", "v")
     up = ("offset", "v_hat")
     slots = ("m", "v", "v_hat")
     paper_units = 2
+    alpha: float = hyper(1.0, "1: no amendment", least=1, most=1)
+    beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
+    beta2: float = hyper(0.99, "second-moment decay", least=0, below=1)
+    eps_v: float = hyper(1e-8, "v^0 = eps_v^2", above=0)
+    v_init: str = hyper("zero", "v at the start of a local round", choices=("zero", "server"))
+    presets = {
+        "": dict(lr=1e-3, weight_decay=1e-2, decay_mode="decoupled", server_lr=1.0),
+        "digits": dict(lr=4e-3),
+    }
 
     def start(self, s: Vectors) -> None:
-        s.v.fill_(self.config.eps_v**2)
+        s.v.fill_(self.eps_v**2)
 
-    def begin(self, c: ClientVectors, s: Vectors) -> None:
-        super().begin(c, s)
+    def begin(self, c: ClientVectors, s: Vectors, r: Round) -> None:
+        super().begin(c, s, r)
         c.m.zero_()
         c.v_hat.copy_(s.v.expand_as(c.v_hat))
-        if self.config.v_init == "zero":
+        if self.v_init == "zero":
             c.v.zero_()
         else:
             c.v.copy_(c.v_hat)
@@ -58,7 +64,15 @@ class LocalAdam(Algorithm):
         super().server(s, mean, r)
 
 
-@register("fedlada")
 class FedLADA(Amended, LocalAdam):
+    name, label, colour = "fedlada", "FedLADA", "#d9400f"
+    alpha: float = hyper(0.1, "weight of the client's own direction; the rest is g_a's", above=0, most=1)
+    presets = {
+        "": LocalAdam.presets[""],
+        "digits": dict(lr=4e-3, alpha=0.3),
+        "cifar100": dict(alpha=0.05),
+        "tinyimagenet": dict(alpha=0.05),
+    }
+
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return amended(super().direction(c, s, g), s.g_a, self.alpha)

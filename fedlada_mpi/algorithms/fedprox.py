@@ -3,13 +3,12 @@
 client   x = x - eta_t * (g + mu * (x - x^t))
 """
 
-from torch import Tensor
-
-from . import register
-from .base import Algorithm, ClientVectors, Vectors
+from .base import Algorithm, ClientVectors, Tensor, Vectors, hyper
 
 
-@register("fedprox")
 class FedProx(Algorithm):
+    name, label, colour = "fedprox", "FedProx", "#a6761d"
+    mu: float = hyper(0.1, "weight of the proximal term", least=0)
+
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
-        return g.add_(c.x - s.x, alpha=self.config.mu)
+        return g.add_(c.x - s.x, alpha=self.mu)

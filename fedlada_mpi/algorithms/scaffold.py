@@ -7,18 +7,16 @@ server   x as FedAvg;   c = c + (S/m) * mean(dc_i)
 c_i+ is the mean of the raw local gradients: what the correction added is taken out again with its own scale.
 """
 
-from torch import Tensor
-
-from . import register
-from .base import Algorithm, ClientVectors, Round, Vectors
+from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 
-@register("scaffold")
 class Scaffold(Algorithm):
+    name, label, colour = "scaffold", "SCAFFOLD", "#0077bb"
     down = ("x", "c")
     up = ("offset", "dc")
     client_state = ("c_i",)
     paper_units = 2
+    alpha: float = hyper(1.0, "scale a of the correction", least=0)
 
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return g.add_(s.c - c.c_i, alpha=self.alpha)

@@ -5,6 +5,7 @@ g = g * min(1, clip / |g|)       the norm is that of all of a client's parameter
 g = g + lambda * x               --decay-mode l2
 d = direction(g)
 d = d + lambda * x               --decay-mode decoupled
+d = after_decay(d)
 x = x - eta_t * d
 """
 
@@ -34,6 +35,7 @@ def local_step(
     d = algorithm.direction(c, s, g)
     if config.weight_decay and config.decay_mode == "decoupled":
         d = d.add_(c.x, alpha=config.weight_decay)
+    d = algorithm.after_decay(c, s, d)
     c.x.sub_(d.mul_(lr))
     if c.compute_copy is not None:
         c.compute_copy.copy_(c.x)

@@ -18,7 +18,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,15 @@ class Run:
     def command(self, launcher: Sequence[str] = ()) -> list[str]:
         """The command that starts or resumes this run."""
         arguments: list[str] = []
-        for name in settings.FIELDS:
-            if name in self.given:
-                value = self.given[name]
-                if isinstance(value, bool):
-                    arguments.append(f"--{'' if value else 'no-'}{settings.flag(name)}")
-                elif isinstance(value, list):
-                    arguments += [f"--{settings.flag(name)}", *map(str, value)]
-                else:
-                    arguments += [f"--{settings.flag(name)}", str(value)]
+        known = settings.settings_of(self.given.get("algorithm", settings.SETTINGS["algorithm"].default))
+        for name in [name for name in known if name in self.given]:
+            value = self.given[name]
+            if isinstance(value, bool):
+                arguments.append(f"--{'' if value else 'no-'}{settings.flag(name)}")
+            elif isinstance(value, list):
+                arguments += [f"--{settings.flag(name)}", *map(str, value)]
+            else:
+                arguments += [f"--{settings.flag(name)}", str(value)]
         run = [sys.executable, "-m", "fedlada_mpi.run", *arguments, "--out", str(self.directory), "--resume"]
         return [*launcher, *run]
 
@@ -141,7 +141,7 @@ def _crossed(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every list of a block is an axis; axes are crossed, the last varies fastest."""
     axes = []
     for name, value in block.items():
-        of_lists = name in settings.FIELDS and settings.FIELDS[name].type.startswith("list")
+        of_lists = name in settings.SETTINGS and settings.SETTINGS[name].kind.startswith("list")
         axis = isinstance(value, list) and (not of_lists or any(isinstance(v, list) for v in value))
         if axis and not value:
             raise UserError(f"{name} is an empty list: expected at least one value")
@@ -153,17 +153,17 @@ def _run(given: Mapping[str, Any], root: Path) -> Run:
     if "out" in given:
         raise UserError("out does not belong in a grid's file: give the directory of all its runs with --runs")
     resolved = settings.resolve({}, given)
-    values = asdict(resolved.config)
+    values = resolved.config.record()
     return Run({k: values[k] for k in given}, values["rounds"], root / directory_name(values))
 
 
 def directory_name(values: Mapping[str, Any]) -> str:
     """The data set, the method, the settings that differ from their presets, and the seed: equal for equal runs."""
     dataset, method = values["dataset"], values["algorithm"]
-    preset = asdict(settings.resolve({"dataset": dataset, "algorithm": method}).config)
-    parts = [_safe(dataset), method]
-    for name, field in settings.FIELDS.items():
-        if not field.metadata["runtime"] and name != "seed" and values[name] != preset[name]:
+    preset = settings.resolve({"dataset": dataset, "algorithm": method}).config.record()
+    parts = [_safe(dataset), method if ":" not in method else _safe(method)]
+    for name, setting in settings.settings_of(method).items():
+        if not setting.runtime and name != "seed" and values[name] != preset[name]:
             parts.append(f"{name}={_safe(values[name])}")
     return "_".join([*parts, f"seed={values['seed']}"])
 

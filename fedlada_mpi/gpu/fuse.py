@@ -58,14 +58,19 @@ def _text(value: Operand) -> str:
 class Symbol:
     """Stands for a tensor in the traced step; in-place methods rebind it and mark its buffer as written."""
 
-    def __init__(self, program: Program, name: str = "", buffer: str = ""):
-        self.program, self.name, self.buffer = program, name, buffer
+    def __init__(self, program: Program, name: str = "", buffer: str = "", per_client: bool = False):
+        self.program, self.name, self.buffer, self.per_client = program, name, buffer, per_client
         self.dtype = torch.float32
 
     def __str__(self) -> str:
         if not self.name:
-            at = "at" if self.buffer.startswith("s_") else "row * size + at"
-            self.name = self.program.let(f"tl.load({self.buffer} + {at}, mask=inside, other=0.0).to(tl.float32)")
+            at = (
+                "at, mask=inside, other=0.0"
+                if self.buffer.startswith("s_")
+                else "row * size + at, mask=inside, other=0.0"
+            )
+            at = "row" if self.per_client else at
+            self.name = self.program.let(f"tl.load({self.buffer} + {at}).to(tl.float32)")
             self.program.loaded[self.buffer] = self.name
         return self.name
 
@@ -75,6 +80,8 @@ class Symbol:
     def set(self, text: str) -> Symbol:
         if self.buffer.startswith("s_"):
             raise Unfusable("a step that writes to the server's vectors")
+        if self.per_client:
+            raise Unfusable("a step that writes to a number of its clients")
         self.name = self.program.let(text)
         if self.buffer:
             self.program.stored[self.buffer] = self
@@ -208,7 +215,7 @@ class Fused:
         names, squares, update = made
         count, size = c.x.shape
         pointers = [tensors[n] for n in names]
-        assert all(t.is_contiguous() and t.shape[-1] == size for t in pointers)
+        assert all(t.is_contiguous() and t.shape[-1] in (1, size) for t in pointers)
         partial = torch.empty(count, PARTS, dtype=torch.float32, device=c.x.device) if squares else lr
         if squares:
             steps = -(-size // (PARTS * TILE))
@@ -238,8 +245,11 @@ class Fused:
 
 def _symbols(program: Program, kind: str, vectors: Vectors) -> Any:
     """The same names with symbols for tensors."""
-    named: Any = {n: None if v is None else Symbol(program, buffer=f"{kind}_{n}") for n, v in vars(vectors).items()}
-    return Vectors(**named)
+
+    def symbol(name: str, value: Tensor | None) -> Any:
+        return None if value is None else Symbol(program, "", f"{kind}_{name}", per_client=value.shape[-1:] == (1,))
+
+    return Vectors(**{name: symbol(name, value) for name, value in vars(vectors).items()})
 
 
 _SQUARES = """\

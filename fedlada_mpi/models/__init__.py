@@ -7,9 +7,6 @@ one. Its frozen parameters and its buffers are constants: neither trained nor se
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -18,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, did_you_mean
+from ..own import load_object, users_code
 from .architectures import Architecture, cnn, lenet, resnet18
 from .layers import Stack
 from .layout import Kernel, Layout
-from .trial import tensors, try_out, users_code
+from .trial import tensors, try_out
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
 
@@ -87,8 +85,9 @@ def build(
         forward: Callable[[Stack, Tensor], Tensor] | None = None
         maps: dict[str, Kernel] = {}
         if ":" in name:
-            with users_code(name, "a function of (classes, image_shape) that returns an nn.Module"):
-                module = _own(name)(classes, image_shape)
+            function = load_object(f"--model {name}", name, "package.module:function")
+            with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
+                module = function(classes, image_shape)
             module = try_out(name, module, classes, image_shape)
         elif name in MODELS:
             try:
@@ -117,15 +116,3 @@ def _kernel(shape: torch.Size) -> Kernel:
     out, channels, *size = shape
     height, width = size or (1, 1)
     return out, channels, height, width
-
-
-def _own(name: str) -> Callable[[int, ImageShape], nn.Module]:
-    """A user's function, also from a file in the working directory."""
-    module, _, function = name.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"--model {name}: {error}; expected package.module:function") from None
-    finally:
-        sys.path.pop(0)

@@ -104,6 +104,16 @@ class Layout:
         )
         self.numel = sum(prod(e.shape) for e in entries)
 
+    @property
+    def tensors(self) -> list[list[slice]]:
+        """Where each parameter is in a flat vector; gradient-free parts have a place of their own."""
+        places = []
+        for e in self.entries:
+            live, free = prod(e.stored), e.gradient_free_rows * (e.kernel[0] if e.kernel else 0)
+            starts = ((e.offset, live), (e.gradient_free_offset, free))
+            places.append([slice(start, start + length) for start, length in starts if length])
+        return places
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The live parameters in ``flat`` [..., live or more], stored shapes, sharing its memory."""
         return {e.name: e.live(flat) for e in self.entries}

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
+from ..own import users_code
 
 IMAGES = 2
-
-
-@contextmanager
-def users_code(model: str, expected: str) -> Iterator[None]:
-    """What a user's code raises, in one line that names the place in it."""
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        message = (str(error).strip().splitlines() or ["no message"])[0]
-        place = _place(error)
-        raise UserError(f"--model {model}: {type(error).__name__}: {message}{place}; expected {expected}") from error
-
-
-def _place(error: Exception) -> str:
-    """`` (model.py, line 3)``: the innermost line outside this package and torch."""
-    inside = tuple(str(Path(file).parent) for file in (torch.__file__, __file__))
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
-    own = [f for f in frames if not f.filename.startswith((*inside, str(Path(__file__).parents[1])))]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
 
 
 def try_out(model: str, module: object, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
@@ -98,7 +73,7 @@ def _outputs(model: str, module: nn.Module, images: Tensor) -> Tensor:
     """Of a forward pass that draws the same random numbers every time."""
     kind = next((t.dtype for t in module.parameters() if t.is_floating_point()), torch.float32)
     torch.manual_seed(0)
-    with torch.no_grad(), users_code(model, f"a model that takes images {list(images.shape[1:])}"):
+    with torch.no_grad(), users_code(f"--model {model}", f"a model that takes images {list(images.shape[1:])}"):
         return module(images.to(kind))
 
 

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .. import algorithms
 from .. import config as settings
 from .load import Run
 
-METHOD_NAMES = {
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "scaffold": "SCAFFOLD",
-    "fedcm": "FedCM",
-    "fedadam": "FedAdam",
-    "fedadam_amended": "FedAdam(*)",
-    "localadam": "LocalAdam",
-    "fedlada": "FedLADA",
-}
 DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet", "digits": "Digits"}
 SYMBOLS = {"alpha": "α", "mu": "μ", "lr": "η_l", "server_lr": "η_g", "weight_decay": "λ", "beta1": "β₁", "beta2": "β₂"}
 # Settings of the learning task, as opposed to the method.
 PROBLEM = ("dataset", "model", "activation", "init", "clients", "partition", "dirichlet", "exhausted", "partition_seed")
-# Settings on which a result depends, but for the seed, over which we average.
-IDENTITY = tuple(n for n, f in settings.FIELDS.items() if not f.metadata["runtime"] and n != "seed")
 
 
 def kind(dataset: str) -> str:
@@ -43,8 +32,15 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 @cache
 def _preset(dataset: str, method: str) -> dict[str, Any]:
-    known = {"dataset": dataset, "algorithm": method if method in settings.METHODS else "fedavg"}
-    return asdict(settings.resolve(known).config)
+    """The presets; of a user's own method only those of the data set."""
+    known = {"dataset": dataset, "algorithm": method if method in algorithms.names() else "fedavg"}
+    return settings.resolve(known).config.record()
+
+
+def identity(values: Mapping[str, Any]) -> list[str]:
+    """The names of the settings on which a result depends, but for the seed, over which we average."""
+    runtime = {n for n, setting in settings.SETTINGS.items() if setting.runtime}
+    return [n for n in values if n != "seed" and n not in runtime]
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ class Group:
         """Settings that differ from the presets of the data set and the method."""
         preset = _preset(self.dataset, self.method)
         return {
-            n: self.settings[n] for n in IDENTITY if n not in ("dataset", "algorithm") and self.settings[n] != preset[n]
+            n: v for n, v in self.settings.items() if n not in ("dataset", "algorithm") and v != preset.get(n, MISSING)
         }
 
     def curve(self, name: str) -> Curve:
@@ -127,7 +123,8 @@ def group(runs: Iterable[Run]) -> list[Group]:
     by_identity: dict[tuple, dict[int, Run]] = {}
     repeated: dict[tuple, int] = {}
     for run in runs:
-        key = tuple(kind(run.settings[n]) if n == "dataset" else run.settings[n] for n in IDENTITY)
+        values = {**run.settings, "dataset": kind(run.settings["dataset"])}
+        key = tuple((n, values[n]) for n in identity(values))
         seeds = by_identity.setdefault(key, {})
         repeated[key] = repeated.get(key, 0) + (run.seed in seeds)
         if run.seed not in seeds or run.done > seeds[run.seed].done:
@@ -135,19 +132,20 @@ def group(runs: Iterable[Run]) -> list[Group]:
     groups = []
     for key, seeds in by_identity.items():
         members = [seeds[s] for s in sorted(seeds)]
-        groups.append(Group({n: members[0].settings[n] for n in IDENTITY}, members, repeated[key]))
+        first = members[0].settings
+        groups.append(Group({n: first[n] for n in identity(first)}, members, repeated[key]))
     return sorted(groups, key=_order)
 
 
 def _order(one: Group) -> tuple:
-    datasets, methods = list(settings.PRESETS), list(METHOD_NAMES)
+    datasets, methods = list(settings.PRESETS), list(algorithms.names())
     return (
         datasets.index(one.dataset) if one.dataset in datasets else len(datasets),
         one.dataset,
         one.problem,
         methods.index(one.method) if one.method in methods else len(methods),
         one.method,
-        [_sortable(one.settings[n]) for n in IDENTITY],
+        [_sortable(value) for value in one.settings.values()],
     )
 
 
@@ -164,7 +162,8 @@ def show(name: str, value: Any) -> str:
 
 
 def method_name(method: str) -> str:
-    return METHOD_NAMES.get(method, method)
+    """As in the method's paper; a user's own by the name of its class."""
+    return algorithms.find(method).title() if method in algorithms.names() else method.rpartition(":")[2]
 
 
 def dataset_name(dataset: str) -> str:
@@ -178,9 +177,9 @@ def labels(groups: Sequence[Group]) -> list[str]:
     names = []
     for one, own in zip(groups, departures, strict=True):
         same_method = [g for g in groups if g.method == one.method and g.dataset == one.dataset]
-        varied = {n for n in IDENTITY if n != "dataset" and any(g.settings[n] != one.settings[n] for g in same_method)}
+        varied = {n for n, v in one.settings.items() if n != "dataset" and any(g.settings[n] != v for g in same_method)}
         shown = varied if len(varied) == 1 else set(own) - shared
-        names.append(" ".join([method_name(one.method), *(show(n, one.settings[n]) for n in IDENTITY if n in shown)]))
+        names.append(" ".join([method_name(one.method), *(show(n, v) for n, v in one.settings.items() if n in shown)]))
     return names
 
 

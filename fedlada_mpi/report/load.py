@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .. import algorithms
 from .. import config as settings
 from ..errors import UserError
 from ..processes import process_map, usable_cores
@@ -96,7 +97,8 @@ def read(directory: Path) -> Run:
     """One run; what it has not written yet is empty."""
     try:
         given = json.loads((directory / "config.json").read_text())
-        values = {**asdict(settings.Config()), **{k: v for k, v in given.items() if k in settings.FIELDS}}
+        values = {**settings.Config().record(), **{k: v for k, v in given.items() if k in settings.SETTINGS}}
+        values |= algorithms.recorded_hypers(str(values["algorithm"]), given)
     except (OSError, ValueError, AttributeError) as error:
         raise UserError(f"{directory / 'config.json'} cannot be read as settings: {error}") from None
     try:

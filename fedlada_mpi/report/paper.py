@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from .. import config as settings
 from . import measures
-from .groups import IDENTITY, Group, Stat, dataset_name, kind, method_name, show
+from .groups import Group, Stat, dataset_name, kind, method_name, show
 from .tables import Cell, Column, Table, number, stat
 
 # Settings that the paper leaves open: runs with other values are still compared with it, and a note names these.
@@ -28,12 +28,12 @@ def contents() -> dict[str, Any]:
 
 def match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | None, list[str]]:
     """The group with these settings and otherwise the presets, and the open settings in which it differs."""
-    wanted = asdict(settings.resolve(where).config)
+    wanted = settings.resolve(where).config.record()
     best: tuple[Group | None, list[str]] = None, []
     for one in groups:
         if one.dataset != kind(wanted["dataset"]) or one.method != wanted["algorithm"]:
             continue
-        differing = [n for n in IDENTITY if n != "dataset" and one.settings[n] != wanted[n]]
+        differing = [n for n, v in one.settings.items() if n != "dataset" and v != wanted[n]]
         if set(differing) <= OPEN and (best[0] is None or len(differing) < len(best[1])):
             best = one, differing
     return best

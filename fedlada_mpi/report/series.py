@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .. import algorithms
 from .groups import Curve, Group
 
 MEASURES = {
@@ -19,16 +20,6 @@ MEASURES = {
 }
 PERCENT = ("test_acc", "train_acc")
 # Distinguishable also for colour-blind readers, on white and on black.
-COLOURS = {
-    "fedavg": "#7f8791",
-    "fedprox": "#a6761d",
-    "scaffold": "#0077bb",
-    "fedcm": "#33a9dd",
-    "fedadam": "#e6a700",
-    "fedadam_amended": "#c86dd7",
-    "localadam": "#009e73",
-    "fedlada": "#d9400f",
-}
 _OTHERS = ("#6f5fc9", "#b8336a", "#5b8c2a", "#3f8f9c")
 _SEQUENCE = ("#440154", "#3b528b", "#21918c", "#5ec962", "#d8b30f", "#e8762c", "#c0266d", "#7a5195")
 
@@ -39,7 +30,7 @@ def colours(groups: Sequence[Group]) -> list[str]:
     several = [m for m in methods if sum(g.method == m for g in groups) > 1]
     chosen, seen = [], dict.fromkeys(methods, 0)
     for one in groups:
-        base = COLOURS.get(one.method) or _OTHERS[methods.index(one.method) % len(_OTHERS)]
+        base = _own_colour(one.method) or _OTHERS[methods.index(one.method) % len(_OTHERS)]
         index, many = seen[one.method], sum(g.method == one.method for g in groups)
         seen[one.method] += 1
         if one.method not in several:
@@ -49,6 +40,10 @@ def colours(groups: Sequence[Group]) -> list[str]:
         else:
             chosen.append(_shade(base, index / max(1, many - 1)))
     return chosen
+
+
+def _own_colour(method: str) -> str:
+    return algorithms.find(method).colour if method in algorithms.names() else ""
 
 
 def _shade(colour: str, fraction: float) -> str:

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def save(world: World, out: Path, t: int, config: Config, s: Vectors, state: dic
 
     def write() -> None:
         if world.rank == 0:
-            _write(temporary / "server.h5", vars(s), {"round": t, "config": json.dumps(asdict(config))})
+            _write(temporary / "server.h5", vars(s), {"round": t, "config": json.dumps(config.record())})
         if any(state.values()):
             rows = {f"{client}/{name}": v for name, clients in state.items() for client, v in clients.items()}
             _write(temporary / f"clients_{world.rank:04d}.h5", rows, {})

@@ -214,9 +214,9 @@ def test_round_by_hand_of_the_reference():
 
 def test_round_by_hand_of_the_package():
     from fedlada_mpi.algorithms import ClientVectors, Round, Vectors, create
-    from fedlada_mpi.config import Config
+    from fedlada_mpi.config import resolve
 
-    method = create(Config(algorithm="fedlada", v_init="zero", **HAND))
+    method = create(resolve(dict(algorithm="fedlada", v_init="zero", **HAND)).config)
     server = Vectors(**{name: torch.zeros(2, dtype=torch.float64) for name in ("x", "v", "g_a", *method.private)})
     for name, values in dict(x=[1.0, 2.0], v=[4.0, 1.0], g_a=[0.5, 1.0]).items():
         getattr(server, name).copy_(torch.tensor(values))
@@ -224,7 +224,7 @@ def test_round_by_hand_of_the_package():
     clients.steps = torch.full((2, 1), 2.0, dtype=torch.float64)
     this = Round(t=0, lr=HAND["lr"], steps=2.0, participants=2, clients=2)
 
-    method.begin(clients, server)
+    method.begin(clients, server, this)
     for _ in range(2):
         gradient = method.before_clip(clients, server, hand_gradients(clients.x))
         clients.x -= this.lr * method.direction(clients, server, gradient)
@@ -247,15 +247,15 @@ def test_scaled_scaffold_keeps_the_raw_gradients_of_opposed_clients():
     cancel the scale.
     """
     from fedlada_mpi.algorithms import ClientVectors, Round, Vectors, create
-    from fedlada_mpi.config import Config
+    from fedlada_mpi.config import resolve
 
-    method = create(Config(algorithm="scaffold", alpha=0.5))
+    method = create(resolve(dict(algorithm="scaffold", alpha=0.5)).config)
     gradients = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
     s = Vectors(x=torch.zeros(1, dtype=torch.float64), c=torch.zeros(1, dtype=torch.float64))
     c = ClientVectors(x=torch.zeros_like(gradients), c_i=torch.zeros_like(gradients), steps=torch.full((2, 1), 2.0))
     this = Round(t=0, lr=0.25, steps=2.0, participants=2, clients=2)
     for moved in (0.5, 0.25):
-        method.begin(c, s)
+        method.begin(c, s, this)
         for _ in range(2):
             c.x -= this.lr * method.direction(c, s, gradients.clone())
         sent = method.finish(c, s, this)

@@ -128,7 +128,7 @@ def test_names_of_odd_values_stay_apart(tmp_path):
         ('[base]\nalgoritm = "fedavg"\n', "unknown setting 'algoritm' (did you mean 'algorithm'?)"),
         ('[base]\nalgorithm = "fedlda"\n', "did you mean 'fedlada'?"),
         ("[bse]\nseed = 1\n", "unknown key 'bse' (did you mean 'base'?)"),
-        ('[base]\nalgorithm = "fedavg"\nalpha = 0.1\n', "has no effect on fedavg"),
+        ('[base]\nalgorithm = "fedavg"\nalpha = 0.1\n', "is not a setting of fedavg"),
         ("[base]\nseed = []\n", "seed is an empty list"),
         ('[base]\nout = "x"\n', "--runs"),
         ("[base]\nrounds = [10, 20]\n", "10 and 20 rounds"),
