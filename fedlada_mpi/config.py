@@ -92,7 +92,15 @@ class Config:
 
     lr: float = setting(0.1, "local rate eta_l", above=0)
     server_lr: float = setting(1.0, "server rate eta_g", above=0)
-    lr_decay: float = setting(0.998, "eta_t = lr * lr_decay^t", above=0, most=1)
+    lr_schedule: str = setting(
+        "exponential",
+        "the local rate over the rounds (rates.py)",
+        choices=("exponential", "constant", "cosine", "step"),
+    )
+    lr_decay: float = setting(0.998, "factor per round (exponential) or per lr_step rounds (step)", above=0, most=1)
+    lr_step: int = setting(100, "rounds between the decays of --lr-schedule step", least=1)
+    lr_horizon: int = setting(0, "rounds until the end of --lr-schedule cosine; 0 = --rounds", least=0)
+    lr_warmup: int = setting(0, "rounds in which the rate rises linearly to its schedule", least=0)
     weight_decay: float = setting(1e-3, "lambda", least=0)
     decay_mode: str = setting("l2", "decay in the gradient, or in the step", choices=("l2", "decoupled"))
     clip: float = setting(10.0, "largest L2 norm of a gradient; 0 = off", least=0)
@@ -163,6 +171,9 @@ def settings_of(algorithm: str) -> dict[str, Setting]:
             raise UserError(f"--algorithm {algorithm}: its own setting {name} is one that all methods have: rename it")
     return {**SETTINGS, **hypers}
 
+
+# Settings that only some schedules of the local rate have.
+SCHEDULES = {"lr_decay": ("exponential", "step"), "lr_step": ("step",), "lr_horizon": ("cosine",)}
 
 # The paper's experimental set-up; "digits" is ours, sized for a laptop.
 _PAPER = dict(
@@ -235,6 +246,9 @@ def resolve(
     take(shards or {}, "shards")
     take(file, "file", changes_only=recorded)
     take(flags, "flag")
+    if values["lr_schedule"] == "cosine" and not values["lr_horizon"]:
+        # Written down, so that a run that is extended later does not change its rates.
+        values["lr_horizon"], sources["lr_horizon"] = max(1, values["rounds"]), "rounds"
     if not values["out"]:
         name = method.name or method.__name__
         values["out"] = f"runs/{Path(values['dataset']).name}-{name}-seed{values['seed']}"
@@ -307,6 +321,12 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
                 raise UserError(f"--{flag(name)}: got {value}, expected {text} {bound}")
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:
         raise UserError("--local-steps and --local-epochs contradict each other: give one of them")
+    for name, schedules in SCHEDULES.items():
+        if name in by_hand and values["lr_schedule"] not in schedules:
+            raise UserError(
+                f"--{flag(name)} has no effect on --lr-schedule {values['lr_schedule']}, only on "
+                f"{' and '.join(schedules)}: leave it out"
+            )
     if values["sampling"] == "fixed" and fixed_number(values["clients"], values["participation"]) < 1:
         raise UserError(
             f"--participation {values['participation']} of {values['clients']} clients selects none: "

@@ -13,6 +13,7 @@ from . import rng
 from .algorithms import Round
 from .batches import local_steps
 from .console import Progress
+from .rates import local_rate
 from .rundir.metrics import ALL_PHASES, Recorder
 from .silo import MAX_EMPTY_ROUNDS, NUMBERS, Silo
 
@@ -80,7 +81,7 @@ class Server:
     def _round(self, t: int, participants: np.ndarray) -> Round:
         config = self.config
         steps = float(local_steps(config, self.sizes[participants]).mean()) if len(participants) else 0.0
-        return Round(t, config.lr * config.lr_decay**t, steps, len(participants), config.clients)
+        return Round(t, local_rate(config, t), steps, len(participants), config.clients)
 
     def step(self, r: Round, weight: float, scalars: dict[str, float]) -> float:
         """The method's server step, from sums with total ``weight``; returns consistency less mean ||offset_i||^2.

@@ -31,11 +31,11 @@ def _built_in() -> dict[str, type[Algorithm]]:
             yield from below(child)
 
     own = (cls for cls in below(Algorithm) if cls.__module__.startswith(__name__) and "name" in vars(cls))
-    return dict(sorted((cls.name, cls) for cls in own))
+    return {cls.name: cls for cls in sorted(own, key=lambda cls: (cls.year, cls.title().lower()))}
 
 
 def names() -> tuple[str, ...]:
-    """The built-in methods."""
+    """The built-in methods, by the year of their publication."""
     return tuple(_built_in())
 
 

@@ -9,7 +9,7 @@ from .base import ClientVectors, Tensor, Vectors
 
 
 class FedCM(Amended):
-    name, label, colour = "fedcm", "FedCM", "#33a9dd"
+    name, label, year, colour = "fedcm", "FedCM", 2021, "#33a9dd"
     paper_units = 2
     elementwise = False
 

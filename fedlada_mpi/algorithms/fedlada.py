@@ -23,7 +23,7 @@ from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class LocalAdam(Algorithm):
-    name, label, colour = "localadam", "LocalAdam", "#009e73"
+    name, label, year, colour = "localadam", "LocalAdam", 2020, "#009e73"
     down = ("x", "v")
     up = ("offset", "v_hat")
     slots = ("m", "v", "v_hat")
@@ -65,7 +65,7 @@ class LocalAdam(Algorithm):
 
 
 class FedLADA(Amended, LocalAdam):
-    name, label, colour = "fedlada", "FedLADA", "#d9400f"
+    name, label, year, colour = "fedlada", "FedLADA", 2023, "#d9400f"
     alpha: float = hyper(0.1, "weight of the client's own direction; the rest is g_a's", above=0, most=1)
     presets = {
         "": LocalAdam.presets[""],

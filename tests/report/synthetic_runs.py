@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -57,7 +56,7 @@ def records(settings: dict, rounds: int, ranks: int = 11) -> list[dict]:
                 "train_acc": min(1.0, 1 - 0.9 * math.exp(-speed * t / 220)),
                 "test_loss": 2.3 - 1.6 * progress,
                 "test_acc": round(min(1.0, max(0.0, top * progress + wobble)), 4),
-                "consistency": 3 * settings["alpha"] * math.exp(-t / 800) + abs(wobble),
+                "consistency": 3 * settings.get("alpha", 0.1) * math.exp(-t / 800) + abs(wobble),
                 "bytes_down": sampled * down * 4 * d,
                 "bytes_up": sampled * up * 4 * d,
                 "bytes_mpi": (ranks - 1) * (down + up) * 4 * d,
@@ -71,7 +70,7 @@ def records(settings: dict, rounds: int, ranks: int = 11) -> list[dict]:
 
 def write_run(directory: Path, given: dict, rounds: int, status: str | None = "finished") -> Path:
     """A run directory with so many rounds; without a status it is one that is going on."""
-    settings = asdict(config.resolve({}, {**given, "out": str(directory)}).config)
+    settings = config.resolve({}, {**given, "out": str(directory)}).config.record()
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(settings))
     lines = [json.dumps(r) for r in records(settings, rounds)]
