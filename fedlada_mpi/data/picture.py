@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .shards import TEST_FILE, Manifest
+from .manifest import TEST_FILE, Manifest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,11 +11,11 @@ import numpy as np
 
 from ..errors import UserError
 from . import sources
+from .manifest import FORMAT, MANIFEST, Manifest, read_manifest
 from .partition import partition
 from .picture import PICTURE, draw
 from .settings import PrepareSettings, check_silos
-from .shards import FORMAT, MANIFEST, Manifest, read_manifest
-from .write import attributes_of, publish, staging, write_all, write_manifest
+from .write import attributes_of, client_checksum, publish, staging, write_all, write_manifest
 
 
 def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda message: None) -> Manifest:
@@ -74,6 +74,7 @@ def describe(
         "source": source,
         "class_names": images.class_names,
         "client_names": [] if owners is None else [str(name) for name in np.unique(owners)],
+        "client_sha256": [client_checksum(images, part) for part in owned],
         "counts": [np.bincount(images.train_labels[part], minlength=images.classes).tolist() for part in owned],
     }
 

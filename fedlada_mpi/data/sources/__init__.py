@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import UserError
-from ..shards import sha256
+from ..checksums import sha256
 from . import imagefolder
 from .base import KNOWN, ImageSet, check, statistics
 from .cifar import CIFAR10, CIFAR100, load_cifar10, load_cifar100
