@@ -15,7 +15,11 @@ from .manifest import FORMAT, MANIFEST, Manifest, read_manifest
 from .partition import partition
 from .picture import PICTURE, draw
 from .settings import PrepareSettings, check_silos
+from .sources.bounds import check_memory
+from .sources.raw import is_readable
 from .write import attributes_of, client_checksum, publish, staging, write_all, write_manifest
+
+CELL_BYTES = 32  # in the table of images per client and class, as an array, a list and text
 
 
 def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda message: None) -> Manifest:
@@ -45,6 +49,9 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
 
 def divide(settings: PrepareSettings, images: sources.ImageSet) -> list[np.ndarray]:
     """The images of each client."""
+    owners = images.owners if settings.partition == "natural" else None
+    clients = settings.wanted_clients or 0 if owners is None else len(np.unique(owners))
+    check_memory(clients * images.classes * CELL_BYTES, f"{clients} clients with {images.classes} classes")
     owned = partition(
         settings.rule, images.train_labels, images.classes, settings.wanted_clients or 0, settings.seed, images.owners
     )
@@ -91,7 +98,7 @@ def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
     differences = [f"{name} {actual} not {wanted}" for name, (actual, wanted) in pairs.items() if actual != wanted]
     raw = settings.raw or sources.raw_available(settings.dataset, settings.out.parent)
     # Raw data may have been removed once the shards were written.
-    if not differences and raw and raw.exists() and _fingerprint(settings, raw) != present.source:
+    if not differences and raw and is_readable(raw) and _fingerprint(settings, raw) != present.source:
         differences = ["other raw data"]
     if differences:
         raise UserError(

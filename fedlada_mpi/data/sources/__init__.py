@@ -37,6 +37,8 @@ def load(dataset: str, raw: Path, workers: int) -> ImageSet:
             images = LOADERS[dataset](raw, workers)
     except OSError as error:
         raise UserError(f"{raw}: cannot be read ({error.strerror or error})") from None
+    except MemoryError:
+        raise UserError(f"{raw}: does not fit into memory: use a part of it, or a larger machine") from None
     check(images, dataset, raw)
     return images
 

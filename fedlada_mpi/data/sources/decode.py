@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,11 +18,15 @@ from tqdm import tqdm
 
 from ...errors import UserError
 from ...processes import process_map, usable_cores
+from .bounds import read_file, read_member
 
 BATCH = 64
 # Images per worker process; with fewer, starting it costs more than it saves.
 WORTH_A_PROCESS = 1000
 MODES = {1: "L", 3: "RGB"}
+METADATA_BYTES = 32 << 20  # in an image file, in addition to twice its pixels
+# What Pillow raises on files that are no images, or damaged or hostile ones.
+IMAGE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def decode_all(
@@ -45,14 +51,19 @@ def decode_all(
 def decode_batch(paths: Sequence[str], archive: Path | None, shape: tuple[int, ...]) -> np.ndarray:
     """Pixels of the images, [n, H, W, C]; grey becomes RGB where C is 3."""
     pixels = np.empty((len(paths), *shape), dtype=np.uint8)
-    read = _read_file if archive is None else _members(archive, archive.stat().st_mtime_ns).read
-    for path, out in zip(paths, pixels, strict=True):
-        _decode(read, path, out)
+    members = None if archive is None else _members(archive, archive.stat().st_mtime_ns)
+    with bombs_refused():
+        for path, out in zip(paths, pixels, strict=True):
+            _decode(members, path, out)
     return pixels
 
 
-def _read_file(path: str) -> bytes:
-    return Path(path).read_bytes()
+@contextlib.contextmanager
+def bombs_refused() -> Iterator[None]:
+    """Pillow refuses images of far too many pixels, and only warns of somewhat fewer: here, that is refused too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
 
 
 @lru_cache(maxsize=1)
@@ -61,20 +72,14 @@ def _members(archive: Path, modified: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(archive)
 
 
-def _decode(read: Callable[[str], bytes], path: str, out: np.ndarray) -> None:
+def _decode(members: zipfile.ZipFile | None, path: str, out: np.ndarray) -> None:
+    most = METADATA_BYTES + 2 * out.nbytes
     try:
-        with Image.open(io.BytesIO(read(path))) as image:
+        content = read_member(members, path, most) if members else read_file(Path(path), most)
+        with Image.open(io.BytesIO(content)) as image:
             size, expected = f"{image.height}x{image.width}", f"{out.shape[0]}x{out.shape[1]}"
             if size != expected:
                 raise UserError(f"{path}: image of {size} among images of {expected}, expected one size")
             out[...] = np.asarray(image.convert(MODES[out.shape[2]])).reshape(out.shape)
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        KeyError,
-        zipfile.BadZipFile,
-        zlib.error,
-        Image.DecompressionBombError,
-    ) as error:
+    except (*IMAGE_ERRORS, KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(f"{path}: cannot be decoded ({error}), expected a complete image: copy it again") from None
