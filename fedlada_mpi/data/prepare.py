@@ -117,7 +117,7 @@ def _fingerprint(settings: PrepareSettings, raw: Path) -> str:
     try:
         return sources.fingerprint(settings.dataset, raw)
     except OSError as error:
-        raise UserError(f"{raw}: cannot be read ({error.strerror or error})") from None
+        raise UserError(f"{error.filename or raw}: cannot be read ({error.strerror or error})") from None
 
 
 def _bytes_on_disk(images: sources.ImageSet, owned: list[np.ndarray]) -> int:

@@ -36,7 +36,7 @@ def load(dataset: str, raw: Path, workers: int) -> ImageSet:
         else:
             images = LOADERS[dataset](raw, workers)
     except OSError as error:
-        raise UserError(f"{raw}: cannot be read ({error.strerror or error})") from None
+        raise UserError(f"{error.filename or raw}: cannot be read ({error.strerror or error})") from None
     except MemoryError:
         raise UserError(f"{raw}: does not fit into memory: use a part of it, or a larger machine") from None
     check(images, dataset, raw)

@@ -6,7 +6,9 @@ import bz2
 import gzip
 import lzma
 import os
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ import numpy as np
 from ...errors import UserError
 
 OPENERS: dict[bytes, Callable[[Path, str], Any]] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
+
+# What zipfile and its decompressors raise on a damaged archive.
+ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, struct.error)
 
 
 def available_memory() -> int:

@@ -6,7 +6,6 @@ import contextlib
 import io
 import warnings
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial
@@ -25,8 +24,6 @@ BATCH = 64
 WORTH_A_PROCESS = 1000
 MODES = {1: "L", 3: "RGB"}
 METADATA_BYTES = 32 << 20  # in an image file, in addition to twice its pixels
-# What Pillow raises on files that are no images, or damaged or hostile ones.
-IMAGE_ERRORS = (OSError, SyntaxError, ValueError, Image.DecompressionBombError, Image.DecompressionBombWarning)
 
 
 def decode_all(
@@ -74,12 +71,22 @@ def _members(archive: Path, modified: int) -> zipfile.ZipFile:
 
 def _decode(members: zipfile.ZipFile | None, path: str, out: np.ndarray) -> None:
     most = METADATA_BYTES + 2 * out.nbytes
-    try:
+    with decoding(path):
         content = read_member(members, path, most) if members else read_file(Path(path), most)
         with Image.open(io.BytesIO(content)) as image:
             size, expected = f"{image.height}x{image.width}", f"{out.shape[0]}x{out.shape[1]}"
             if size != expected:
                 raise UserError(f"{path}: image of {size} among images of {expected}, expected one size")
             out[...] = np.asarray(image.convert(MODES[out.shape[2]])).reshape(out.shape)
-    except (*IMAGE_ERRORS, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path}: cannot be decoded ({error}), expected a complete image: copy it again") from None
+
+
+@contextlib.contextmanager
+def decoding(path: str) -> Iterator[None]:
+    """Name the file in whatever goes wrong with it: on a damaged one, decoders raise almost any exception."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: cannot be decoded ({reason}), expected a complete image: copy it again") from None

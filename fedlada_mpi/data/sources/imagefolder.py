@@ -22,7 +22,7 @@ from ...errors import UserError
 from ...processes import usable_cores
 from .base import ImageSet
 from .bounds import empty_images
-from .decode import IMAGE_ERRORS, bombs_refused, decode_all
+from .decode import bombs_refused, decode_all, decoding
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 GREY = {"1", "L", "LA"}
@@ -86,8 +86,8 @@ def image_files(root: Path, within: Path = Path(), around: tuple[Path, ...] = ()
     with os.scandir(folder) as items:
         for item in items:
             if item.is_dir():
-                if Path(item).resolve() in around:
-                    raise UserError(f"{item.path}: a link to a folder that it is in, expected images: remove it")
+                if (target := Path(item).resolve()) in around:
+                    raise UserError(f"{item.path}: links lead back to {target}, which it is in: remove them")
                 # Down to one folder more than images may be in, where they are refused.
                 if len(around) <= DEEPEST:
                     yield from image_files(root, within / item.name, around)
@@ -112,13 +112,10 @@ def common_shape(paths: list[str], workers: int) -> tuple[int, int, int]:
 
 def header(path: str) -> tuple[int, int, str]:
     """Height, width and pixel mode."""
-    try:
-        with Image.open(path) as image:
-            if image.mode not in GREY | COLOUR:
-                raise UserError(f"{path}: pixels of mode {image.mode!r}, expected 8 bits per channel: convert it first")
-            return image.height, image.width, image.mode
-    except IMAGE_ERRORS as error:
-        raise UserError(f"{path}: cannot be decoded ({error}), expected an image: copy it again") from None
+    with decoding(path), Image.open(path) as image:
+        if image.mode not in GREY | COLOUR:
+            raise UserError(f"{path}: pixels of mode {image.mode!r}, expected 8 bits per channel: convert it first")
+        return image.height, image.width, image.mode
 
 
 def fingerprint(raw: Path) -> str:

@@ -6,11 +6,8 @@ Arrays: ``train_images``, ``train_labels``, ``test_images``, ``test_labels``; op
 
 from __future__ import annotations
 
-import lzma
 import math
-import struct
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,7 @@ from numpy.lib import format as npy
 
 from ...errors import UserError
 from .base import ImageSet, check_shapes
-from .bounds import check_memory
+from .bounds import ZIP_ERRORS, check_memory
 
 # Optical Recognition of Handwritten Digits, E. Alpaydin and C. Kaynak, UCI Machine Learning
 # Repository, doi:10.24432/C50P49, CC BY 4.0; docs/data.md describes how this file was made.
@@ -37,7 +34,7 @@ def load_npz(raw: Path, workers: int = 1, class_names: tuple[str, ...] = ()) -> 
             used = {name: members[name] for name in (*REQUIRED, *OPTIONAL) if name in members}
             _check_headers({name: _header(archive, info) for name, info in used.items()}, raw)
             arrays = {name: _array(archive, info) for name, info in used.items()}
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, struct.error) as error:
+    except ZIP_ERRORS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{raw}: not a complete .npz of plain arrays ({reason}): copy it or save it again") from None
     train_labels, test_labels = (arrays[name].astype(np.int64) for name in ("train_labels", "test_labels"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 
 from ...errors import UserError
 from .base import KNOWN, ImageSet
-from .bounds import empty_images, read_file, read_member
+from .bounds import ZIP_ERRORS, empty_images, read_file, read_member
 from .decode import decode_all
 
 FOLDER = "tiny-imagenet-200"
@@ -44,7 +43,7 @@ class ZipTree:
         self.archive = archive
         try:
             self.zip = zipfile.ZipFile(archive)
-        except zipfile.BadZipFile as error:
+        except ZIP_ERRORS as error:
             raise UserError(
                 f"{archive}: truncated or not a zip ({error}), expected {FOLDER}.zip: download {URL} again"
             ) from None
@@ -82,7 +81,7 @@ def read_lines(tree: Tree, name: str) -> list[str]:
         return tree.read(name).decode().splitlines()
     except (KeyError, FileNotFoundError):
         raise UserError(f"{tree.path(name)} is missing, expected {FOLDER} as it comes from {URL}") from None
-    except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError) as error:
+    except ZIP_ERRORS as error:
         raise UserError(f"{tree.path(name)} cannot be read ({error}): download {URL} again") from None
 
 
