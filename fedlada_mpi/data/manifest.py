@@ -111,7 +111,7 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
         return check(data.get(name), f"'{name}'", *arguments)
 
     dataset = field("dataset", _text)
-    if not re.fullmatch(r"[\w.-]+", dataset):
+    if not re.fullmatch(r"[\w.-]{1,64}", dataset):
         raise ValueError(f"'dataset' is {_short(dataset)}, expected a name")
     classes, clients = field("classes", _integer, 1), field("clients", _integer, 1)
     silos = field("silos", _integer, 1, clients)

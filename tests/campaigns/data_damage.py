@@ -72,7 +72,7 @@ def campaign(shards: Path, trials: Trials, count: int) -> Counter[str]:
         path.write_bytes(before)
         outcomes[result] += 1
         if result not in ("refused", "same"):
-            print(f"  trial {number}, {path.name}: {result}")
+            print(f"  trial {number}, {path.name}: {result[:300]}")
     return outcomes
 
 

@@ -119,6 +119,7 @@ EDITS = {
     "an unknown partition": (("partition", "kind"), "magic", "expected one of dirichlet"),
     "another partition": (("partition", "kind"), "iid", "partition .*, but .* in manifest.json"),
     "another seed": (("seed",), 21, "seed 20, but 21 in manifest.json"),
+    "a long name": (("dataset",), "a" * 5000, "expected a name"),
     "a command for a name": (("dataset",), "x; rm -r /", "expected a name"),
     "another format": (("format",), 2, "shards of format 2, expected format 1"),
 }
