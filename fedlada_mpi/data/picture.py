@@ -175,5 +175,6 @@ def _title(manifest: Manifest) -> str:
 
 
 def _short(name: str, length: int = 18) -> str:
-    name = name.replace("_", " ")
-    return name if len(name) <= length else name[: length - 1] + "…"
+    """The name as one short line that Matplotlib can draw: text in full, and no formula between dollars."""
+    name = " ".join(name.encode(errors="replace").decode().replace("_", " ").split())
+    return (name if len(name) <= length else name[: length - 1] + "…").replace("$", r"\$")

@@ -70,6 +70,6 @@ def test_links_to_images_and_folders_are_followed(tmp_path):
 def test_names_that_are_not_text(tmp_path):
     kind, folder = image_folder(tmp_path / "images")
     os.rename(os.fsencode(folder / "train" / "b" / "0.png"), os.fsencode(folder / "train" / "b") + b"/\xff.png")
-    os.rename(os.fsencode(folder / "train" / "b"), os.fsencode(folder / "train") + b"/\xfe\n$x$")
+    os.rename(os.fsencode(folder / "train" / "b"), os.fsencode(folder / "train") + b"/\xfe\n$\\no$")
     manifest = prepare(PrepareSettings(kind, tmp_path / "out", folder, clients=2, silos=1, partition="iid"))
     assert manifest.clients == 2
