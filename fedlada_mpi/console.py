@@ -12,7 +12,7 @@ from tqdm import tqdm
 from . import __version__
 from .algorithms import Algorithm
 from .config import Config
-from .data.shards import Manifest
+from .data.manifest import Manifest
 
 
 def amount(count: float) -> str:

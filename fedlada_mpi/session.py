@@ -17,7 +17,8 @@ from .batches import LocalData, Normaliser
 from .config import Config, dumps
 from .console import Overview, Progress, closing_lines
 from .data.datasets import ensure
-from .data.shards import Manifest, read_manifest, read_silos, read_test
+from .data.manifest import Manifest, read_manifest
+from .data.shards import read_silos, read_test
 from .device import choose_device, device_name, set_precision
 from .errors import UserError
 from .evaluate import Evaluator
@@ -59,7 +60,7 @@ class Session:
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
         evaluator = Evaluator(engine, data.normalise, self.trainer.compute, capture)
-        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, test)
+        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, test, self.manifest.digest)
 
     def _network(self) -> models.Network:
         c, m = self.config, self.manifest
@@ -88,6 +89,7 @@ class Session:
         if start:
             clients = set(silo.trainer.data.client_ids.tolist())
             state = silo.trainer.client_state.vectors
+            world.on_root(lambda: checkpoint.refuse_other_data(out, start, self.manifest.digest, self.manifest.root))
             world.collectively(lambda: checkpoint.load(out, start, silo.s, state, clients, world.rank == 0))
         else:
             world.on_root(self._start)

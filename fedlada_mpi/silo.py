@@ -48,10 +48,11 @@ class Silo:
         s: Vectors,
         evaluator: Evaluator,
         test: tuple[Tensor, Tensor] | None,
+        data_digest: str,
     ):
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport = trainer, transport
-        self.s, self.evaluator, self.test = s, evaluator, test
+        self.s, self.evaluator, self.test, self.data_digest = s, evaluator, test, data_digest
         self.sums = named_rows(algorithm.up, len(s.x), s.x.dtype, s.x.device)
         self.before = torch.zeros_like(s.x)
         self.nonfinite: list[int] = []  # of this rank, in the last round
@@ -120,7 +121,7 @@ class Silo:
 
     def save(self, t: int) -> None:
         state = self.trainer.client_state.vectors
-        checkpoint.save(self.world, Path(self.config.out), t, self.config, self.s, state)
+        checkpoint.save(self.world, Path(self.config.out), t, self.config, self.s, state, self.data_digest)
 
     def diverged(self, number: int, by_server: bool = False) -> DivergedError:
         """The end of a run that left the finite numbers in round ``number``; all ranks get the root's message."""

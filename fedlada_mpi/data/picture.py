@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .shards import TEST_FILE, Manifest
+from .manifest import TEST_FILE, Manifest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -175,5 +175,6 @@ def _title(manifest: Manifest) -> str:
 
 
 def _short(name: str, length: int = 18) -> str:
-    name = name.replace("_", " ")
-    return name if len(name) <= length else name[: length - 1] + "…"
+    """The name as one short line that Matplotlib can draw: text in full, and no formula between dollars."""
+    name = " ".join(name.encode(errors="replace").decode().replace("_", " ").split())
+    return (name if len(name) <= length else name[: length - 1] + "…").replace("$", r"\$")

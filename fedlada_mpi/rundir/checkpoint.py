@@ -1,6 +1,6 @@
 """Everything a run needs to go on, in HDF5: written under a temporary name, renamed when complete; two are kept.
 
-    checkpoint/round_000050/server.h5          the server's vectors, the settings
+    checkpoint/round_000050/server.h5          the server's vectors, the settings, the digest of the data
     checkpoint/round_000050/clients_0003.h5    what clients of rank 3 keep across rounds, by client id
 
 Randomness has no state (``rng.py``), so there is none to save. HDF5's own checksums reveal a file that was damaged on
@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from ..algorithms import Vectors
-from ..config import Config, differences
+from ..config import DATASETS, Config, differences
 from ..errors import UserError
 from ..mpi import World
 
 KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # names the files of a checkpoint, so that a missing one is noticed
 CHUNK = 1 << 18
+DATA = "data"  # the attribute with the digest of the shards; checkpoints of version 0.1 have none
 
 
 def folder(out: Path, t: int) -> Path:
@@ -51,7 +52,15 @@ def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -
         os.fsync(file.fileno())
 
 
-def save(world: World, out: Path, t: int, config: Config, s: Vectors, state: dict[str, dict[int, Tensor]]) -> None:
+def save(
+    world: World,
+    out: Path,
+    t: int,
+    config: Config,
+    s: Vectors,
+    state: dict[str, dict[int, Tensor]],
+    data_digest: str = "",
+) -> None:
     """The root writes the server's vectors, every rank its clients' state; then the folder gets its name."""
     final = folder(out, t)
     temporary = final.with_name(final.name + ".tmp")
@@ -62,7 +71,8 @@ def save(world: World, out: Path, t: int, config: Config, s: Vectors, state: dic
 
     def write() -> None:
         if world.rank == 0:
-            _write(temporary / "server.h5", vars(s), {"round": t, "config": json.dumps(config.record())})
+            about = {"round": t, "config": json.dumps(config.record()), DATA: data_digest}
+            _write(temporary / "server.h5", vars(s), about)
         if any(state.values()):
             rows = {f"{client}/{name}": v for name, clients in state.items() for client, v in clients.items()}
             _write(temporary / f"clients_{world.rank:04d}.h5", rows, {})
@@ -98,6 +108,9 @@ def latest(out: Path, config: Config) -> int:
     try:
         with h5py.File(path) as file:
             saved, t = json.loads(file.attrs["config"]), int(file.attrs["round"])
+            # Shards may have been moved: the digest of the data decides, once it is known.
+            if file.attrs.get(DATA) and not {saved["dataset"], config.dataset} <= {*DATASETS}:
+                del saved["dataset"]
     except (OSError, KeyError, ValueError) as error:
         raise _damaged(path, error) from None
     refuse_other_settings(out, saved, config)
@@ -110,6 +123,21 @@ def refuse_other_settings(out: Path, saved: dict[str, Any], config: Config) -> N
     if changed:
         raise UserError(
             f"--resume: {out} was started with other settings ({'; '.join(changed)}): use them, or another --out"
+        )
+
+
+def refuse_other_data(out: Path, t: int, digest: str, directory: Path) -> None:
+    """Raise if the checkpoint was trained on other data than that in ``directory``, whose digest is given."""
+    path = folder(out, t) / "server.h5"
+    try:
+        with h5py.File(path) as file:
+            saved = str(file.attrs.get(DATA, ""))
+    except OSError as error:
+        raise _damaged(path, error) from None
+    if saved and saved != digest:
+        raise UserError(
+            f"--resume: {out} was trained on other data: got {digest[:12]} in {directory}, expected {saved[:12]}: "
+            "give --dataset the directory of those shards, or use another --out"
         )
 
 
