@@ -13,21 +13,19 @@ import json
 import math
 import operator
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, did_you_mean
+from .errors import UserError, did_you_mean, printable, shortened
+from .inputs import check_path, read_json, read_toml, reason
 from .rng import fixed_number
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 DATASETS = ("digits", "cifar10", "cifar100", "tinyimagenet")
+PATHS = ("dataset", "data_dir", "init", "out")
+# Of settings without a limit of their own: counts fit into 32 bits, products of three rates into a float32.
+MOST: dict[type, int] = {int: 2**31 - 1, float: 10**12}
 
 
 def setting(
@@ -41,6 +39,7 @@ def setting(
     runtime: bool = False,
 ) -> Any:
     """A field with its documentation and range; ``runtime`` ones may differ when a run is resumed."""
+    most = MOST.get(type(default)) if most is None else most
     meta = dict(help=help, choices=choices, least=least, most=most, above=above, runtime=runtime)
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=meta)
@@ -89,10 +88,11 @@ class Config:
     exhausted: str = setting("refill", "when a class runs out", choices=("refill", "exact"))
     classes_per_client: int = setting(2, "classes of a client under --partition pathological", least=1)
     size_sigma: float = setting(0.0, "spread of the clients' sizes (lognormal); 0 = equal", least=0, most=10)
-    partition_seed: int = setting(20, "seed of the partition", least=0)
+    partition_seed: int = setting(20, "seed of the partition", least=0, most=2**32 - 1)
 
     augment: str = setting("paper", "flip and padded crop, or nothing", choices=("paper", "none"))
-    crop_padding: int = setting(4, "zero pixels around an image before the crop", least=0)
+    # The place of a crop is drawn from 20 bits.
+    crop_padding: int = setting(4, "zero pixels around an image before the crop", least=0, most=2**19 - 1)
     seed: int = setting(0, "seed of sampling, batches, augmentation and initialisation", least=0, most=2**63 - 1)
     precision: str = setting(
         "fp32",
@@ -183,7 +183,7 @@ class Resolved:
 
 
 def _show(value: Any) -> str:
-    return json.dumps(value) if not isinstance(value, str) else value or '""'
+    return json.dumps(value) if not isinstance(value, str) else printable(value) or '""'
 
 
 def resolve(
@@ -202,7 +202,7 @@ def resolve(
     file = dict(file or {})
     for name in (*file, *flags):
         if name not in FIELDS:
-            raise UserError(f"unknown setting {name!r}{did_you_mean(name, FIELDS)}")
+            raise UserError(f"unknown setting {shortened(name)}{did_you_mean(name, FIELDS)}")
     values: dict[str, Any] = {
         n: f.default_factory() if f.default_factory is not MISSING else f.default for n, f in FIELDS.items()
     }
@@ -253,7 +253,7 @@ def coerce(name: str, value: Any) -> Any:
             raise ValueError
         return value
     except (KeyError, ValueError, TypeError, OverflowError):
-        raise UserError(f"--{flag(name)}: got {value!r}, expected {kind}") from None
+        raise UserError(f"--{flag(name)}: got {shortened(value)}, expected {kind}") from None
 
 
 def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
@@ -263,7 +263,9 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
         meta = FIELDS[name].metadata
         if meta["choices"] and value not in meta["choices"]:
             hint = did_you_mean(str(value), meta["choices"])
-            raise UserError(f"--{flag(name)}: got {value!r}, expected one of {', '.join(meta['choices'])}{hint}")
+            raise UserError(
+                f"--{flag(name)}: got {shortened(value)}, expected one of {', '.join(meta['choices'])}{hint}"
+            )
         for bound, fails, text in (
             ("least", operator.lt, "at least"),
             ("most", operator.gt, "at most"),
@@ -271,10 +273,12 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
         ):
             if meta[bound] is not None and fails(value, meta[bound]):
                 raise UserError(f"--{flag(name)}: got {value}, expected {text} {meta[bound]}")
+    for name in PATHS:
+        check_path(values[name], f"--{flag(name)}")
     method = values["algorithm"]
     if method not in METHODS:
         raise UserError(
-            f"--algorithm: got {method!r}, expected one of {', '.join(METHODS)}{did_you_mean(method, METHODS)}"
+            f"--algorithm: got {shortened(method)}, expected one of {', '.join(METHODS)}{did_you_mean(method, METHODS)}"
         )
     for name, methods in USED_BY.items():
         if name in by_hand and method not in methods and (method, name, values[name]) != ("localadam", "alpha", 1.0):
@@ -303,13 +307,12 @@ def flag(name: str) -> str:
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Settings from a TOML file, or from JSON as a run records them."""
+    check_path(os.fspath(path), "--config")
     path = Path(path)
     try:
-        text = path.read_text()
+        data = read_json(path) if is_record(path) else read_toml(path)
     except OSError as error:
-        raise UserError(f"--config: cannot read {path}: {error.strerror}") from None
-    try:
-        data = json.loads(text) if is_record(path) else tomllib.loads(text)
+        raise UserError(f"--config: cannot read {path}: {reason(error)}") from None
     except ValueError as error:
         raise UserError(f"--config: {path} is not valid {path.suffix[1:].upper() or 'TOML'}: {error}") from None
     if not isinstance(data, dict):

@@ -67,7 +67,7 @@ def _print_on_root(text: str, stream: TextIO | None = None) -> None:
 def _settle(options: argparse.Namespace, flags: dict[str, Any]) -> tuple[Resolved, Path]:
     from .data.datasets import settle
 
-    if not options.config:
+    if options.config is None:
         return settle(flags, {})
     return settle(flags, load(options.config), recorded=is_record(options.config))
 
@@ -84,8 +84,12 @@ def _run(options: argparse.Namespace, flags: dict[str, Any], at_end: ExitStack) 
     if plan["start"] == claim.FINISHED:
         world.close()
         return 0
-    session = Session(world, Config(**plan["config"]), Path(plan["directory"]))
-    status = session.run(plan["start"])
+    try:
+        session = Session(world, Config(**plan["config"]), Path(plan["directory"]))
+        status = session.run(plan["start"])
+    except SystemExit as error:
+        # Python would end this rank alone and leave the others waiting; as an exception it ends all of them.
+        raise RuntimeError(f"sys.exit({error.code!r}) was called during the run") from error
     session.close()
     return signals.STOPPED if status == "stopped" else 0
 

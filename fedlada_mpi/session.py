@@ -25,7 +25,7 @@ from .gpu.graphs import capture_on
 from .gradients import create_engine
 from .models.initial import load_initial
 from .mpi.plan import cuda_aware, plan_transport
-from .rundir import checkpoint, claim, results
+from .rundir import checkpoint, claim, metrics, results
 from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
 from .server import Server
@@ -52,7 +52,9 @@ class Session:
         self.algorithm = a = algorithms.create(config)
         size = self.network.layout.size
         engine, capture = create_engine(self.network, config, self.device), capture_on(self.device)
-        self.trainer = Trainer(config, a, engine, data, self.device, self.dtype, capture)
+        self.trainer = world.collectively(
+            lambda: Trainer(config, a, engine, data, self.device, self.dtype, capture)
+        )  # fmt: skip
         self.transport = plan_transport(world, size, self.dtype, self.device, config.transport)
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
@@ -84,7 +86,7 @@ class Session:
         if start:
             clients = set(silo.trainer.data.client_ids.tolist())
             state = silo.trainer.client_state.vectors
-            world.collectively(lambda: checkpoint.load(out, start, silo.s, state, clients, world.rank == 0))
+            world.collectively(lambda: checkpoint.load(out, start, silo.s, state, clients, world))
         else:
             world.on_root(self._start)
         world.barrier()
@@ -97,6 +99,9 @@ class Session:
         write_atomically(out / "config.json", dumps(config))
         print(self._overview(start, memory_by_rank).banner(), flush=True)
         recorder, progress = Recorder(out, start), Progress(config.rounds, start)
+        if recorder.left_out:
+            kept = out / metrics.DAMAGED
+            print(f"note: left out {recorder.left_out} unreadable lines of metrics.jsonl, kept as {kept}", flush=True)
         try:
             status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, progress).run(start)
         finally:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, shortened
 from .architectures import Architecture, cnn, lenet, resnet18
 from .layers import Stack
 from .layout import Kernel, Layout
@@ -83,7 +85,7 @@ def build(
                 raise UserError(f"--model {name}: {error}") from None
         else:
             known = f"{', '.join(MODELS)}, or package.module:function"
-            raise UserError(f"--model: got {name!r}, expected one of {known}{did_you_mean(name, MODELS)}")
+            raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, MODELS)}")
     changing = [n for n, _ in module.named_buffers()]
     if changing:
         raise UserError(
@@ -110,12 +112,31 @@ def _kernel(shape: torch.Size) -> Kernel:
 
 
 def _own(name: str) -> Callable[[int, ImageShape], nn.Module]:
-    """A user's function, also from a file in the working directory."""
-    module, _, function = name.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"--model {name}: {error}; expected package.module:function") from None
-    finally:
-        sys.path.pop(0)
+    """A user's function, also from a file in the working directory; whatever it raises ends the run with its place."""
+    place, _, function = name.partition(":")
+    if not all(part.isidentifier() for part in (*place.split("."), *function.split("."))):
+        raise UserError(f"--model: got {shortened(name)}, expected package.module:function")
+
+    def build_own(classes: int, image_shape: ImageShape) -> nn.Module:
+        sys.path.insert(0, os.getcwd())
+        try:
+            module = attrgetter(function)(importlib.import_module(place))(classes, image_shape)
+        except (Exception, SystemExit) as error:
+            raise UserError(f"--model {name}: {_where(error)}") from error
+        finally:
+            sys.path.pop(0)
+        if not isinstance(module, nn.Module):
+            raise UserError(f"--model {name}: got {shortened(module)}, expected a function that returns an nn.Module")
+        return module
+
+    return build_own
+
+
+def _where(error: BaseException) -> str:
+    """An exception of a user's code in one line, with the place that raised it."""
+    what = f"{type(error).__name__}: {error}"
+    ours = (__file__, importlib.__file__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours and f.filename[0] != "<"]
+    if not frames:
+        return f"{what}; expected package.module:function, which takes (classes, image_shape)"
+    return f"{what} ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})"
