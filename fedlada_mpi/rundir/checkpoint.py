@@ -172,13 +172,14 @@ def refuse_other_settings(out: Path, saved: dict[str, Any], config: Config) -> N
 def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], clients: set[int], world: World) -> None:
     """Fill the root's vectors, and the state of this rank's clients, whichever rank wrote it."""
     path = folder(out, t) / LIST
+    server: dict[str, Tensor] = {}
+    rows: list[tuple[str, int, Tensor]] = []
     try:
         files = _files(path.parent)
         if world.rank == 0:
             path = path.with_name("server.h5")  # ``latest`` has verified it
             with h5py.File(path) as file:
-                for name, vector in vars(s).items():
-                    vector.copy_(_read(file, name, s.x))
+                server = {name: _read(file, name, s.x) for name in vars(s)}
         names = sorted(files.keys() - {"server.h5"})
         for name in names[world.rank :: world.size]:
             path = path.with_name(name)
@@ -187,10 +188,14 @@ def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], cli
             require_regular(path)
             with h5py.File(path) as file:
                 for client in clients.intersection(map(int, file)):
-                    for name in state:
-                        state[name][client] = _read(file, f"{client}/{name}", s.x).to(s.x)
+                    rows += [(name, client, _read(file, f"{client}/{name}", s.x)) for name in state]
     except _DAMAGE as error:
         raise _damaged(path, error) from None
+    # Not before: what a device raises is no damage of a file.
+    for name, vector in server.items():
+        getattr(s, name).copy_(vector)
+    for name, client, row in rows:
+        state[name][client] = row.to(s.x)
 
 
 def _read(file: h5py.File, name: str, like: Tensor) -> Tensor:
@@ -203,7 +208,7 @@ def _read(file: h5py.File, name: str, like: Tensor) -> Tensor:
 
 
 # What h5py and json raise for a file that is not as it was written.
-_DAMAGE = (OSError, KeyError, TypeError, ValueError)
+_DAMAGE = (OSError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 def _damaged(path: Path, error: Exception) -> UserError:
