@@ -22,11 +22,14 @@ PATH_BYTES = 4096 - 256  # of a whole path on Linux, less what a run appends
 
 def check_path(text: str, what: str) -> None:
     """Refuse what cannot be the name of a file or a directory; ``what`` is the flag that gave it."""
-    if "\0" in text:
+    try:
+        parts, whole = [*map(os.fsencode, Path(text).parts)], os.fsencode(os.path.abspath(text))
+    except UnicodeEncodeError:
+        raise UserError(f"{what}: got {shortened(text)}, expected a path, which is text") from None
+    if b"\0" in whole:
         raise UserError(f"{what}: got {shortened(text)}, expected a path, which has no NUL characters")
-    longest = max((len(os.fsencode(part)) for part in Path(text).parts), default=0)
-    whole = len(os.fsencode(os.path.abspath(text)))
-    for got, most, unit in ((longest, NAME_BYTES, "a name"), (whole, PATH_BYTES, "a path")):
+    longest = max(map(len, parts), default=0)
+    for got, most, unit in ((longest, NAME_BYTES, "a name"), (len(whole), PATH_BYTES, "a path")):
         if got > most:
             raise UserError(f"{what}: got {shortened(text)}, {unit} of {got} bytes, expected at most {most}")
 

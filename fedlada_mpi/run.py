@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,6 +40,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any
     parser.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
     add_arguments(parser.add_argument_group("settings"))
     options = parser.parse_args(argv)
+    if options.config == []:  # what argparse makes of --config=--
+        parser.error("argument --config: expected one argument")
     return options, {name: value for name, value in vars(options).items() if name not in OPTIONS}
 
 
@@ -102,12 +104,20 @@ def _plan(options: argparse.Namespace, flags: dict[str, Any], at_end: ExitStack)
     from .rundir import claim, lock
 
     resolved, directory = _settle(options, flags)
+    out = Path(resolved.config.out)
+    if not out.exists():
+        at_end.callback(_remove_if_empty, out)  # where the run is refused before it writes anything
     start = claim.claim(resolved.config, options.resume, options.overwrite)
     if start != claim.FINISHED:
-        at_end.enter_context(lock.hold(Path(resolved.config.out)))
+        at_end.enter_context(lock.hold(out))
         # Again, as another run may have written there until now.
         start = claim.claim(resolved.config, options.resume, options.overwrite)
     return {"config": vars(resolved.config), "directory": str(directory), "start": start}
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
 
 
 if __name__ == "__main__":

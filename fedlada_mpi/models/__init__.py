@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -127,6 +128,8 @@ def _own(name: str) -> Callable[[int, ImageShape], nn.Module]:
             sys.path.pop(0)
         if not isinstance(module, nn.Module):
             raise UserError(f"--model {name}: got {shortened(module)}, expected a function that returns an nn.Module")
+        if next(module.parameters(), None) is None:
+            raise UserError(f"--model {name}: got a module without parameters, expected one that can be trained")
         return module
 
     return build_own
@@ -139,4 +142,6 @@ def _where(error: BaseException) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours and f.filename[0] != "<"]
     if not frames:
         return f"{what}; expected package.module:function, which takes (classes, image_shape)"
-    return f"{what} ({frames[-1].filename}, line {frames[-1].lineno}: {frames[-1].line})"
+    libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+    last = next((f for f in reversed(frames) if not f.filename.startswith(libraries)), frames[-1])
+    return f"{what} ({last.filename}, line {last.lineno}: {last.line})"

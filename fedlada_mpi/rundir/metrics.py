@@ -8,6 +8,7 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,8 @@ class Clock:
         return taken
 
 
-NUMBERS = ("lr", "local_loss", *EVALUATED, "consistency", "bytes_down", "bytes_up", "bytes_mpi", "paper_units")
+COUNTS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")
+NUMBERS = ("lr", "local_loss", *EVALUATED, "consistency", *COUNTS)
 TABLES: dict[str, tuple[str, ...]] = {"seconds": ALL_PHASES, "seconds_by_rank": ("train", "wait")}
 
 
@@ -99,7 +101,16 @@ def _is_row(values: Any) -> bool:
 def _is_complete(record: dict[str, Any]) -> bool:
     """Whether a record has all that the summary and the last lines of a run are made from."""
     missing = {*NUMBERS, "participants", *TABLES} - record.keys()
-    return not missing and all(set(names) <= (record[table] or {}).keys() for table, names in TABLES.items())
+    if missing or not all(set(names) <= (record[table] or {}).keys() for table, names in TABLES.items()):
+        return False
+    summed = [*(record[name] for name in COUNTS), *(record["seconds"][phase] for phase in ALL_PHASES)]
+    rows = record["seconds_by_rank"].values()
+    evaluated = {record[name] is None for name in ("train_acc", "test_acc")}
+    return len(evaluated) == 1 and None not in rows and all(map(_is_finite, (*summed, *chain(*rows))))
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 class Recorder:

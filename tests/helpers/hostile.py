@@ -14,10 +14,10 @@ DEEP = "[" * 100_000
 LONG = "x" * 5000
 # Texts where a number, a name or a path is expected.
 TEXTS = [
-    "", " ", "-", "--", "nan", "inf", "-inf", "1e300", "-1e300", "1e-300", "1e400", "0", "-1", "0.5", "1e9", "2147483648",
-    "9223372036854775808", "9" * 400, "9" * 5000, "²", "٣", "1_000", "0x10", "true", "None", "[1]", "{}", ":", ":x", "x:",
-    "a:b:c", "../..", "/", ".", "~", "/dev/null", "/dev/zero", "$x_{", "<script>", "%s", "\n", "a\nb", "\x00", "\udcff",
-    "\x1b[31m", LONG, "a/" * 3000, "🦆",
+    "", " ", "-", "--", "nan", "inf", "-inf", "1e300", "-1e300", "1e-300", "1e400", "0", "-1", "0.5", "1e9",
+    "2147483648", "9223372036854775808", "9" * 400, "9" * 5000, "²", "٣", "1_000", "0x10", "true", "None", "[1]", "{}",
+    ":", ":x", "x:", "a:b:c", "../..", "/", ".", "~", "/dev/null", "/dev/zero", "$x_{", "<script>", "%s", "\n",
+    "a\nb", "\x00", "\udcff", "\x1b[31m", LONG, "a/" * 3000, "🦆",
 ]  # fmt: skip
 # Values of JSON and TOML where a number is expected.
 VALUES: list[Any] = [
@@ -30,7 +30,8 @@ texts = st.one_of(st.sampled_from(TEXTS), st.text(max_size=20), st.floats().map(
 values = st.recursive(
     st.one_of(st.sampled_from(VALUES), st.floats(), st.integers(), st.text(max_size=10)),
     lambda inner: st.one_of(
-        st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(["train", "total", "wait", "x"]), inner, max_size=3)
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["train", "total", "wait", "x"]), inner, max_size=3),
     ),
     max_leaves=5,
 )
@@ -61,10 +62,8 @@ def damages(draw: st.DrawFn) -> Damage:
     """A named damage, or a few bits flipped, bytes cut out or put in."""
     if draw(st.booleans()):
         return DAMAGES[draw(st.sampled_from(sorted(DAMAGES)))]
-    place, bit, cut, extra = (
-        draw(st.floats(0, 1, exclude_max=True)), draw(st.integers(0, 7)), draw(st.integers(0, 40)), draw(st.binary(max_size=8)),
-    )  # fmt: skip
-    flips = draw(st.booleans())
+    place, flips, bit = draw(st.floats(0, 1, exclude_max=True)), draw(st.booleans()), draw(st.integers(0, 7))
+    cut, extra = draw(st.integers(0, 40)), draw(st.binary(max_size=8))
 
     def damage(content: bytes) -> bytes:
         at = int(place * len(content))
