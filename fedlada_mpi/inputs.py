@@ -64,8 +64,8 @@ def parse_json(content: bytes | str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file; raises OSError or ValueError."""
-    return parse_json(read_bytes(path))
+    """A JSON file in UTF-8; raises OSError or ValueError."""
+    return parse_json(read_bytes(path).decode("utf-8-sig"))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
