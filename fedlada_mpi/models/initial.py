@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -16,7 +17,9 @@ def load_initial(path: Path, layout: Layout, model: str, dtype: torch.dtype) -> 
     """The parameters of ``--init PATH``, which must be those of ``model``."""
     try:
         require_regular(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():  # torch's remarks on kinds of tensors that are refused below
+            warnings.simplefilter("ignore")
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a file make the unpickler raise
         why = reason(error) if isinstance(error, OSError) else (str(error).splitlines() or [type(error).__name__])[0]
         raise UserError(f"--init: cannot read {path} as a state_dict: {why}") from None

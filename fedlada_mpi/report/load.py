@@ -53,7 +53,7 @@ def find(paths: Sequence[str | os.PathLike]) -> tuple[list[Path], list[str]]:
     def unreadable(error: OSError) -> None:
         problems.append(f"{error.filename} cannot be read: {reason(error)}")
 
-    for start in map(os.fspath, paths):
+    for start in [os.fspath(path) for path in paths]:
         check_path(start, "RUNS")
         if not os.path.isdir(start):
             problems.append(f"there is no directory {start}: give run directories, or directories that contain them")

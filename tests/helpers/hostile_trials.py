@@ -106,7 +106,7 @@ keys = st.sampled_from([*metrics.NUMBERS, "round", "participants", "seconds", "s
 lines = st.builds(
     lambda number, changes, damage: damage(to_json({**recorded(number), **changes})) + b"\n",
     st.integers(-1, 8),
-    st.dictionaries(keys, values, max_size=2),
+    st.dictionaries(keys, st.one_of(st.none(), values), max_size=2),
     st.one_of(st.just(bytes), st.just(bytes), damages()),
 )
 metrics_files = st.builds(

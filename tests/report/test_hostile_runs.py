@@ -18,6 +18,7 @@ from fedlada_mpi.report.__main__ import main
 
 pytestmark = pytest.mark.serial  # nothing of it depends on ranks
 NAMES = dict(dataset="$x_{<b>", algorithm="$a$ $b_{<script>alert(1)</script>", model=f"a\nb\0\ud800|{LONG}")
+METRICS = b"".join(to_json(recorded(t)) + b"\n" for t in (1, 2, 3))
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,9 @@ def test_names_that_are_no_formulas_tags_or_files(runs, tmp_path, capsys):
 @example({"config.json": DEEP.encode(), "metrics.jsonl": b"", "summary.json": b""})
 @example({"config.json": b"{}", "metrics.jsonl": b'{"round": 2147483647, "test_acc": 0.5}\n', "summary.json": b"[]"})
 @example({"config.json": b"{}", "metrics.jsonl": b'{"round": 1, "test_acc": 1e99}\n', "summary.json": b"null"})
+@example(
+    {"config.json": b"{}", "metrics.jsonl": METRICS + b'{"round": 5, "test_acc": Infinity}\n', "summary.json": b"1"}
+)
 @example({"config.json": b'{"targets": [NaN, 1e300]}', "metrics.jsonl": b'{"round": 1}\n', "summary.json": b"1"})
 def test_any_run_directory_is_reported_or_left_out(tmp_path_factory, monkeypatch, files):
     monkeypatch.setattr(page, "plotly", lambda: "")
