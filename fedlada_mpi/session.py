@@ -100,8 +100,8 @@ class Session:
         print(self._overview(start, memory_by_rank).banner(), flush=True)
         recorder, progress = Recorder(out, start), Progress(config.rounds, start)
         if recorder.left_out:
-            kept = out / metrics.DAMAGED
-            print(f"note: left out {recorder.left_out} unreadable lines of metrics.jsonl, kept as {kept}", flush=True)
+            lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
+            print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}", flush=True)
         try:
             status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, progress).run(start)
         finally:
