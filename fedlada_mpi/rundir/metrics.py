@@ -81,21 +81,24 @@ def _is_record(value: Any) -> bool:
         isinstance(value, dict)
         and type(value.get("round")) is int
         and 0 < value["round"] < 2**31
-        and all(_is_number(value.get(name)) for name in NUMBERS)
         and isinstance(value.get("participants") or [], list)
         and all(isinstance(value.get(name) or {}, dict) for name in TABLES)
-        and all(map(_is_number, (value.get("seconds") or {}).values()))
+        and _are_numbers([*map(value.get, NUMBERS), *(value.get("seconds") or {}).values()])
         and all(_is_row(row) for row in (value.get("seconds_by_rank") or {}).values())
     )
 
 
-def _is_number(value: Any) -> bool:
-    """Whether it is null or a number that calculations stand, NaN included."""
-    return value is None or (type(value) in (int, float) and not MOST < abs(value) < math.inf)
+def _are_numbers(values: list[Any]) -> bool:
+    """Whether each is null or a number that calculations stand, NaN included."""
+    known = [value for value in values if value is not None]
+    if not {int, float}.issuperset(map(type, known)):
+        return False
+    # A NaN may hide the largest.
+    return max(map(abs, known), default=0) <= MOST or not any(MOST < abs(value) < math.inf for value in known)
 
 
 def _is_row(values: Any) -> bool:
-    return values is None or (isinstance(values, list) and all(v is not None and _is_number(v) for v in values))
+    return values is None or (isinstance(values, list) and None not in values and _are_numbers(values))
 
 
 def _is_complete(record: dict[str, Any]) -> bool:
