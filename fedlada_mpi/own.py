@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,32 +19,33 @@ from .errors import UserError
 
 @contextmanager
 def users_code(what: str, expected: str) -> Iterator[None]:
-    """What a user's code raises, in one line that names the place in it."""
+    """What a user's code raises, ``sys.exit`` included, in one line that names the place in it."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = (str(error).strip().splitlines() or ["no message"])[0]
-        raise UserError(f"{what}: {type(error).__name__}: {message}{_place(error)}; expected {expected}") from error
+        place = _place(error) or f"; expected {expected}"
+        raise UserError(f"{what}: {type(error).__name__}: {message}{place}") from error
 
 
-def _place(error: Exception) -> str:
-    """`` (model.py, line 3)``: the innermost line outside this package and torch."""
-    torch = sys.modules.get("torch")
-    inside = tuple(str(Path(file).parent) for file in (__file__, torch.__file__ if torch else None) if file)
+def _place(error: BaseException) -> str:
+    """`` (model.py, line 3: its text)``: the innermost line of the user's own."""
+    libraries = (str(Path(__file__).parent), *(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
-    own = [f for f in frames if not f.filename.startswith((*inside, importlib.__file__))]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    own = [f for f in frames if not f.filename.startswith(libraries)]
+    return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 
 
 def load_object(what: str, name: str, expected: str) -> Any:
     """``package.module:object``, also from the working directory, or ``path/file.py:object``."""
     place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
+    in_file = place.endswith(".py")
+    if not attribute.isidentifier() or not (in_file or all(part.isidentifier() for part in place.split("."))):
         raise UserError(f"{what}: expected {expected}")
     with users_code(what, expected):
-        module = _file(place) if place.endswith(".py") else _module(place)
+        module = _file(place) if in_file else _module(place)
         return getattr(module, attribute)
 
 

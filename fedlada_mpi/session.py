@@ -26,7 +26,7 @@ from .gpu.graphs import capture_on
 from .gradients import create_engine
 from .models.initial import load_initial
 from .mpi.plan import cuda_aware, plan_transport
-from .rundir import checkpoint, claim, results
+from .rundir import checkpoint, claim, metrics, results
 from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
 from .server import Server
@@ -55,7 +55,9 @@ class Session:
         size = self.network.layout.size
         engine = world.collectively(lambda: create_engine(self.network, config, self.device))
         capture = capture_on(self.device) if engine.capturable else None
-        self.trainer = Trainer(config, a, engine, data, self.device, self.dtype, capture)
+        self.trainer = world.collectively(
+            lambda: Trainer(config, a, engine, data, self.device, self.dtype, capture)
+        )  # fmt: skip
         self.transport = plan_transport(world, size, self.dtype, self.device, config.transport)
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
@@ -69,7 +71,7 @@ class Session:
         if c.engine == "stacked" and network.forward is None:
             raise UserError(f"--engine stacked: {c.model} has no stacked layers; use --engine generic or auto")
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
-            load_initial(Path(c.init), network)
+            load_initial(Path(c.init), network, self.dtype)
         return network
 
     def _local_data(self, silos: np.ndarray) -> LocalData:
@@ -90,7 +92,7 @@ class Session:
             clients = set(silo.trainer.data.client_ids.tolist())
             state = silo.trainer.client_state.vectors
             world.on_root(lambda: checkpoint.refuse_other_data(out, start, self.manifest.digest, self.manifest.root))
-            world.collectively(lambda: checkpoint.load(out, start, silo.s, state, clients, world.rank == 0))
+            world.collectively(lambda: checkpoint.load(out, start, silo.s, state, clients, world))
         else:
             world.on_root(self._start)
         world.barrier()
@@ -103,6 +105,9 @@ class Session:
         write_atomically(out / "config.json", dumps(config))
         print(self._overview(memory_by_rank).banner(), flush=True)
         recorder, progress = Recorder(out, start), Progress(config.rounds, start)
+        if recorder.left_out:
+            lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
+            print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}", flush=True)
         try:
             status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, progress).run(start)
         finally:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ..config import DATASETS, Config, Resolved, data_root, resolve
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, shortened
+from ..inputs import check_path
 from .manifest import MANIFEST, Manifest, prepare_command, read_manifest
 
 # Settings of a run that its shards fix, and the names of these settings in the manifest.
@@ -21,9 +22,10 @@ def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = F
     if name in DATASETS:
         resolved = resolve(flags, file, recorded=recorded)
         return resolved, data_root(resolved.config) / name
+    check_path(name, "--dataset")
     if not (Path(name) / MANIFEST).is_file():
         known = f"one of {', '.join(DATASETS)}, or a directory that python -m data_prep --out has written"
-        raise UserError(f"--dataset: got {name!r}, expected {known}{did_you_mean(name, DATASETS)}")
+        raise UserError(f"--dataset: got {shortened(name)}, expected {known}{did_you_mean(name, DATASETS)}")
     manifest = read_manifest(name)
     shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
     return resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded), Path(name)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, shortened
 from ..own import load_object, users_code
 from .architectures import Architecture, cnn, lenet, resnet18
 from .layers import Stack
@@ -96,7 +96,7 @@ def build(
                 raise UserError(f"--model {name}: {error}") from None
         else:
             known = f"{', '.join(MODELS)}, or package.module:function"
-            raise UserError(f"--model: got {name!r}, expected one of {known}{did_you_mean(name, MODELS)}")
+            raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, MODELS)}")
     parameters = [(n, p.shape) for n, p in module.named_parameters() if p.requires_grad]
     if not stacked or forward is None:
         trained = {n for n, _ in parameters}

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import printable
 from ..rundir.metrics import PHASES
 from . import measures
 from .groups import Group, Stat, by_problem, labels, slug
@@ -250,7 +251,7 @@ def runs(groups: Sequence[Group]) -> Table:
                     plain(measures.best(None)(run), 2),
                     plain(measures.final("test_acc", 100)(run), 2),
                     plain(_hours(run), 3),
-                    text(str(run.path)),
+                    text(printable(str(run.path))),
                 ]
             )
     repeated = sum(one.repeated for one in groups)

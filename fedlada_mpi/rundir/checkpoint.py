@@ -2,16 +2,19 @@
 
     checkpoint/round_000050/server.h5          the server's vectors, the settings, the digest of the data
     checkpoint/round_000050/clients_0003.h5    what clients of rank 3 keep across rounds, by client id
+    checkpoint/round_000050/files.json         the names of these files and their checksums
 
-Randomness has no state (``rng.py``), so there is none to save. HDF5's own checksums reveal a file that was damaged on
-disk when it is read.
+Randomness has no state (``rng.py``), so there is none to save. A file that differs in one bit from what was written is
+refused, with what to type: the user decides to go back to the checkpoint before it, as damage is rarely alone.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +26,12 @@ from torch import Tensor
 from ..algorithms import Vectors
 from ..config import DATASETS, Config, differences
 from ..errors import UserError
+from ..inputs import read_json, require_regular
 from ..mpi import World
+from .files import write_atomically
 
 KEEP_CHECKPOINTS = 2
-LIST = "files.json"  # names the files of a checkpoint, so that a missing one is noticed
+LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
 CHUNK = 1 << 18
 DATA = "data"  # the attribute with the digest of the shards; checkpoints of version 0.1 have none
 
@@ -37,11 +42,12 @@ def folder(out: Path, t: int) -> Path:
 
 def complete(out: Path) -> list[Path]:
     """The complete checkpoints, oldest first."""
-    folders = (p for p in (out / "checkpoint").glob("round_*") if p.name[6:].isdigit())
+    folders = (p for p in (out / "checkpoint").glob("round_*") if p.name[6:].isdecimal())
     return sorted(folders, key=lambda p: int(p.name[6:]))
 
 
-def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> None:
+def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> int:
+    """Write a file; returns its checksum."""
     with h5py.File(path, "w") as file:
         for name, value in vectors.items():
             chunk = (min(CHUNK, len(value)),)
@@ -50,6 +56,16 @@ def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -
         file.flush()
     with open(path, "rb") as file:
         os.fsync(file.fileno())
+    return _checksum(path)
+
+
+def _checksum(path: Path) -> int:
+    require_regular(path)
+    value = 0
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
 
 
 def save(
@@ -64,6 +80,7 @@ def save(
     """The root writes the server's vectors, every rank its clients' state; then the folder gets its name."""
     final = folder(out, t)
     temporary = final.with_name(final.name + ".tmp")
+    checksums: dict[str, int] = {}  # of this rank's files
 
     def prepare() -> None:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -72,14 +89,15 @@ def save(
     def write() -> None:
         if world.rank == 0:
             about = {"round": t, "config": json.dumps(config.record()), DATA: data_digest}
-            _write(temporary / "server.h5", vars(s), about)
+            checksums["server.h5"] = _write(temporary / "server.h5", vars(s), about)
         if any(state.values()):
             rows = {f"{client}/{name}": v for name, clients in state.items() for client, v in clients.items()}
-            _write(temporary / f"clients_{world.rank:04d}.h5", rows, {})
+            name = f"clients_{world.rank:04d}.h5"
+            checksums[name] = _write(temporary / name, rows, {})
 
     def publish() -> None:
-        names = sorted(path.name for path in temporary.glob("*.h5"))
-        (temporary / LIST).write_text(json.dumps(names))
+        files = {name: value for rank in by_rank for name, value in rank.items()}
+        write_atomically(temporary / LIST, json.dumps(files))
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
         for old in complete(out)[:-KEEP_CHECKPOINTS]:
@@ -96,6 +114,7 @@ def save(
 
     world.on_root(explained(prepare))
     world.collectively(explained(write))
+    by_rank = world.allgather_json(checksums)
     world.on_root(explained(publish))
 
 
@@ -104,17 +123,53 @@ def latest(out: Path, config: Config) -> int:
     folders = complete(out)
     if not folders:
         return 0
-    path = folders[-1] / "server.h5"
+    newest = folders[-1]
+    path = newest / LIST
     try:
+        files = _files(newest)
+        path = newest / "server.h5"
+        _verify(path, files)
         with h5py.File(path) as file:
             saved, t = json.loads(file.attrs["config"]), int(file.attrs["round"])
-            # Shards may have been moved: the digest of the data decides, once it is known.
-            if file.attrs.get(DATA) and not {saved["dataset"], config.dataset} <= {*DATASETS}:
-                del saved["dataset"]
-    except (OSError, KeyError, ValueError) as error:
+            digest = file.attrs.get(DATA)
+        if not isinstance(saved, dict) or folder(out, t) != newest:
+            raise ValueError(f"it is of round {t}, or has no settings")
+    except _DAMAGE as error:
         raise _damaged(path, error) from None
+    # Shards may have been moved: the digest of the data decides, once it is known.
+    if digest and not {saved.get("dataset"), config.dataset} <= {*DATASETS}:
+        saved.pop("dataset", None)
     refuse_other_settings(out, saved, config)
+    _refuse_other_layout(out, saved, config)
     return t
+
+
+def _files(directory: Path) -> dict[str, int | None]:
+    """The names of a checkpoint's files and their checksums, None where the version that wrote it had none."""
+    listed = read_json(directory / LIST)
+    files: dict[str, int | None] = dict.fromkeys(listed) if isinstance(listed, list) else dict(listed)
+    if "server.h5" not in files or not all(re.fullmatch(r"server\.h5|clients_\d+\.h5", name) for name in files):
+        raise ValueError(f"it lists {', '.join(map(str, files)) or 'nothing'}")
+    if extra := {path.name for path in directory.glob("*.h5")} - files.keys():
+        raise ValueError(f"it does not list {', '.join(sorted(extra))}")
+    return files
+
+
+def _verify(path: Path, files: dict[str, int | None]) -> None:
+    """Raise unless the file is there as it was written."""
+    checksum, expected = _checksum(path), files[path.name]
+    if expected is not None and checksum != expected:
+        raise ValueError(f"its checksum is {checksum}, expected {expected}")
+
+
+def _refuse_other_layout(out: Path, saved: dict[str, Any], config: Config) -> None:
+    """The engines order the parameters of a built-in model in different ways."""
+    before = saved.get("engine", config.engine)
+    if ":" not in config.model and "generic" in (before, config.engine) and before != config.engine:
+        raise UserError(
+            f"--engine: got {config.engine}, but {out} was started with --engine {before}, which stores parameters in "
+            f"another order: use --engine {before}, or another --out"
+        )
 
 
 def refuse_other_settings(out: Path, saved: dict[str, Any], config: Config) -> None:
@@ -141,24 +196,46 @@ def refuse_other_data(out: Path, t: int, digest: str, directory: Path) -> None:
         )
 
 
-def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], clients: set[int], server: bool) -> None:
-    """Fill the server's vectors, and the state of this rank's clients, whichever rank wrote it."""
-    path = folder(out, t)
+def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], clients: set[int], world: World) -> None:
+    """Fill the root's vectors, and the state of this rank's clients, whichever rank wrote it."""
+    path = folder(out, t) / LIST
+    server: dict[str, Tensor] = {}
+    rows: list[tuple[str, int, Tensor]] = []
     try:
-        if server:
-            path = folder(out, t) / "server.h5"
+        files = _files(path.parent)
+        if world.rank == 0:
+            path = path.with_name("server.h5")  # ``latest`` has verified it
             with h5py.File(path) as file:
-                for name, vector in vars(s).items():
-                    vector.copy_(torch.from_numpy(file[name][:]))
-        if state:
-            names = json.loads((folder(out, t) / LIST).read_text())
-            for path in [folder(out, t) / name for name in names if name.startswith("clients_")]:
-                with h5py.File(path) as file:
-                    for client in clients.intersection(map(int, file)):
-                        for name in state:
-                            state[name][client] = torch.from_numpy(file[f"{client}/{name}"][:]).to(s.x)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+                server = {name: _read(file, name, s.x) for name in vars(s)}
+        names = sorted(files.keys() - {"server.h5"})
+        for name in names[world.rank :: world.size]:
+            path = path.with_name(name)
+            _verify(path, files)
+        for path in [path.with_name(name) for name in names] if state else ():
+            require_regular(path)
+            with h5py.File(path) as file:
+                for client in clients.intersection(map(int, file)):
+                    rows += [(name, client, _read(file, f"{client}/{name}", s.x)) for name in state]
+    except _DAMAGE as error:
         raise _damaged(path, error) from None
+    # Not before: what a device raises is no damage of a file.
+    for name, vector in server.items():
+        getattr(s, name).copy_(vector)
+    for name, client, row in rows:
+        state[name][client] = row.to(s.x)
+
+
+def _read(file: h5py.File, name: str, like: Tensor) -> Tensor:
+    """A vector of the file, which must have the shape and type of ``like``."""
+    stored = file[name]
+    expected = tuple(like.shape), str(like.dtype).removeprefix("torch.")
+    if not isinstance(stored, h5py.Dataset) or (stored.shape, str(stored.dtype)) != expected:
+        raise ValueError(f"{name} is not a vector of {expected[0][0]} {expected[1]}")
+    return torch.from_numpy(stored[:])
+
+
+# What h5py and json raise for a file that is not as it was written.
+_DAMAGE = (OSError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 def _damaged(path: Path, error: Exception) -> UserError:

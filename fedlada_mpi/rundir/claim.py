@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 from ..config import Config
 from ..errors import UserError
-from . import checkpoint, results
+from ..inputs import read_json
+from . import checkpoint, metrics, results
 
 FINISHED = -1
-_FILES = ("config.json", "metrics.jsonl", results.SUMMARY, results.MODEL, "checkpoint", "tensorboard")
+_FILES = ("config.json", "metrics.jsonl", metrics.DAMAGED, results.SUMMARY, results.MODEL)
+_FOLDERS = ("checkpoint", "tensorboard")
 
 
 def claim(config: Config, resume: bool, overwrite: bool) -> int:
@@ -53,7 +54,7 @@ def _is_run(out: Path) -> bool:
 
 def _settings(out: Path) -> dict[str, Any]:
     try:
-        values = json.loads((out / "config.json").read_text())
+        values = read_json(out / "config.json")
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
@@ -61,9 +62,15 @@ def _settings(out: Path) -> dict[str, Any]:
 
 def _refuse_other_files(out: Path) -> None:
     """Files with the names that a run gives its own, where no run has been, belong to the user."""
-    present = [name for name in _FILES if (out / name).exists() or (out / name).is_symlink()]
+    present = [name for name in (*_FILES, *_FOLDERS) if (out / name).exists() or (out / name).is_symlink()]
     if present and not _is_run(out):
         raise UserError(f"--out: {out} holds {', '.join(present)}, but no run: move them, or choose another directory")
+
+    for name in present:
+        path = out / name
+        if path.exists() and not (path.is_dir() if name in _FOLDERS else path.is_file()):
+            kind = "directory" if name in _FOLDERS else "regular file"
+            raise UserError(f"--out: {path} is not a {kind}, as a run needs it: move it, or choose another directory")
 
 
 def _refuse_lost_results(out: Path, config: Config) -> None:
@@ -78,6 +85,6 @@ def _refuse_lost_results(out: Path, config: Config) -> None:
 
 def clear(out: Path) -> None:
     """Make way for a new run: remove what an earlier one left."""
-    for name in _FILES:
+    for name in (*_FILES, *_FOLDERS):
         path = out / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)

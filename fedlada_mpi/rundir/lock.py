@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from ..inputs import read_json
 from ..processes import is_alive, start_time
 
 NAME = "run.lock"  # held by the run that writes to the directory
@@ -56,12 +57,14 @@ def _age(path: Path) -> float:
 def _read(path: Path) -> dict[str, Any] | None:
     """The owner of the lock: {} if the file is not readable as one, None if there is no file."""
     try:
-        owner = json.loads(path.read_text())
+        owner = read_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         return {}
-    return owner if isinstance(owner, dict) else {}
+    kinds = {"pid": int, "restart": int, "host": str, "job": str}
+    good = isinstance(owner, dict) and all(type(owner.get(name)) is kind for name, kind in kinds.items())
+    return owner if good and 0 < owner["pid"] < 2**31 else {}
 
 
 def owner(directory: Path, name: str = NAME) -> str | None:
@@ -88,10 +91,12 @@ def _describe(holder: dict[str, Any]) -> str:
 
 
 def _abandoned(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> bool:
-    if holder.get("host") == me["host"] and isinstance(holder.get("pid"), int):
+    if holder.get("host") == me["host"]:
         return not is_alive(holder["pid"], str(holder.get("started", "")))
     if holder.get("job") and holder["job"] == me["job"] and holder.get("restart", 0) < me["restart"]:
         return True
+    if path.exists() and not path.is_file():  # nor is it a lock that could be removed
+        return False
     try:
         return _age(path) > STALE_SECONDS
     except FileNotFoundError:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..inputs import read_json
 from .files import replacing, to_json, write_atomically
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def write(out: Path, model: Mapping[str, Tensor], summary: Mapping[str, Any]) ->
 def finished_rounds(out: Path) -> int | None:
     """After how many rounds the run in ``out`` finished, None if it did not or its results were not written."""
     try:
-        summary = json.loads((out / SUMMARY).read_text())
+        summary = read_json(out / SUMMARY)
         return int(summary["rounds"]) if summary["status"] == "finished" else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

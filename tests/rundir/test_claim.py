@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from hostile import damage_file
 from repository import ROOT
 from training_runs import arguments, make_data, run_here
 
@@ -94,3 +95,32 @@ def test_two_runs_at_once(data, tmp_path):
     assert first.wait(timeout=90) == 0
     lines = (tmp_path / "shared" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["local_loss"] for line in lines] == [record["local_loss"] for record in alone.metrics]
+
+
+@pytest.mark.parametrize("flags", [("--resume",), ("--overwrite",)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("metrics.jsonl", "a FIFO"), ("model.pt", "a directory"), ("config.json", "a FIFO"), ("summary.json", "a device")],
+)
+def test_something_else_in_the_place_of_a_file(name, kind, flags, data, tmp_path, refused):
+    run_here(data, tmp_path, **SHORT)
+    damage_file(tmp_path / name, kind)
+    assert f"error: --out: {tmp_path / name} is not a regular file, as a run needs it" in refused(*flags)
+
+
+def test_garbage_in_the_metrics_of_a_run_that_goes_on(data, tmp_path, capsys):
+    run_here(data, tmp_path, **SHORT)
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'\xff\x00garbage\n{"round": 3, "lr')
+    assert main([*arguments(data, tmp_path, {**SHORT, "rounds": 3}), "--resume"]) == 0
+    damaged = tmp_path / "metrics.damaged.jsonl"
+    assert f"note: left out 1 unreadable line of metrics.jsonl, which is kept as {damaged}\n" in capsys.readouterr().out
+    assert [json.loads(line)["round"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert main([*arguments(data, tmp_path, SHORT), "--overwrite"]) == 0
+    assert not damaged.exists()
+
+
+def test_a_batch_plan_larger_than_the_memory_is_refused(data, tmp_path, refused):
+    words = refused("--overwrite", local_steps=2**31 - 1)
+    assert "local steps of 6 images take" in words
+    assert "lower --local-steps" in words

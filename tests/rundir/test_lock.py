@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from hostile import OBSTACLES, damage_file
 
 from fedlada_mpi.errors import UserError
 from fedlada_mpi.processes import start_time
@@ -75,3 +76,19 @@ def test_the_heart_beats(tmp_path, monkeypatch):
         while (tmp_path / lock.NAME).stat().st_mtime == 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize("changes", [{"pid": 10**30}, {"pid": -1}, {"pid": "x"}, {"restart": "x"}, {"job": 7}])
+def test_a_lock_that_names_no_process_goes_stale_too(changes, tmp_path):
+    owned_by(tmp_path, **{"host": lock._me()["host"], **changes})
+    assert lock.owner(tmp_path) == "process ? on ?"
+    os.utime(tmp_path / lock.NAME, (0, 0))
+    with lock.hold(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("kind", sorted({*OBSTACLES} - {"missing"}))
+def test_something_else_in_the_place_of_the_lock(kind, tmp_path):
+    damage_file(tmp_path / lock.NAME, kind)
+    with pytest.raises(lock.Busy), lock.hold(tmp_path):
+        pass
