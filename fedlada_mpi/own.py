@@ -11,10 +11,12 @@ import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from .errors import UserError, shortened
+from .inputs import check_path, read_bytes
 
 
 @contextmanager
@@ -38,15 +40,17 @@ def _place(error: BaseException) -> str:
     return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 
 
-def load_object(what: str, name: str, expected: str) -> Any:
+def load_object(flag: str, name: str, expected: str) -> Any:
     """``package.module:object``, also from the working directory, or ``path/file.py:object``."""
     place, _, attribute = name.rpartition(":")
     in_file = place.endswith(".py")
-    if not attribute.isidentifier() or not (in_file or all(part.isidentifier() for part in place.split("."))):
-        raise UserError(f"{what}: expected {expected}")
-    with users_code(what, expected):
-        module = _file(place) if in_file else _module(place)
-        return getattr(module, attribute)
+    parts = attribute.split(".") if in_file else (*place.split("."), *attribute.split("."))
+    if not all(part.isidentifier() for part in parts):
+        raise UserError(f"{flag}: got {shortened(name)}, expected {expected}")
+    if in_file:
+        check_path(place, flag)
+    with users_code(f"{flag} {name}", expected):
+        return attrgetter(attribute)(_file(place) if in_file else _module(place))
 
 
 def _module(name: str) -> Any:
@@ -59,7 +63,7 @@ def _module(name: str) -> Any:
 
 def _file(path: str) -> Any:
     """The module in a file, once for each content."""
-    code = Path(path).read_bytes()
+    code = read_bytes(Path(path))
     name = f"fedlada_own_{Path(path).stem}_{hashlib.sha256(os.path.abspath(path).encode() + code).hexdigest()[:12]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)

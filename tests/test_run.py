@@ -210,7 +210,7 @@ def test_print_config(data, capsys, tmp_path, monkeypatch):
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["rounds"].split() == ["7", "file"]
     assert rows["algorithm"].split() == ["scaffold", "flag"]
-    assert rows["alpha"].split() == ["1.0", "preset", "scaffold"]
+    assert rows["alpha"].split() == ["1.0", "default"]
     assert rows["local_epochs"].split() == ["5", "preset", "cifar10"]
     assert main(["--dataset", str(data.shards), "--print-config"]) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -336,9 +336,12 @@ def test_a_users_exit_on_one_rank_ends_all(model, status, words, data, own, mpir
         ("\0:f", r"--model: got '\x00:f', expected package.module:function"),
         ("absent:f", "--model absent:f: ModuleNotFoundError: No module named 'absent'; expected package.module:"),
         ("own:absent", "--model own:absent: AttributeError: module 'own' has no attribute 'absent'; expected package"),
-        ("own:returns_nothing", "--model own:returns_nothing: got None, expected a function that returns an nn.Module"),
-        ("os:path", "--model os:path: TypeError: 'module' object is not callable; expected package.module:function"),
-        ("own:nn.Identity", "--model own:nn.Identity: got a module without parameters, expected one that can be "),
+        ("own:returns_nothing", "--model own:returns_nothing: got None from the function, expected an nn.Module"),
+        (
+            "os:path",
+            "--model os:path: TypeError: 'module' object is not callable; expected a function of (classes, image_shape)",
+        ),
+        ("own:nn.Identity", "--model own:nn.Identity: got outputs of shape [2, 3, 8, 8] for 2 images, expected [2, 3]"),
         ("torch.nn:Linear", "--model torch.nn:Linear: TypeError: empty(): "),
     ],
 )

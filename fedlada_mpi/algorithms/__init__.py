@@ -60,7 +60,7 @@ def find(name: str) -> type[Algorithm]:
     if ":" not in name:
         expected = f"{', '.join(known)}, package.module:Class or path/file.py:Class"
         raise UserError(f"--algorithm: got {name!r}, expected one of {expected}{did_you_mean(name, known)}")
-    cls = load_object(f"--algorithm {name}", name, "package.module:Class or path/file.py:Class")
+    cls = load_object("--algorithm", name, "package.module:Class or path/file.py:Class")
     if not isinstance(cls, type) or not issubclass(cls, Algorithm):
         raise UserError(f"--algorithm {name}: expected a subclass of fedlada_mpi.algorithms.Algorithm")
     return cls

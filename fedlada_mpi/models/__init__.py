@@ -85,7 +85,7 @@ def build(
         forward: Callable[[Stack, Tensor], Tensor] | None = None
         maps: dict[str, Kernel] = {}
         if ":" in name:
-            function = load_object(f"--model {name}", name, "package.module:function")
+            function = load_object("--model", name, "package.module:function")
             with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
                 module = function(classes, image_shape)
             module = try_out(name, module, classes, image_shape)

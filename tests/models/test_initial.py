@@ -7,13 +7,14 @@ import pickle
 import pytest
 import torch
 from hostile import DAMAGES, OBSTACLES, damage_file, one_line
+from torch import nn
 
 from fedlada_mpi.errors import UserError
+from fedlada_mpi.models import Network
 from fedlada_mpi.models.initial import load_initial
 from fedlada_mpi.models.layout import Layout
 
 pytestmark = pytest.mark.serial  # nothing of it depends on ranks
-LAYOUT = Layout([("a", torch.Size([2, 3])), ("b", torch.Size([4]))])
 GOOD = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 
 
@@ -24,9 +25,23 @@ class Opens:
         return print, ("executed",)
 
 
+def network() -> Network:
+    """With parameters ``a`` and ``b``."""
+    module = nn.Module()
+    for name, value in GOOD.items():
+        module.register_parameter(name, nn.Parameter(torch.zeros_like(value)))
+    return Network("mine", module, (1, 1, 1), Layout([(name, value.shape) for name, value in GOOD.items()]))
+
+
+def loaded(path) -> torch.Tensor:
+    mine = network()
+    load_initial(path, mine, torch.float32)
+    return mine.initial()
+
+
 def refused(path) -> str:
     with pytest.raises(UserError) as found:
-        load_initial(path, LAYOUT, "mine", torch.float32)
+        load_initial(path, network(), torch.float32)
     assert one_line(str(found.value))
     assert str(found.value).startswith("--init: ")
     return str(found.value)
@@ -34,10 +49,10 @@ def refused(path) -> str:
 
 def test_a_state_dict(tmp_path):
     torch.save(GOOD, tmp_path / "model.pt")
-    flat = load_initial(tmp_path / "model.pt", LAYOUT, "mine", torch.float32)
-    assert torch.equal(LAYOUT.unpack(flat)["a"], GOOD["a"])
+    flat = loaded(tmp_path / "model.pt")
+    assert torch.equal(network().layout.unpack(flat)["a"], GOOD["a"])
     torch.save({name: value.half() for name, value in GOOD.items()}, tmp_path / "half.pt")
-    assert torch.equal(load_initial(tmp_path / "half.pt", LAYOUT, "mine", torch.float32), flat)
+    assert torch.equal(loaded(tmp_path / "half.pt"), flat)
 
 
 @pytest.mark.parametrize("kind", [*DAMAGES, *OBSTACLES])
