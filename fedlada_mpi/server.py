@@ -13,6 +13,7 @@ from . import rng
 from .algorithms import Round
 from .batches import local_steps
 from .console import Progress
+from .costs import bytes_of
 from .rundir.metrics import ALL_PHASES, Recorder
 from .silo import MAX_EMPTY_ROUNDS, NUMBERS, Silo
 
@@ -35,7 +36,6 @@ class Server:
             if stop and not last:
                 status = "stopped"
                 break
-        self.world.broadcast_json({"do": "end", "status": status})
         return status
 
     def round(self, t: int) -> bool:
@@ -98,7 +98,6 @@ class Server:
 
     def _record(self, r: Round, participants: np.ndarray, sums: dict[str, float], ranks: np.ndarray) -> dict[str, Any]:
         vector = self.numel * self.silo.s.x.element_size()
-        a = self.algorithm
         record: dict[str, Any] = {
             "round": r.t + 1,
             "lr": r.lr,
@@ -109,10 +108,10 @@ class Server:
             count = sums[f"{part}_count"]
             record[f"{part}_loss"] = sums[f"{part}_loss"] / count if count else None
             record[f"{part}_acc"] = sums[f"{part}_correct"] / count if count else None
-        # A client that keeps nothing between rounds would need the derived vectors too.
-        record["bytes_down"] = len(participants) * (len(a.down) + len(a.derived)) * vector
-        record["bytes_up"] = len(participants) * len(a.up) * vector
-        record["paper_units"] = len(participants) * a.paper_units
+        # Clients that are left out have received, but nothing of theirs is sent.
+        down, up = bytes_of(self.algorithm, vector, received=len(participants), sent=r.participants)
+        record["bytes_down"], record["bytes_up"] = down, up
+        record["paper_units"] = len(participants) * self.algorithm.paper_units
         by_phase = dict(zip(ALL_PHASES, ranks[:, len(NUMBERS) :].T, strict=True))
         by_phase["total"] = by_phase["total"][:1]
         record["seconds"] = {phase: float(values.max()) for phase, values in by_phase.items()}

@@ -21,6 +21,7 @@ from .algorithms.step import local_step
 from .batches import LocalData, Plan, gather, local_steps, plan
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .config import Config
+from .costs import chunk_count
 from .errors import UserError
 from .gpu.graphs import Capture
 from .gpu.side_stream import SideStream
@@ -65,7 +66,7 @@ class Trainer:
         """Train the rank's ``participants`` and add their weighted contributions to ``sums``."""
         totals = Totals()
         rows = np.flatnonzero(np.isin(self.data.client_ids, participants))
-        limit = self.config.max_clients_at_once or self.memory.clients_that_fit or len(rows)
+        limit = self.config.max_clients_at_once or self.memory.clients_that_fit
         for chunk in chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit):
             try:
                 self._train(s, r, chunk, sums, totals)
@@ -174,9 +175,10 @@ def _row_norms(rows: Tensor) -> Tensor:
 
 
 def chunks(rows: np.ndarray, steps: np.ndarray, limit: int) -> Iterator[np.ndarray]:
-    """Participants that train together, at most ``limit``; longest first, so that those still running are a prefix."""
+    """Participants that train together, at most ``limit`` (0: all); longest first, so that those still running are a
+    prefix."""
     if len(rows):
-        yield from np.array_split(rows[np.argsort(-steps, kind="stable")], -(-len(rows) // limit))
+        yield from np.array_split(rows[np.argsort(-steps, kind="stable")], chunk_count(len(rows), limit))
 
 
 class LocalStep(Protocol):

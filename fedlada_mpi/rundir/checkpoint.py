@@ -10,9 +10,7 @@ disk when it is read.
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import h5py
 import torch
 from torch import Tensor
 
+from .. import disk
 from ..algorithms import Vectors
 from ..config import Config, differences
 from ..errors import UserError
@@ -42,52 +41,61 @@ def complete(out: Path) -> list[Path]:
 
 
 def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> None:
-    with h5py.File(path, "w") as file:
+    with disk.writing(path, needed=sum(value.nbytes for value in vectors.values())), disk.new_hdf5(path) as file:
         for name, value in vectors.items():
             chunk = (min(CHUNK, len(value)),)
             file.create_dataset(name, data=value.cpu().numpy(), chunks=chunk, fletcher32=True)
         file.attrs.update(attributes)
-        file.flush()
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
-def save(world: World, out: Path, t: int, config: Config, s: Vectors, state: dict[str, dict[int, Tensor]]) -> None:
+def save(
+    world: World,
+    out: Path,
+    t: int,
+    config: Config,
+    s: Vectors,
+    state: dict[str, dict[int, Tensor]],
+    order_of_sums: dict[str, Any] | None = None,
+) -> None:
     """The root writes the server's vectors, every rank its clients' state; then the folder gets its name."""
     final = folder(out, t)
     temporary = final.with_name(final.name + ".tmp")
 
     def prepare() -> None:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        with disk.writing(temporary):
+            for left in final.parent.glob("round_*.tmp"):  # by a run that was killed
+                disk.remove(left)
+            temporary.mkdir(parents=True)
 
     def write() -> None:
         if world.rank == 0:
-            _write(temporary / "server.h5", vars(s), {"round": t, "config": json.dumps(asdict(config))})
+            attributes = {
+                "round": t,
+                "config": json.dumps(asdict(config)),
+                "order_of_sums": json.dumps(order_of_sums or {}),
+            }
+            _write(temporary / "server.h5", vars(s), attributes)
         if any(state.values()):
             rows = {f"{client}/{name}": v for name, clients in state.items() for client, v in clients.items()}
             _write(temporary / f"clients_{world.rank:04d}.h5", rows, {})
 
     def publish() -> None:
         names = sorted(path.name for path in temporary.glob("*.h5"))
-        (temporary / LIST).write_text(json.dumps(names))
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(temporary, final)
-        for old in complete(out)[:-KEEP_CHECKPOINTS]:
-            shutil.rmtree(old)
+        with disk.writing(temporary):
+            disk.write_new(temporary / LIST, json.dumps(names).encode())
+            disk.remove(final)
+            disk.publish(temporary, final)
+            for old in complete(out)[:-KEEP_CHECKPOINTS]:
+                disk.remove(old)
 
-    def explained(action: Callable[[], None]) -> Callable[[], None]:
-        def act() -> None:
-            try:
-                action()
-            except OSError as error:
-                raise UserError(f"cannot write {temporary}: {error}; make room and use --resume") from None
-
-        return act
-
-    world.on_root(explained(prepare))
-    world.collectively(explained(write))
-    world.on_root(explained(publish))
+    world.on_root(prepare)
+    try:
+        world.collectively(write)
+        world.on_root(publish)
+    except UserError:
+        if world.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def latest(out: Path, config: Config) -> int:
@@ -103,6 +111,16 @@ def latest(out: Path, config: Config) -> int:
         raise _damaged(path, error) from None
     refuse_other_settings(out, saved, config)
     return t
+
+
+def order_of_sums(out: Path, t: int) -> dict[str, Any]:
+    """What the order of the sums depended on up to the checkpoint; empty if it does not say."""
+    path = folder(out, t) / "server.h5"
+    try:
+        with h5py.File(path) as file:
+            return dict(json.loads(file.attrs.get("order_of_sums", "{}")))
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(path, error) from None
 
 
 def refuse_other_settings(out: Path, saved: dict[str, Any], config: Config) -> None:

@@ -13,12 +13,14 @@ import json
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .. import disk
 from ..errors import UserError
 from ..processes import is_alive, start_time
 
@@ -26,6 +28,7 @@ NAME = "run.lock"  # held by the run that writes to the directory
 GRID = "grid.lock"  # held by a grid from before it starts that run until after its end
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 180.0
+UNWRITTEN_SECONDS = 5.0  # after which a lock without an owner was left by a process that was killed as it took it
 
 
 class Busy(UserError):
@@ -93,7 +96,7 @@ def _abandoned(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> bool:
     if holder.get("job") and holder["job"] == me["job"] and holder.get("restart", 0) < me["restart"]:
         return True
     try:
-        return _age(path) > STALE_SECONDS
+        return _age(path) > (STALE_SECONDS if holder else UNWRITTEN_SECONDS)
     except FileNotFoundError:
         return True
     except OSError:  # a directory we may read but not write
@@ -108,13 +111,21 @@ def _take(path: Path, me: dict[str, Any]) -> None:
             holder = _read(path)
             if holder is None:
                 continue
+            if not holder and not _abandoned(path, holder, me):
+                time.sleep(1)
+                continue
             if not _abandoned(path, holder, me):
                 raise _busy(path, _describe(holder)) from None
             _remove(path, holder)
             continue
-        with os.fdopen(handle, "w") as file:
-            json.dump(me, file)
-        return
+        try:
+            with disk.writing(path), os.fdopen(handle, "w") as file:
+                json.dump(me, file)
+        except disk.WriteError:
+            path.unlink()
+            raise
+        if _read(path) == me:  # unless that took so long that another process has taken it over
+            return
     raise Busy(f"{path} keeps changing hands: try again")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -134,14 +135,17 @@ def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
     checkpoint.save(world, tmp_path, 1, Config(), s, clients)
 
     def full(*arguments):
-        raise OSError("No space left on device")
+        raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", full)
-        with pytest.raises(
-            UserError, match=r"cannot write .*round_000002.tmp: No space left on device; make room and use --resume"
-        ):
+        patch.setattr(os, "fsync", full)
+        message = (
+            r"cannot write .*round_000002.tmp/server.h5: No space left on device "
+            r"\(needs 0.0 MB, [0-9.]+ MB free\): make room, then add --resume"
+        )
+        with pytest.raises(UserError, match=message):
             checkpoint.save(world, tmp_path, 2, Config(), s, clients)
+    assert names(tmp_path) == ["round_000001"]
     assert checkpoint.latest(tmp_path, Config()) == 1
     checkpoint.load(tmp_path, 1, s, clients, {3}, server=True)
 
