@@ -8,7 +8,6 @@ import time
 
 import pytest
 
-from fedlada_mpi.errors import UserError
 from fedlada_mpi.processes import start_time
 from fedlada_mpi.rundir import lock
 
