@@ -119,9 +119,9 @@ def _take(path: Path, me: dict[str, Any]) -> None:
             _remove(path, holder)
             continue
         try:
-            with disk.writing(path), os.fdopen(handle, "w") as file:
+            with os.fdopen(handle, "w") as file:
                 json.dump(me, file)
-        except disk.WriteError:
+        except OSError:
             path.unlink()
             raise
         if _read(path) == me:  # unless that took so long that another process has taken it over
@@ -143,9 +143,10 @@ def _remove(path: Path, holder: dict[str, Any]) -> None:
 @contextmanager
 def hold(directory: Path, name: str = NAME) -> Iterator[None]:
     """Hold the directory's lock inside the block; raises Busy if another process does."""
-    directory.mkdir(parents=True, exist_ok=True)
     path, me, done = directory / name, _me(), threading.Event()
-    _take(path, me)
+    with disk.writing(path):
+        directory.mkdir(parents=True, exist_ok=True)
+        _take(path, me)
 
     def beat() -> None:
         while not done.wait(BEAT_SECONDS):
@@ -161,4 +162,5 @@ def hold(directory: Path, name: str = NAME) -> Iterator[None]:
         thread.join()
         holder = _read(path)
         if holder and holder.get("token") == me["token"]:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # without its owner, it blocks nobody
+                path.unlink()

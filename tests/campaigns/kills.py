@@ -29,7 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 
 import h5py
 import numpy as np
-from faults import Fault
+from faults import FIRED, Fault
 from ranks import find_mpirun
 from training_runs import Run, same
 
@@ -121,9 +121,11 @@ class Campaign:
                 out = self.out()
                 process = self.start(ranks, out, fault=(action, number, rank))
                 status = process.wait()
-                if status == 0:
+                fired = out.with_name(out.name + FIRED)
+                if not fired.exists():
                     break
-                if action != "kill":
+                fired.unlink()
+                if action != "kill" and status:  # some are made up for, as where a file system lacks a feature
                     self.one_line(what, out, process, status)
                     self.check(what, out, _intact(out), "a checkpoint is not complete")
                 self.resume(ranks, out, what)
@@ -328,7 +330,7 @@ def main() -> int:
                 tried(ranks)
         for what, count in campaign.tried.items():
             wrong = sum(failure.startswith(what) for failure in campaign.failures)
-            print(f"{what} | {count} | {'as uninterrupted' if not wrong else f'{wrong} WRONG'}", flush=True)
+            print(f"{what} | {count} | {'as expected' if not wrong else f'{wrong} WRONG'}", flush=True)
         return 1 if campaign.failures else 0
 
 

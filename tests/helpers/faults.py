@@ -16,6 +16,7 @@ import signal
 import sys
 from pathlib import Path
 
+FIRED = ".fired"  # a file of this suffix beside the directory shows that there was such a write
 CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link")
 
 
@@ -33,6 +34,7 @@ class Fault:
         self.seen = next(self.count)
         if self.seen != self.number:
             return
+        Path(self.out + FIRED).touch()
         if self.action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         code = getattr(errno, self.action)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from fedlada_mpi import disk
 from fedlada_mpi.processes import start_time
 from fedlada_mpi.rundir import lock
 
@@ -75,6 +76,18 @@ def test_a_lock_whose_owner_was_killed_as_it_took_it(tmp_path, monkeypatch):
     monkeypatch.setattr(lock.time, "sleep", lambda seconds: owned_by(tmp_path))
     with pytest.raises(lock.Busy, match="process 1 on elsewhere"), lock.hold(tmp_path):
         pass
+
+
+def test_a_lock_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    for name in ("open", "fdopen"):
+        with monkeypatch.context() as patch:
+            patch.setattr(lock.os, name, full)
+            with pytest.raises(disk.WriteError, match="run.lock: No space left .* make room"), lock.hold(tmp_path):
+                pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_heart_beats(tmp_path, monkeypatch):
