@@ -86,10 +86,14 @@ def publish(temporary: Path, final: Path) -> None:
 
 def remove(path: Path) -> None:
     """Remove a file, a folder with all that is in it, or a link, but never what a link leads to."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
+        return
+    # A folder loses its name first: half removed, it must not be taken for a complete one.
+    aside = path.with_name(path.name + ".removed.tmp")
+    shutil.rmtree(aside, ignore_errors=True)
+    os.replace(path, aside)
+    shutil.rmtree(aside)
 
 
 class _Disk(io.FileIO):

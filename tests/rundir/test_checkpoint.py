@@ -150,6 +150,24 @@ def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
     checkpoint.load(tmp_path, 1, s, clients, {3}, server=True)
 
 
+@pytest.mark.serial
+def test_a_failed_removal_leaves_no_half_checkpoint(world, tmp_path, monkeypatch):
+    s, clients = state(1.0)
+    for t in (1, 2):
+        checkpoint.save(world, tmp_path, t, Config(), s, clients)
+
+    def fail(*arguments, **options):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", fail)
+        with pytest.raises(UserError, match=r"Input/output error: check the disk, then add --resume"):
+            checkpoint.save(world, tmp_path, 3, Config(), s, clients)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["round_000002", "round_000003"]
+    checkpoint.save(world, tmp_path, 4, Config(), s, clients)
+    assert names(tmp_path) == ["round_000003", "round_000004"]
+
+
 def overwrite_middle(path: Path) -> None:
     content = bytearray(path.read_bytes())
     with h5py.File(path) as file:

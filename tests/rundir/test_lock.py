@@ -85,7 +85,7 @@ def test_a_lock_that_cannot_be_written(tmp_path, monkeypatch):
     for name in ("open", "fdopen"):
         with monkeypatch.context() as patch:
             patch.setattr(lock.os, name, full)
-            with pytest.raises(disk.WriteError, match="run.lock: No space left .* make room"), lock.hold(tmp_path):
+            with pytest.raises(disk.WriteError, match=r"run.lock: No space left .* make room"), lock.hold(tmp_path):
                 pass
     assert list(tmp_path.iterdir()) == []
 
