@@ -90,10 +90,11 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
         return
     # A folder loses its name first: half removed, it must not be taken for a complete one.
-    aside = path.with_name(path.name + ".removed.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
-    os.replace(path, aside)
-    shutil.rmtree(aside)
+    if path.suffix != ".tmp":
+        named, path = path, path.with_name(path.name + ".removed.tmp")
+        shutil.rmtree(path, ignore_errors=True)
+        os.replace(named, path)
+    shutil.rmtree(path)
 
 
 class _Disk(io.FileIO):

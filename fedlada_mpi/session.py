@@ -91,6 +91,7 @@ class Session:
             state = silo.trainer.client_state.vectors
             world.collectively(lambda: checkpoint.load(out, start, silo.s, state, clients, world.rank == 0))
             self.sums_changed = world.on_root(lambda: self._sums_changed(start)) or ""
+            world.on_root(lambda: checkpoint.remove_unfinished(out))
         else:
             world.on_root(self._start)
         world.barrier()

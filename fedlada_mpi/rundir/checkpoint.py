@@ -40,6 +40,13 @@ def complete(out: Path) -> list[Path]:
     return sorted(folders, key=lambda p: int(p.name[6:]))
 
 
+def remove_unfinished(out: Path) -> None:
+    """Remove what a run that was killed left of checkpoints."""
+    for path in (out / "checkpoint").glob("round_*.tmp"):
+        with disk.writing(path):
+            disk.remove(path)
+
+
 def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> None:
     with disk.writing(path, needed=sum(value.nbytes for value in vectors.values())), disk.new_hdf5(path) as file:
         for name, value in vectors.items():
@@ -63,8 +70,7 @@ def save(
 
     def prepare() -> None:
         with disk.writing(temporary):
-            for left in final.parent.glob("round_*.tmp"):  # by a run that was killed
-                disk.remove(left)
+            remove_unfinished(out)
             temporary.mkdir(parents=True)
 
     def write() -> None:
