@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -39,10 +40,16 @@ def undisturbed(data, out, ranks, *more) -> Run:
     return Run(out, data)
 
 
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """The run that nothing happens to, made once for each number of ranks."""
+    return functools.cache(lambda ranks: undisturbed(data, tmp_path_factory.mktemp("whole") / "run", ranks))
+
+
 @pytest.mark.parametrize(
     ("ranks", "fault"), [(1, ("kill", 60, 0)), (1, ("ENOSPC", 40, 0)), (3, ("ENOSPC", 12, 0)), (3, ("EDQUOT", 4, 1))]
 )
-def test_resumed_as_if_nothing_had_happened(ranks, fault, data, tmp_path):
+def test_resumed_as_if_nothing_had_happened(ranks, fault, data, tmp_path, whole):
     out = tmp_path / "run"
     done = start(data, out, ranks, fault)
     if fault[0] == "kill":
@@ -53,6 +60,5 @@ def test_resumed_as_if_nothing_had_happened(ranks, fault, data, tmp_path):
         assert len(errors) == 1
         assert errors[0].startswith(f"error: cannot write {out}/")
         assert errors[0].endswith(": make room, then add --resume")
-    resumed = undisturbed(data, out, ranks, "--resume")
-    same(resumed, undisturbed(data, tmp_path / "whole", ranks))
+    same(undisturbed(data, out, ranks, "--resume"), whole(ranks))
     assert not [path for path in out.rglob("*") if path.suffix in (".tmp", ".lock")]
