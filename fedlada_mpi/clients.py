@@ -172,17 +172,20 @@ class MemoryEstimate:
     """What clients take on this rank's device, predicted from the shapes."""
 
     def __init__(self, buffers: ClientBuffers, engine: Engine, data: LocalData):
-        self.buffers, self.engine, self.image_shape = buffers, engine, tuple(data.images.shape[1:])
+        self.buffers, self.engine, self.data = buffers, engine, data
 
     @cached_property
     def per_client(self) -> int:
         """Stacked state of one client, and its activations."""
-        b = self.buffers
-        return b.state_bytes + self.engine.activation_bytes(self.image_shape, b.batch_width, b.compute)
+        b, image_shape = self.buffers, tuple(self.data.images.shape[1:])
+        return b.state_bytes + self.engine.activation_bytes(image_shape, b.batch_width, b.compute)
 
     @property
-    def shared(self) -> int:
-        return self.buffers.shared_bytes
+    def resident(self) -> int:
+        """What the rank holds however many clients train: its images, what clients share, and what they keep."""
+        b = self.buffers
+        kept = len(self.data.client_ids) * len(b.algorithm.client_state) * b.live * b.dtype.itemsize
+        return self.data.images.nbytes + self.data.labels.nbytes + b.shared_bytes + kept
 
     @property
     def clients_that_fit(self) -> int:

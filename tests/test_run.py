@@ -339,7 +339,7 @@ def test_a_users_exit_on_one_rank_ends_all(model, status, words, data, own, mpir
         ("own:returns_nothing", "--model own:returns_nothing: got None from the function, expected an nn.Module"),
         (
             "os:path",
-            "--model os:path: TypeError: 'module' object is not callable; expected a function of (classes, image_shape)",
+            "--model os:path: TypeError: 'module' object is not callable; expected a function",
         ),
         ("own:nn.Identity", "--model own:nn.Identity: got outputs of shape [2, 3, 8, 8] for 2 images, expected [2, 3]"),
         ("torch.nn:Linear", "--model torch.nn:Linear: TypeError: empty(): "),

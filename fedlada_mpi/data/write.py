@@ -18,10 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from tqdm import tqdm
 
+from .. import disk
 from ..errors import UserError
 from ..processes import is_alive
 from .checksums import sha256
@@ -65,7 +65,7 @@ def staging(out: Path, needed_bytes: int) -> Iterator[Path]:
 def reserve(path: Path, size: int) -> None:
     """Allocate the disk space that will be needed, and free it again.
 
-    Quotas and limits show up here as a plain error; in the middle of a file they can crash HDF5.
+    Quotas and limits show up here, before the minutes that writing may take.
     """
     with path.open("wb") as file:
         if hasattr(os, "posix_fallocate"):
@@ -109,7 +109,7 @@ def write_file(
     extra: dict[str, np.ndarray],
 ) -> None:
     # A fixed file format version and no time stamps: the same content gives the same bytes.
-    with h5py.File(path, "w", libver=("earliest", "v108")) as file:
+    with disk.new_hdf5(path, libver=("earliest", "v108")) as file:
         file.attrs.update(attributes)
         shape = (len(indices), *images.shape[1:])
         stored = file.create_dataset("images", shape, dtype=np.uint8, track_times=False)

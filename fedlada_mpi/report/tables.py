@@ -207,8 +207,8 @@ def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Tab
             rows.append(row)
         title = f"Rounds and communication to a test accuracy: {problem}"
         notes = [
-            "Nd: the paper's unit, vectors of the model's length per participant. Down and up: bytes of all "
-            "participants, exactly. MPI: bytes that really moved between ranks. “> T”: not reached in T rounds."
+            "Nd: the paper's unit, vectors of the model's length per participant. Down and up: bytes that all "
+            "participants receive and send. MPI: bytes of vectors between ranks. “> T”: not reached in T rounds."
         ]
         if wanted[problem]:
             tables.append(Table(f"targets_{slug(problem)}", title, columns, rows, notes=notes))

@@ -11,11 +11,9 @@ refused, with what to type: the user decides to go back to the checkpoint before
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +21,12 @@ import h5py
 import torch
 from torch import Tensor
 
+from .. import disk
 from ..algorithms import Vectors
 from ..config import DATASETS, Config, differences
 from ..errors import UserError
 from ..inputs import read_json, require_regular
 from ..mpi import World
-from .files import write_atomically
 
 KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
@@ -46,16 +44,20 @@ def complete(out: Path) -> list[Path]:
     return sorted(folders, key=lambda p: int(p.name[6:]))
 
 
+def remove_unfinished(out: Path) -> None:
+    """Remove what a run that was killed left of checkpoints."""
+    for path in (out / "checkpoint").glob("round_*.tmp"):
+        with disk.writing(path):
+            disk.remove(path)
+
+
 def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> int:
     """Write a file; returns its checksum."""
-    with h5py.File(path, "w") as file:
+    with disk.writing(path, needed=sum(value.nbytes for value in vectors.values())), disk.new_hdf5(path) as file:
         for name, value in vectors.items():
             chunk = (min(CHUNK, len(value)),)
             file.create_dataset(name, data=value.cpu().numpy(), chunks=chunk, fletcher32=True)
         file.attrs.update(attributes)
-        file.flush()
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
     return _checksum(path)
 
 
@@ -76,6 +78,7 @@ def save(
     s: Vectors,
     state: dict[str, dict[int, Tensor]],
     data_digest: str = "",
+    order_of_sums: dict[str, Any] | None = None,
 ) -> None:
     """The root writes the server's vectors, every rank its clients' state; then the folder gets its name."""
     final = folder(out, t)
@@ -83,12 +86,18 @@ def save(
     checksums: dict[str, int] = {}  # of this rank's files
 
     def prepare() -> None:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        with disk.writing(temporary):
+            remove_unfinished(out)
+            temporary.mkdir(parents=True)
 
     def write() -> None:
         if world.rank == 0:
-            about = {"round": t, "config": json.dumps(config.record()), DATA: data_digest}
+            about = {
+                "round": t,
+                "config": json.dumps(config.record()),
+                DATA: data_digest,
+                "order_of_sums": json.dumps(order_of_sums or {}),
+            }
             checksums["server.h5"] = _write(temporary / "server.h5", vars(s), about)
         if any(state.values()):
             rows = {f"{client}/{name}": v for name, clients in state.items() for client, v in clients.items()}
@@ -97,25 +106,22 @@ def save(
 
     def publish() -> None:
         files = {name: value for rank in by_rank for name, value in rank.items()}
-        write_atomically(temporary / LIST, json.dumps(files))
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(temporary, final)
-        for old in complete(out)[:-KEEP_CHECKPOINTS]:
-            shutil.rmtree(old)
+        with disk.writing(temporary):
+            disk.write_new(temporary / LIST, json.dumps(files).encode())
+            disk.remove(final)
+            disk.publish(temporary, final)
+            for old in complete(out)[:-KEEP_CHECKPOINTS]:
+                disk.remove(old)
 
-    def explained(action: Callable[[], None]) -> Callable[[], None]:
-        def act() -> None:
-            try:
-                action()
-            except OSError as error:
-                raise UserError(f"cannot write {temporary}: {error}; make room and use --resume") from None
-
-        return act
-
-    world.on_root(explained(prepare))
-    world.collectively(explained(write))
-    by_rank = world.allgather_json(checksums)
-    world.on_root(explained(publish))
+    world.on_root(prepare)
+    try:
+        world.collectively(write)
+        by_rank = world.allgather_json(checksums)
+        world.on_root(publish)
+    except UserError:
+        if world.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def latest(out: Path, config: Config) -> int:
@@ -170,6 +176,16 @@ def _refuse_other_layout(out: Path, saved: dict[str, Any], config: Config) -> No
             f"--engine: got {config.engine}, but {out} was started with --engine {before}, which stores parameters in "
             f"another order: use --engine {before}, or another --out"
         )
+
+
+def order_of_sums(out: Path, t: int) -> dict[str, Any]:
+    """What the order of the sums depended on up to the checkpoint; empty if it does not say."""
+    path = folder(out, t) / "server.h5"
+    try:
+        with h5py.File(path) as file:
+            return dict(json.loads(file.attrs.get("order_of_sums", "{}")))
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(path, error) from None
 
 
 def refuse_other_settings(out: Path, saved: dict[str, Any], config: Config) -> None:

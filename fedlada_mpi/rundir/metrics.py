@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import disk
 from ..inputs import parse_json, read_bytes
 from .files import to_json, write_atomically
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 PHASES = ("bcast", "train", "reduce", "server", "eval")
 ALL_PHASES = (*PHASES, "total")  # the time of a whole round, also between the phases
+TOTALS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")  # of a round in the metrics, of all in the summary
 EVALUATED = ("train_loss", "train_acc", "test_loss", "test_acc")
 DAMAGED = "metrics.damaged.jsonl"
 MOST = 1e100  # larger numbers are damage, and their sums and squares would overflow
@@ -130,12 +132,14 @@ class Recorder:
         if resumed_at:
             self._read(resumed_at)
         write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
-        self.file = open(self.path, "a")  # noqa: SIM115 (open for the whole run)
+        with disk.writing(self.path):
+            self.file = open(self.path, "a")  # noqa: SIM115 (open for the whole run)
         self.events: SummaryWriter | None = None
-        with contextlib.suppress(ImportError):
+        self.folder = out / "tensorboard"
+        with contextlib.suppress(ImportError), disk.writing(self.folder):
             from torch.utils.tensorboard import SummaryWriter
 
-            self.events = SummaryWriter(str(out / "tensorboard"), purge_step=resumed_at + 1)
+            self.events = SummaryWriter(str(self.folder), purge_step=resumed_at + 1)
 
     def _read(self, until: int) -> None:
         content = b""
@@ -150,25 +154,35 @@ class Recorder:
 
     def add(self, record: dict[str, Any]) -> None:
         self.records.append(record)
-        self.file.write(to_json(record) + "\n")
-        self.file.flush()
+        with disk.writing(self.path):
+            self.file.write(to_json(record) + "\n")
+            self.file.flush()
         if self.events is not None:
-            for name in ("local_loss", "consistency", "lr", *EVALUATED):
-                if record.get(name) is not None:
-                    self.events.add_scalar(name, record[name], record["round"])
+            with disk.writing(self.folder):
+                for name in ("local_loss", "consistency", "lr", *EVALUATED):
+                    if record.get(name) is not None:
+                        self.events.add_scalar(name, record[name], record["round"])
 
     def sync(self) -> None:
         """Flush to disk, before a checkpoint declares these rounds done."""
-        os.fsync(self.file.fileno())
+        with disk.writing(self.path):
+            os.fsync(self.file.fileno())
 
-    def close(self) -> None:
-        self.file.close()
-        if self.events is not None:
-            self.events.close()
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the files; an exception that is on its way goes on, whatever else fails here."""
+        with contextlib.suppress(*(() if kind is None else (disk.WriteError,))):
+            with disk.writing(self.path):
+                self.file.close()
+            if self.events is not None:
+                with disk.writing(self.folder):
+                    self.events.close()
 
 
 def summarise(records: list[dict[str, Any]], targets: list[float]) -> dict[str, Any]:
-    """Best and final results, and the first round at each target accuracy (null: not reached)."""
+    """Best and final results, the first round at each target accuracy (null: not reached), and what was spent."""
     evaluated = [r for r in records if r.get("test_acc") is not None]
     best = max(evaluated, key=lambda r: r["test_acc"], default=None)
     return {
@@ -176,5 +190,6 @@ def summarise(records: list[dict[str, Any]], targets: list[float]) -> dict[str, 
         "final": {name: evaluated[-1][name] for name in ("round", *EVALUATED)} if evaluated else None,
         "best": {"round": best["round"], "test_acc": best["test_acc"]} if best else None,
         "targets": {f"{t:g}": next((r["round"] for r in evaluated if r["test_acc"] >= t), None) for t in targets},
+        **{name: sum(r[name] for r in records) for name in TOTALS},
         "seconds": sum(r["seconds"]["total"] for r in records),
     }

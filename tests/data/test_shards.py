@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from data_prep.inspect import table, verify
+from fedlada_mpi import disk
 from fedlada_mpi.data import prepare as preparation
 from fedlada_mpi.data import write
 from fedlada_mpi.data.prepare import prepare
@@ -166,6 +168,23 @@ def test_a_failed_preparation_leaves_nothing(tmp_path, monkeypatch):
 
 def test_a_failed_replacement_leaves_the_old_shards(made, copy, monkeypatch):
     monkeypatch.setattr(write, "entry", fail)
+    with pytest.raises(UserError, match="No space left"):
+        prepare(PrepareSettings("digits", copy, clients=5, silos=3, force=True))
+    assert contents(copy) == contents(made)
+
+
+def test_a_disk_that_fills_up_while_a_file_is_written(made, copy, monkeypatch):
+    """HDF5 would crash the process, were it told."""
+    left = 3
+
+    def write_some(file, data):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            file.error = OSError(28, "No space left on device")
+        return io.FileIO.write(file, data)
+
+    monkeypatch.setattr(disk._Disk, "write", write_some)
     with pytest.raises(UserError, match="No space left"):
         prepare(PrepareSettings("digits", copy, clients=5, silos=3, force=True))
     assert contents(copy) == contents(made)

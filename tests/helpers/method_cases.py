@@ -12,7 +12,7 @@ Settings = dict[str, Any]
 class Case:
     settings: Settings
     server: tuple[str, ...]  # what the server must remember between rounds, in addition to x
-    # Vectors per participant and round: down and up for a client without memory, and as the paper charges them.
+    # Vectors per participant and round: down and up, as they travel, and as the paper charges them.
     traffic: tuple[int, int, int]
     variations: tuple[Settings, ...] = ()  # changes that change the maths, in addition to those of all methods
 
@@ -34,7 +34,7 @@ CASES = {
     "fedavg": Case(SGD, server=(), traffic=(1, 1, 1)),
     "fedprox": Case(dict(SGD, mu=0.5), server=(), traffic=(1, 1, 1), variations=(dict(mu=2.0),)),
     "scaffold": Case(dict(SGD, alpha=1.0), server=("c",), traffic=(2, 2, 2), variations=(dict(alpha=0.4),)),
-    "fedcm": Case(dict(SGD, alpha=0.3), server=("g_a",), traffic=(2, 1, 2), variations=(dict(alpha=0.9),)),
+    "fedcm": Case(dict(SGD, alpha=0.3), server=("g_a",), traffic=(1, 1, 2), variations=(dict(alpha=0.9),)),
     "fedadam": Case(FEDADAM, server=("m", "v"), traffic=(1, 1, 1), variations=(*OF_ADAM, dict(eps=0.3))),
     "fedadam_amended": Case(
         dict(FEDADAM, alpha=0.3),
@@ -46,7 +46,7 @@ CASES = {
     "fedlada": Case(
         dict(ADAPTIVE, alpha=0.3),
         server=("v", "g_a"),
-        traffic=(3, 2, 2),
+        traffic=(2, 2, 2),
         variations=(*OF_ADAPTIVE, dict(alpha=0.9)),
     ),
 }

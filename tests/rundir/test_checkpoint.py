@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -134,16 +135,38 @@ def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
     checkpoint.save(world, tmp_path, 1, Config(), s, clients)
 
     def full(*arguments):
-        raise OSError("No space left on device")
+        raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", full)
-        with pytest.raises(
-            UserError, match=r"cannot write .*round_000002.tmp: No space left on device; make room and use --resume"
-        ):
+        patch.setattr(os, "fsync", full)
+        message = (
+            r"cannot write .*round_000002.tmp/server.h5: No space left on device "
+            r"\(needs 0.0 MB, [0-9.]+ MB free\): make room, then add --resume"
+        )
+        with pytest.raises(UserError, match=message):
             checkpoint.save(world, tmp_path, 2, Config(), s, clients)
+    assert names(tmp_path) == ["round_000001"]
     assert checkpoint.latest(tmp_path, Config()) == 1
     checkpoint.load(tmp_path, 1, s, clients, {3}, world)
+
+
+@pytest.mark.serial
+def test_a_failed_removal_leaves_no_half_checkpoint(world, tmp_path, monkeypatch):
+    s, clients = state(1.0)
+    for t in (1, 2):
+        checkpoint.save(world, tmp_path, t, Config(), s, clients)
+
+    def fail(path, ignore_errors=False):
+        if not ignore_errors:
+            raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fail)
+        with pytest.raises(UserError, match=r"Input/output error: check the disk, then add --resume"):
+            checkpoint.save(world, tmp_path, 3, Config(), s, clients)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["round_000002", "round_000003"]
+    checkpoint.remove_unfinished(tmp_path)
+    assert names(tmp_path) == ["round_000002", "round_000003"]
 
 
 def overwrite_middle(path: Path) -> None:

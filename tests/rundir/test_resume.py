@@ -21,7 +21,7 @@ import torch
 from method_cases import CASES
 from ranks import barrier, find_mpirun, is_root
 from repository import ROOT
-from training_runs import Run, arguments, disagreement, make_data, run_here
+from training_runs import Run, arguments, disagreement, make_data, run_here, same
 
 from fedlada_mpi.data.shards import read_manifest
 from fedlada_mpi.run import main
@@ -33,7 +33,6 @@ COMMON = dict(
     rounds=ROUNDS, participation=0.5, local_epochs=1, batch_size=4, augment="paper", crop_padding=1, precision="fp32",
     eval_every=10, seed=2,
 )  # fmt: skip
-TIMES = ("seconds", "seconds_by_rank")
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +80,6 @@ def victims(process: subprocess.Popen, ranks: int) -> list[int]:
     if ranks == 1:
         return [process.pid]
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-
-
-def same(resumed: Run, whole: Run) -> None:
-    assert [record["round"] for record in resumed.metrics] == list(range(1, len(whole.metrics) + 1))
-    for ours, theirs in zip(resumed.metrics, whole.metrics, strict=True):
-        assert {k: v for k, v in ours.items() if k not in TIMES} == {k: v for k, v in theirs.items() if k not in TIMES}
-    assert all(torch.equal(resumed.model[name], whole.model[name]) for name in whole.data.names)
 
 
 @pytest.fixture(scope="module")
