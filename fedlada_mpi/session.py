@@ -55,6 +55,9 @@ class Session:
         test = world.on_root(self._test_data)
 
         self.network = world.collectively(self._network)
+        digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
+        if ":" in config.model:
+            self._refuse_different_models(digests[checkpoint.MODEL])
         self.algorithm = a = algorithms.create(config, self.network.layout.tensors)
         size = self.network.layout.size
         engine = world.collectively(lambda: create_engine(self.network, config, self.device))
@@ -67,7 +70,7 @@ class Session:
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
         self.sums_changed = ""
         evaluator = Evaluator(engine, data.normalise, self.trainer.compute, capture)
-        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, test, self.manifest.digest)
+        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, test, digests)
 
     def _network(self) -> models.Network:
         c, m = self.config, self.manifest
@@ -78,6 +81,16 @@ class Session:
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
             load_initial(Path(c.init), network, self.dtype)
         return network
+
+    def _refuse_different_models(self, digest: str) -> None:
+        """A user's function may read files, or depend on the machine."""
+        first, *others = self.world.allgather_json(digest)
+        different = [rank for rank, other in enumerate(others, 1) if other != first]
+        if different:
+            raise UserError(
+                f"--model {self.config.model}: rank {different[0]} has other frozen parameters, buffers or shapes than "
+                "rank 0; expected the same model on every rank"
+            )
 
     def _local_data(self, silos: np.ndarray) -> LocalData:
         m, dtype = self.manifest, self.dtype
@@ -96,7 +109,7 @@ class Session:
         if start:
             clients = set(silo.trainer.data.client_ids.tolist())
             state = silo.trainer.client_state.vectors
-            world.on_root(lambda: checkpoint.refuse_other_data(out, start, self.manifest.digest, self.manifest.root))
+            world.on_root(lambda: checkpoint.refuse_other_digests(out, start, silo.digests, self.manifest.root))
             world.collectively(lambda: checkpoint.load(out, start, silo.s, state, clients, world))
             self.sums_changed = world.on_root(lambda: self._sums_changed(start)) or ""
             world.on_root(lambda: checkpoint.remove_unfinished(out))

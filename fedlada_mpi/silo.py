@@ -50,11 +50,11 @@ class Silo:
         s: Vectors,
         evaluator: Evaluator,
         test: tuple[Tensor, Tensor] | None,
-        data_digest: str,
+        digests: dict[str, str],
     ):
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport = trainer, transport
-        self.s, self.evaluator, self.test, self.data_digest = s, evaluator, test, data_digest
+        self.s, self.evaluator, self.test, self.digests = s, evaluator, test, digests
         self.sums = named_rows(algorithm.up, len(s.x), s.x.dtype, s.x.device)
         self.before = torch.zeros_like(s.x)
         self.nonfinite: list[int] = []  # of this rank, in the last round
@@ -136,7 +136,7 @@ class Silo:
 
     def save(self, t: int) -> None:
         state = self.trainer.client_state.vectors
-        about = (self.config, self.s, state, self.data_digest, self.order_of_sums)
+        about = (self.config, self.s, state, self.digests, self.order_of_sums)
         checkpoint.save(self.world, Path(self.config.out), t, *about)
 
     def diverged(self, number: int, by_server: bool = False) -> DivergedError:

@@ -407,7 +407,9 @@ def test_dropout_acts_in_training_and_not_in_evaluation(data, out, shared_tmp, m
 
 
 @pytest.mark.serial
-def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(data, tmp_path, mpirun, monkeypatch):
+def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(
+    data, tmp_path, mpirun, monkeypatch, capsys
+):
     (tmp_path / "dropping.py").write_text(DROPOUT)
     monkeypatch.chdir(tmp_path)
     settings = {**SHORT, "init": "", "model": "dropping:model", "precision": "fp64", "checkpoint_every": 1}
@@ -421,6 +423,12 @@ def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(da
     assert main([*arguments(data, resumed.out, {**settings, "rounds": 4}), "--resume"]) == 0
     for name, value in once.model.items():
         torch.testing.assert_close(resumed.model[name], value, rtol=1e-12, atol=1e-14)
+    (tmp_path / "dropping.py").write_text(DROPOUT.replace("    return", "    nn.init.zeros_(frozen.bias)\n    return"))
+    sys.modules.pop("dropping")
+    assert main([*arguments(data, resumed.out, {**settings, "rounds": 5}), "--resume"]) == 2, "other constants"
+    assert "other frozen parameters, buffers or shapes" in capsys.readouterr().err
+    (tmp_path / "dropping.py").write_text(DROPOUT)
+    sys.modules.pop("dropping")
     once_more = run_here(data, tmp_path / "again", **{**settings, "rounds": 4})
     assert all(torch.equal(once_more.model[name], value) for name, value in once.model.items())
 

@@ -7,6 +7,7 @@ one. Its frozen parameters and its buffers are constants: neither trained nor se
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -62,6 +63,15 @@ class Network:
     def initial(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The module's own parameters as a flat vector."""
         return self.layout.pack(dict(self.module.named_parameters()), dtype)
+
+    def digest(self) -> str:
+        """Of what a run does not train: the shapes, and the values of the constants."""
+        value = hashlib.sha256(repr([(e.name, e.shape) for e in self.layout.entries]).encode())
+        for name, constant in self.constants.items():
+            data = constant.detach().cpu().contiguous()
+            value.update(repr((name, data.dtype, tuple(data.shape))).encode())
+            value.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return value.hexdigest()
 
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
         """What the module's ``load_state_dict`` takes: the parameters in ``x``, and the constants."""

@@ -31,7 +31,8 @@ from ..mpi import World
 KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
 CHUNK = 1 << 18
-DATA = "data"  # the attribute with the digest of the shards; checkpoints of version 0.1 have none
+# Attributes with the digests of the shards and of the model's constants; checkpoints of version 0.1 have none.
+DATA, MODEL = "data", "model"
 
 
 def folder(out: Path, t: int) -> Path:
@@ -77,7 +78,7 @@ def save(
     config: Config,
     s: Vectors,
     state: dict[str, dict[int, Tensor]],
-    data_digest: str = "",
+    digests: dict[str, str] | None = None,
     order_of_sums: dict[str, Any] | None = None,
 ) -> None:
     """The root writes the server's vectors, every rank its clients' state; then the folder gets its name."""
@@ -95,7 +96,7 @@ def save(
             about = {
                 "round": t,
                 "config": json.dumps(config.record()),
-                DATA: data_digest,
+                **(digests or {}),
                 "order_of_sums": json.dumps(order_of_sums or {}),
             }
             checksums["server.h5"] = _write(temporary / "server.h5", vars(s), about)
@@ -197,18 +198,23 @@ def refuse_other_settings(out: Path, saved: dict[str, Any], config: Config) -> N
         )
 
 
-def refuse_other_data(out: Path, t: int, digest: str, directory: Path) -> None:
-    """Raise if the checkpoint was trained on other data than that in ``directory``, whose digest is given."""
+def refuse_other_digests(out: Path, t: int, digests: dict[str, str], directory: Path) -> None:
+    """Raise if the checkpoint is of other data than that in ``directory``, or of a model with other constants."""
     path = folder(out, t) / "server.h5"
     try:
         with h5py.File(path) as file:
-            saved = str(file.attrs.get(DATA, ""))
+            saved = {name: str(file.attrs.get(name, "")) for name in digests}
     except OSError as error:
         raise _damaged(path, error) from None
-    if saved and saved != digest:
+    if saved[DATA] and saved[DATA] != digests[DATA]:
         raise UserError(
-            f"--resume: {out} was trained on other data: got {digest[:12]} in {directory}, expected {saved[:12]}: "
-            "give --dataset the directory of those shards, or use another --out"
+            f"--resume: {out} was trained on other data: got {digests[DATA][:12]} in {directory}, expected "
+            f"{saved[DATA][:12]}: give --dataset the directory of those shards, or use another --out"
+        )
+    if saved[MODEL] and saved[MODEL] != digests[MODEL]:
+        raise UserError(
+            f"--resume: {out} was started with a model of other frozen parameters, buffers or shapes: use the code and "
+            "the --init of that model, or another --out"
         )
 
 
