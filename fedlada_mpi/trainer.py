@@ -58,7 +58,7 @@ class Trainer:
         self.steps = _steps(self.buffers, "plan", capture)
         self.full_pass = _steps(self.buffers, "all_batches", capture)
         self.local_step: LocalStep = local_step
-        if engine.kernels is not None:
+        if engine.kernels is not None and algorithm.fusable:
             from .gpu.fuse import Fused  # which imports Triton
 
             self.local_step = Fused(local_step)

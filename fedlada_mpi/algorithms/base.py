@@ -90,6 +90,7 @@ class Algorithm:
     gradients: int = 1  # per local step; 2: the first is taken at x, as ``c.g1``
     step_index: bool = False  # whether the hooks of the local step use ``c.k``
     full_gradient: bool = False  # whether ``finish`` uses ``c.full_g``
+    fusable: bool = True  # whether a GPU kernel may be made of the local step; otherwise it runs as written
     # Whether the step of a parameter without a gradient depends on that parameter alone. It does not where
     # ``before_clip`` makes its gradient non-zero, as the clip then scales it by the norm of all the others.
     elementwise: bool = True

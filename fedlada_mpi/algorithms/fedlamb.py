@@ -23,6 +23,7 @@ class FedLAMB(Algorithm):
     up = ("offset", "v")
     paper_units = 2
     elementwise = False
+    fusable = False  # norms of single tensors
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
     beta2: float = hyper(0.999, "second-moment decay", least=0, below=1)
     eps: float = hyper(1e-8, "epsilon of the denominator", above=0)

@@ -95,6 +95,9 @@ class Symbol:
     def sqrt(self) -> Symbol:
         return self.new(f"tl.sqrt_rn({self})")
 
+    def sign_(self) -> Symbol:
+        return self.set(f"tl.where({self} > 0, 1.0, tl.where({self} < 0, -1.0, 0.0))")
+
     def copy_(self, other: Operand) -> Symbol:
         return self.set(_text(other))
 

@@ -27,8 +27,9 @@ def method(name: str) -> algorithms.Algorithm:
     return algorithms.create(resolve(settings).config)
 
 
-STEPS = [(name, False) for name in algorithms.names()]
-STEPS += [(name, True) for name in algorithms.names() if method(name).shares_gradient_free]
+METHODS = [name for name in algorithms.names() if method(name).fusable]
+STEPS = [(name, False) for name in METHODS]
+STEPS += [(name, True) for name in METHODS if method(name).shares_gradient_free]
 
 
 @kernels_run
@@ -38,6 +39,8 @@ def test_fused_step(name, gradient_free, monkeypatch):
     monkeypatch.setattr(fuse, "PARTS", 4)
     chosen = method(name)
     clients = {n: random(3, 3000).abs() for n in ("x", *chosen.slots, *chosen.client_state)} | {"g": random(3, 3000)}
+    clients |= {n: torch.tensor([[4.0], [2.0], [3.0]], device=DEVICE) for n in ("steps", "k")}
+    clients |= {"g1": random(3, 3000)} if chosen.gradients == 2 else {}
     s = Vectors(**{n: random(3000).abs() for n in (*chosen.down, *chosen.derived)})
     lr = torch.tensor(0.1, device=DEVICE)
     fused, plain = (ClientVectors(**{n: v.clone() for n, v in clients.items()}, compute_copy=None) for _ in range(2))
