@@ -11,8 +11,9 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from family_reference import federate
 from ranks import barrier, is_root
-from reference import Round, Settings, federate, flat, image_gradient
+from reference import Round, Settings, flat, image_gradient
 
 CLASSES, SHAPE = 3, (8, 8, 3)
 SETTINGS = {f.name for f in fields(Settings)}
@@ -43,6 +44,11 @@ class Data:
     @property
     def names(self) -> list[str]:
         return [name for name, _ in self.module.named_parameters()]
+
+    @property
+    def tensors(self) -> list[int]:
+        """The number of elements of every parameter."""
+        return [parameter.numel() for parameter in self.module.parameters()]
 
     @cached_property
     def start(self) -> np.ndarray:
@@ -152,7 +158,10 @@ def arguments(data: Data, out: Path, settings: dict[str, Any]) -> list[str]:
     words = []
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"
-        words += [flag] if value is True else [flag, str(value)]
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            words += [flag, str(value)]
     return words
 
 
@@ -171,7 +180,7 @@ def run_reference(run: Run, algorithm: str, rounds: int, steps: list[int], setti
     known = Settings(**{name: value for name, value in settings.items() if name in SETTINGS})
     data = run.data
     assert len(run.participants) == rounds
-    return federate(algorithm, data.start, data.gradients, data.sizes, steps, run.participants, known)
+    return federate(algorithm, data.start, data.gradients, data.sizes, steps, run.participants, known, data.tensors)
 
 
 def disagreement(x: np.ndarray, expected: np.ndarray, start: np.ndarray) -> float:
