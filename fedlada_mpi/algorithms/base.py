@@ -109,6 +109,9 @@ class Algorithm:
                 f"{cls.__name__} overrides before_clip and must declare elementwise: False, or True if it leaves "
                 "parameters without a gradient at zero"
             )
+        shadowed = [n for n, value in vars(cls).items() if isinstance(value, Setting) and n in vars(Algorithm)]
+        if shadowed:
+            raise TypeError(f"{cls.__name__}: {shadowed[0]} cannot be a setting, as every method has it; rename it")
         cls.hypers = {
             name: value.named(name)
             for parent in reversed(cls.__mro__)

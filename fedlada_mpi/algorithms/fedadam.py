@@ -17,8 +17,11 @@ class FedAdam(Algorithm):
     eps: float = hyper(0.01, "epsilon of the denominator", above=0)
     presets = {"": dict(Algorithm.presets[""], server_lr=0.1)}
 
+    def second_moment(self, v: Tensor, delta: Tensor) -> None:
+        v.mul_(self.beta2).addcmul_(delta, delta, value=1 - self.beta2)
+
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
         delta = mean["offset"]
         s.m.mul_(self.beta1).add_(delta, alpha=1 - self.beta1)
-        s.v.mul_(self.beta2).addcmul_(delta, delta, value=1 - self.beta2)
+        self.second_moment(s.v, delta)
         s.x.addcdiv_(s.m, s.v.sqrt().add_(self.eps), value=-self.eta_g)
