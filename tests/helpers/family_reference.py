@@ -253,7 +253,7 @@ class FedPD(FedAvg):
 
     def client(self, i, x, gradient, K, rate):
         eta, (lam, own, x0) = self.s.eta, (self.kept[i][name] for name in ("lam", "x", "x0"))
-        start = own if self.s.start == "warm" else x0
+        start = own if self.s.start_at == "warm" else x0
         final = self.walk(start, K, rate, lambda y: self.g(gradient, y) + lam + (y - x0) / eta)
         lam = lam + (final - x0) / eta
         sent = final + eta * lam
@@ -280,7 +280,7 @@ class FedDR(FedAvg):
     def client(self, i, x, gradient, K, rate):
         mine = self.kept[i]
         y_i = mine["y"] + self.s.alpha * (x - mine["x"])
-        start = mine["x"] if self.s.start == "warm" else x
+        start = mine["x"] if self.s.start_at == "warm" else x
         final = self.walk(start, K, rate, lambda y: self.g(gradient, y) + (y - y_i) / self.s.eta)
         before, after = mine["xh"], 2 * final - y_i
         mine.update(y=y_i, x=final, xh=after)
@@ -300,7 +300,7 @@ class FedSplit(FedAvg):
     def client(self, i, x, gradient, K, rate):
         mine = self.kept[i]
         centre = 2 * x - mine["z"]
-        start = mine["x"] if self.s.start == "warm" else x
+        start = mine["x"] if self.s.start_at == "warm" else x
         final = self.walk(start, K, rate, lambda y: self.g(gradient, y) + (y - centre) / self.s.eta)
         mine.update(z=mine["z"] + 2 * (final - x), x=final)
         return final, {"z": mine["z"]}

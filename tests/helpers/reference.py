@@ -41,7 +41,7 @@ class Settings:
     buffer: str = "average"
     eta: float = 1.0
     skip: float = 0.0
-    start: str = "warm"
+    start_at: str = "warm"
     form: str = ""
     rho: float = 0.0
     q: float = 1.0
