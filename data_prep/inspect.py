@@ -12,22 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from fedlada_mpi.data.manifest import TEST_FILE, Manifest, read_manifest, silo_file
 from fedlada_mpi.data.picture import PICTURE, draw
-from fedlada_mpi.data.shards import TEST_FILE, Manifest, read_manifest, read_silos, read_test, silo_file
+from fedlada_mpi.data.shards import check_files, read_silos, read_test
 from fedlada_mpi.errors import UserError
 
 
 def verify(manifest: Manifest) -> None:
-    """Read every file once: checksum, format, shapes, and labels that agree with the manifest."""
+    """Read every file: checksum, format, shapes, and labels that agree with the manifest."""
+    check_files(manifest, list(manifest.files), trust_cache=False)
     for silo in range(manifest.silos):
-        shard = read_silos(manifest, [silo], verify=True)
-        owners = np.repeat(shard.client_ids, np.diff(shard.offsets))
-        counts = np.zeros_like(manifest.counts)
-        known = (shard.labels >= 0) & (shard.labels < manifest.classes)
-        np.add.at(counts, (owners[known], shard.labels[known]), 1)
-        if not np.array_equal(counts[shard.client_ids], manifest.counts[shard.client_ids]):
-            raise UserError(f"{manifest.root / silo_file(silo)}: its labels do not match the counts in the manifest")
-    read_test(manifest, verify=True)
+        read_silos(manifest, [silo], verify=False)
+    read_test(manifest, verify=False)
 
 
 def table(manifest: Manifest) -> str:

@@ -14,8 +14,12 @@ from torch import Tensor
 from .algorithms import Algorithm, ClientVectors, Vectors
 from .batches import LocalData, Plan, local_steps
 from .config import Config
+from .errors import UserError
 from .gradients import Engine
 from .models.layout import Layout
+from .processes import machine_memory
+
+PLAN_BYTES = 2 * 25  # of one image in a round's plan: 8 + 8 + 1 + 4 + 4 (see ``Plan``), on the host and on the device
 
 # Clients' vectors with the server's: of the live parameters, and of the gradient-free ones where clients share them.
 Parts: TypeAlias = "list[tuple[ClientVectors, Vectors]]"
@@ -49,6 +53,18 @@ class ClientBuffers:
         self.max_batches = -(-int(data.sizes.max()) // self.batch_width) if len(steps) else 0
         self.uneven = len(np.unique(steps)) > 1
         self.capacity = 0
+        self._refuse_long_plans(config, len(steps))
+
+    def _refuse_long_plans(self, config: Config, clients: int) -> None:
+        """The batches of a round are planned at once; refuse before that takes more memory than the machine has."""
+        together = config.max_clients_at_once or clients * config.participation
+        needed = self.max_steps * self.batch_width * max(1.0, together) * PLAN_BYTES
+        if needed > (memory := machine_memory()):
+            raise UserError(
+                f"{self.max_steps} local steps of {self.batch_width} images take {needed:.1e} bytes for the batches of "
+                f"a round, and this machine has {memory:.1e}: lower --local-steps, --local-epochs or "
+                "--max-clients-at-once"
+            )
 
     @property
     def state_bytes(self) -> int:
@@ -156,17 +172,20 @@ class MemoryEstimate:
     """What clients take on this rank's device, predicted from the shapes."""
 
     def __init__(self, buffers: ClientBuffers, engine: Engine, data: LocalData):
-        self.buffers, self.engine, self.image_shape = buffers, engine, tuple(data.images.shape[1:])
+        self.buffers, self.engine, self.data = buffers, engine, data
 
     @cached_property
     def per_client(self) -> int:
         """Stacked state of one client, and its activations."""
-        b = self.buffers
-        return b.state_bytes + self.engine.activation_bytes(self.image_shape, b.batch_width, b.compute)
+        b, image_shape = self.buffers, tuple(self.data.images.shape[1:])
+        return b.state_bytes + self.engine.activation_bytes(image_shape, b.batch_width, b.compute)
 
     @property
-    def shared(self) -> int:
-        return self.buffers.shared_bytes
+    def resident(self) -> int:
+        """What the rank holds however many clients train: its images, what clients share, and what they keep."""
+        b = self.buffers
+        kept = len(self.data.client_ids) * len(b.algorithm.client_state) * b.live * b.dtype.itemsize
+        return self.data.images.nbytes + self.data.labels.nbytes + b.shared_bytes + kept
 
     @property
     def clients_that_fit(self) -> int:

@@ -13,21 +13,19 @@ import json
 import math
 import operator
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, did_you_mean
+from .errors import UserError, did_you_mean, printable, shortened
+from .inputs import check_path, read_json, read_toml, reason
 from .rng import fixed_number
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 DATASETS = ("digits", "cifar10", "cifar100", "tinyimagenet")
+PATHS = ("dataset", "data_dir", "init", "out")
+# Of settings without a limit of their own: counts fit into 32 bits, products of three rates into a float32.
+MOST: dict[type, int] = {int: 2**31 - 1, float: 10**12}
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Setting:
 
 def setting(default: Any, help: str, **range_: Any) -> Any:
     """A field of the settings."""
-    meta = {"setting": Setting(default, help, **range_)}
+    meta = {"setting": Setting(default, help, **{**range_, "most": _most(default, range_.get("most"))})}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=meta)
     return field(default=default, metadata=meta)
@@ -69,7 +67,11 @@ def hyper(
     below: float | None = None,
 ) -> Any:
     """A setting of one method, declared in its class; ``self.NAME`` is its value in a run."""
-    return Setting(default, help, choices, least, most, above, below)
+    return Setting(default, help, choices, least, _most(default, most), above, below)
+
+
+def _most(default: Any, most: float | None) -> float | None:
+    return MOST.get(type(default)) if most is None else most
 
 
 @dataclass
@@ -115,10 +117,11 @@ class Config:
     exhausted: str = setting("refill", "when a class runs out", choices=("refill", "exact"))
     classes_per_client: int = setting(2, "classes of a client under --partition pathological", least=1)
     size_sigma: float = setting(0.0, "spread of the clients' sizes (lognormal); 0 = equal", least=0, most=10)
-    partition_seed: int = setting(20, "seed of the partition", least=0)
+    partition_seed: int = setting(20, "seed of the partition", least=0, most=2**32 - 1)
 
     augment: str = setting("paper", "flip and padded crop, or nothing", choices=("paper", "none"))
-    crop_padding: int = setting(4, "zero pixels around an image before the crop", least=0)
+    # The place of a crop is drawn from 20 bits.
+    crop_padding: int = setting(4, "zero pixels around an image before the crop", least=0, most=2**19 - 1)
     seed: int = setting(0, "seed of sampling, batches, augmentation and initialisation", least=0, most=2**63 - 1)
     precision: str = setting(
         "fp32",
@@ -202,7 +205,7 @@ class Resolved:
 
 
 def _show(value: Any) -> str:
-    return json.dumps(value) if not isinstance(value, str) else value or '""'
+    return json.dumps(value) if not isinstance(value, str) else printable(value) or '""'
 
 
 def resolve(
@@ -271,7 +274,7 @@ def _of_other_methods(name: str) -> bool:
 def _unknown(name: str, algorithm: str, hypers: Mapping[str, Setting]) -> str:
     """Why there is no setting ``name``."""
     if not _of_other_methods(name):
-        return f"unknown setting {name!r}{did_you_mean(name, [*SETTINGS, *hypers])}"
+        return f"unknown setting {shortened(name)}{did_you_mean(name, [*SETTINGS, *hypers])}"
     own = ", ".join(f"--{flag(n)}" for n in hypers) or "none"
     return f"--{flag(name)} is not a setting of {algorithm}: leave it out (its own are: {own})"
 
@@ -300,7 +303,7 @@ def coerce(setting: Setting, value: Any) -> Any:
             raise ValueError
         return value
     except (KeyError, ValueError, TypeError, OverflowError):
-        raise UserError(f"--{flag(setting.name)}: got {value!r}, expected {kind}") from None
+        raise UserError(f"--{flag(setting.name)}: got {shortened(value)}, expected {kind}") from None
 
 
 def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[str, Setting]) -> None:
@@ -310,7 +313,9 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
         value = values[name]
         if setting.choices and value not in setting.choices:
             hint = did_you_mean(str(value), setting.choices)
-            raise UserError(f"--{flag(name)}: got {value!r}, expected one of {', '.join(setting.choices)}{hint}")
+            raise UserError(
+                f"--{flag(name)}: got {shortened(value)}, expected one of {', '.join(setting.choices)}{hint}"
+            )
         for bound, fails, text in (
             (setting.least, operator.lt, "at least"),
             (setting.most, operator.gt, "at most"),
@@ -319,6 +324,8 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
         ):
             if bound is not None and fails(value, bound):
                 raise UserError(f"--{flag(name)}: got {value}, expected {text} {bound}")
+    for name in PATHS:
+        check_path(values[name], f"--{flag(name)}")
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:
         raise UserError("--local-steps and --local-epochs contradict each other: give one of them")
     for name, schedules in SCHEDULES.items():
@@ -342,13 +349,12 @@ def flag(name: str) -> str:
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Settings from a TOML file, or from JSON as a run records them."""
+    check_path(os.fspath(path), "--config")
     path = Path(path)
     try:
-        text = path.read_text()
+        data = read_json(path) if is_record(path) else read_toml(path)
     except OSError as error:
-        raise UserError(f"--config: cannot read {path}: {error.strerror}") from None
-    try:
-        data = json.loads(text) if is_record(path) else tomllib.loads(text)
+        raise UserError(f"--config: cannot read {path}: {reason(error)}") from None
     except ValueError as error:
         raise UserError(f"--config: {path} is not valid {path.suffix[1:].upper() or 'TOML'}: {error}") from None
     if not isinstance(data, dict):

@@ -6,13 +6,14 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tqdm import tqdm
 
 from . import __version__
 from .algorithms import Algorithm
 from .config import Config
-from .data.shards import Manifest
+from .costs import Costs
+from .data.manifest import Manifest
+from .rundir.metrics import TOTALS
 
 
 def amount(count: float) -> str:
@@ -24,6 +25,10 @@ def amount(count: float) -> str:
     return f"{count:.3g} TB"
 
 
+def plural(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 @dataclass(frozen=True)
 class Overview:
     """What the banner shows of a run."""
@@ -33,24 +38,14 @@ class Overview:
     algorithm: Algorithm
     start: int  # the round that the run is resumed after, 0 for a new one
     parameters: int
-    vector_bytes: int
     engine: str
     on_cpu: bool
     ranks_on_node: int
     clients_per_silo: list[int]
     cuda_aware: bool
     environment: dict[str, Any]
-    memory: np.ndarray  # per rank: bytes per client, bytes shared by clients, clients that fit (0: no limit known)
-
-    @property
-    def participants(self) -> float:
-        """Expected number per round."""
-        return self.config.participation * self.config.clients
-
-    @property
-    def clients_at_once(self) -> float:
-        """Participants that the rank with the most clients has on average."""
-        return max(self.clients_per_silo) * self.config.participation
+    sums_changed: str  # how the order of sums differs from before a resume
+    costs: Costs
 
     def banner(self) -> str:
         rows = [*self._what_runs(), *self._where(), *self._costs(), ("files", self.config.out)]
@@ -82,21 +77,24 @@ class Overview:
         ]
 
     def _costs(self) -> list[tuple[str, str]]:
-        a, vector = self.algorithm, self.vector_bytes
-        moved = self.participants * (len(a.down) + len(a.up)) * vector
-        per_client, shared, _ = self.memory.max(0)
-        needed = self.clients_at_once * per_client + shared + vector * (len(a.up) + len(a.down) + len(a.derived) + 1)
-        what = f"{'+'.join(a.down)} down, {'+'.join(a.up)} up"
+        a, costs = self.algorithm, self.costs
+        about = "about " if self.config.sampling == "bernoulli" else ""
+        down = f"{'+'.join(a.down)} down {amount(costs.bytes_down)}"
+        up = f"{'+'.join(a.up)} up {amount(costs.bytes_up)}"
+        who = f"{about}{plural(costs.participants, 'participant')}"
+        at_once = plural(costs.clients_at_once, "client")
         return [
-            ("a round", f"{self.participants:g} participants; {what}: {amount(moved)}"),
-            ("memory", f"about {amount(needed)} per rank for {self.clients_at_once:.1f} clients at once"),
+            ("a round", f"{who}; {down}, {up}; MPI moves {amount(costs.bytes_mpi)}"),
+            ("memory", f"about {amount(costs.memory)} per rank, for up to {at_once} at once"),
         ]
 
     def _notes(self) -> list[str]:
         notes = []
-        fit = min((n for n in self.memory[:, 2] if n), default=0)
-        if 0 < fit < self.clients_at_once:
-            notes.append(f"{fit:.0f} clients fit in a GPU's memory together; more train in turns")
+        if 0 < self.costs.clients_that_fit < self.costs.most_participants:
+            fit = plural(self.costs.clients_that_fit, "client")
+            notes.append(f"no more than {fit} at once in a GPU's memory; a rank's others train in turns")
+        if self.sums_changed:
+            notes.append(f"resumed with {self.sums_changed}: sums are rounded in another order, the last digits differ")
         idle = self.clients_per_silo.count(0)
         if idle:
             notes.append(f"{idle} ranks have no clients: prepare shards for more than {self.manifest.silos} silos")
@@ -147,8 +145,7 @@ def closing_lines(summary: dict[str, Any], records: list[dict[str, Any]], out: s
         lines.append(f"  {float(target):.1%} test      {'not reached' if at is None else f'in round {at}'}")
     if records:
         lines += _where_time_went(records)
-        down, up = (sum(r[k] for r in records) for k in ("bytes_down", "bytes_up"))
-        units, moved = sum(r["paper_units"] for r in records), sum(r["bytes_mpi"] for r in records)
+        down, up, moved, units = (summary[name] for name in TOTALS)
         lines.append(
             f"  communication  {amount(down)} down, {amount(up)} up, {units} vectors in the paper's unit; "
             f"MPI moved {amount(moved)}"

@@ -1,4 +1,4 @@
-"""The exceptions that end a run with one line, and the suggestion after a mistyped name."""
+"""The exceptions that end a run with one line, and what makes such a line: short, printable, with a suggestion."""
 
 from __future__ import annotations
 
@@ -6,8 +6,26 @@ import difflib
 from collections.abc import Iterable
 
 
+def printable(text: str) -> str:
+    """The text in one line that any terminal and file takes: what is not printable is escaped."""
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def shortened(value: object, length: int = 80) -> str:
+    """The value as ``repr`` shows it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 class UserError(Exception):
-    """Bad input; the message says what was given, what is allowed and what to type."""
+    """Bad input; the message says, in one line, what was given, what is allowed and what to type."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(printable(" ".join(message.splitlines())))
 
 
 class DivergedError(Exception):

@@ -7,44 +7,50 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError
+from .errors import UserError, shortened
+from .inputs import check_path, read_bytes
 
 
 @contextmanager
 def users_code(what: str, expected: str) -> Iterator[None]:
-    """What a user's code raises, in one line that names the place in it."""
+    """What a user's code raises, ``sys.exit`` included, in one line that names the place in it."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = (str(error).strip().splitlines() or ["no message"])[0]
-        raise UserError(f"{what}: {type(error).__name__}: {message}{_place(error)}; expected {expected}") from error
+        place = _place(error) or f"; expected {expected}"
+        raise UserError(f"{what}: {type(error).__name__}: {message}{place}") from error
 
 
-def _place(error: Exception) -> str:
-    """`` (model.py, line 3)``: the innermost line outside this package and torch."""
-    torch = sys.modules.get("torch")
-    inside = tuple(str(Path(file).parent) for file in (__file__, torch.__file__ if torch else None) if file)
+def _place(error: BaseException) -> str:
+    """`` (model.py, line 3: its text)``: the innermost line of the user's own."""
+    libraries = (str(Path(__file__).parent), *(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
-    own = [f for f in frames if not f.filename.startswith((*inside, importlib.__file__))]
-    return f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    own = [f for f in frames if not f.filename.startswith(libraries)]
+    return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 
 
-def load_object(what: str, name: str, expected: str) -> Any:
+def load_object(flag: str, name: str, expected: str) -> Any:
     """``package.module:object``, also from the working directory, or ``path/file.py:object``."""
     place, _, attribute = name.rpartition(":")
-    if not place or not attribute:
-        raise UserError(f"{what}: expected {expected}")
-    with users_code(what, expected):
-        module = _file(place) if place.endswith(".py") else _module(place)
-        return getattr(module, attribute)
+    in_file = place.endswith(".py")
+    parts = attribute.split(".") if in_file else (*place.split("."), *attribute.split("."))
+    if not all(part.isidentifier() for part in parts):
+        raise UserError(f"{flag}: got {shortened(name)}, expected {expected}")
+    if in_file:
+        check_path(place, flag)
+    with users_code(f"{flag} {name}", expected):
+        return attrgetter(attribute)(_file(place) if in_file else _module(place))
 
 
 def _module(name: str) -> Any:
@@ -57,7 +63,7 @@ def _module(name: str) -> Any:
 
 def _file(path: str) -> Any:
     """The module in a file, once for each content."""
-    code = Path(path).read_bytes()
+    code = read_bytes(Path(path))
     name = f"fedlada_own_{Path(path).stem}_{hashlib.sha256(os.path.abspath(path).encode() + code).hexdigest()[:12]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)

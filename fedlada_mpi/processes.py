@@ -1,7 +1,8 @@
-"""Processes of this machine: usable cores, whether a process is alive, and a map over worker processes."""
+"""Processes of this machine: usable cores, memory, whether a process is alive, and a map over worker processes."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +15,12 @@ R = TypeVar("R")
 def usable_cores() -> int:
     """The cores this process may use, which a batch system or a launcher can limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine_memory() -> float:
+    """The machine's memory in bytes; infinite where the system does not say."""
+    names = ("SC_PHYS_PAGES", "SC_PAGE_SIZE")
+    return float(math.prod(map(os.sysconf, names))) if set(names) <= os.sysconf_names.keys() else math.inf
 
 
 def start_time(pid: int) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -41,6 +41,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any
     add_arguments(parser.add_argument_group("settings"), SETTINGS)
     _add_hypers(parser, argv)
     options = parser.parse_args(argv)
+    if options.config == []:  # what argparse makes of --config=--
+        parser.error("argument --config: expected one argument")
     return options, {name: value for name, value in vars(options).items() if name not in OPTIONS}
 
 
@@ -84,7 +86,7 @@ def _print_on_root(text: str, stream: TextIO | None = None) -> None:
 def _settle(options: argparse.Namespace, flags: dict[str, Any]) -> tuple[Resolved, Path]:
     from .data.datasets import settle
 
-    if not options.config:
+    if options.config is None:
         return settle(flags, {})
     return settle(flags, load(options.config), recorded=is_record(options.config))
 
@@ -101,8 +103,12 @@ def _run(options: argparse.Namespace, flags: dict[str, Any], at_end: ExitStack) 
     if plan["start"] == claim.FINISHED:
         world.close()
         return 0
-    session = Session(world, Config(**plan["config"]), Path(plan["directory"]), plan["start"])
-    status = session.run()
+    try:
+        session = Session(world, Config(**plan["config"]), Path(plan["directory"]), plan["start"])
+        status = session.run()
+    except SystemExit as error:
+        # Python would end this rank alone and leave the others waiting; as an exception it ends all of them.
+        raise RuntimeError(f"sys.exit({error.code!r}) was called during the run") from error
     session.close()
     return signals.STOPPED if status == "stopped" else 0
 
@@ -115,12 +121,20 @@ def _plan(options: argparse.Namespace, flags: dict[str, Any], at_end: ExitStack)
     from .rundir import claim, lock
 
     resolved, directory = _settle(options, flags)
+    out = Path(resolved.config.out)
+    if not out.exists():
+        at_end.callback(_remove_if_empty, out)  # where the run is refused before it writes anything
     start = claim.claim(resolved.config, options.resume, options.overwrite)
     if start != claim.FINISHED:
-        at_end.enter_context(lock.hold(Path(resolved.config.out)))
+        at_end.enter_context(lock.hold(out))
         # Again, as another run may have written there until now.
         start = claim.claim(resolved.config, options.resume, options.overwrite)
     return {"config": vars(resolved.config), "directory": str(directory), "start": start}
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()
 
 
 if __name__ == "__main__":

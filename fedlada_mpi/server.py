@@ -13,6 +13,7 @@ from . import rng
 from .algorithms import Round
 from .batches import local_steps
 from .console import Progress
+from .costs import bytes_of
 from .rates import local_rate
 from .rundir.metrics import ALL_PHASES, Recorder
 from .silo import MAX_EMPTY_ROUNDS, NUMBERS, Silo
@@ -36,7 +37,6 @@ class Server:
             if stop and not last:
                 status = "stopped"
                 break
-        self.world.broadcast_json({"do": "end", "status": status})
         return status
 
     def round(self, t: int) -> bool:
@@ -94,7 +94,7 @@ class Server:
             return 0.0
         weights = {name: float(r.participants) if name in a.uniform else weight for name in (*a.up, *a.scalars)}
         mean = {name: total.div_(weights[name]) for name, total in silo.sums.items()}
-        mean |= {name: torch.tensor(total / weights[name]) for name, total in scalars.items()}
+        mean |= {name: torch.tensor(total / weights[name], dtype=torch.float64) for name, total in scalars.items()}
         offset = mean["offset"].double() if "offset" in mean else torch.zeros_like(s.x, dtype=torch.float64)
         a.server(s, mean, r)
         moved = (silo.before - s.x).double()
@@ -102,7 +102,6 @@ class Server:
 
     def _record(self, r: Round, participants: np.ndarray, sums: dict[str, float], ranks: np.ndarray) -> dict[str, Any]:
         vector = self.numel * self.silo.s.x.element_size()
-        a = self.algorithm
         record: dict[str, Any] = {
             "round": r.t + 1,
             "lr": r.lr,
@@ -113,10 +112,11 @@ class Server:
             count = sums[f"{part}_count"]
             record[f"{part}_loss"] = sums[f"{part}_loss"] / count if count else None
             record[f"{part}_acc"] = sums[f"{part}_correct"] / count if count else None
-        # A client that keeps nothing between rounds would need the derived vectors too.
-        record["bytes_down"] = len(participants) * (len(a.down) + len(a.derived)) * vector
-        record["bytes_up"] = len(participants) * len(a.up) * vector
-        record["paper_units"] = len(participants) * a.paper_units
+        talk = self.algorithm.communicates(r.t)
+        # Clients that are left out have received, but nothing of theirs is sent.
+        received, sent = (len(participants), r.participants) if talk else (0, 0)
+        record["bytes_down"], record["bytes_up"] = bytes_of(self.algorithm, vector, received, sent)
+        record["paper_units"] = received * self.algorithm.paper_units
         by_phase = dict(zip(ALL_PHASES, ranks[:, len(NUMBERS) :].T, strict=True))
         by_phase["total"] = by_phase["total"][:1]
         record["seconds"] = {phase: float(values.max()) for phase, values in by_phase.items()}

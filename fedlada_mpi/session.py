@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import platform
 import sys
+from contextlib import closing
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,19 @@ from .algorithms import Vectors
 from .batches import LocalData, Normaliser
 from .config import Config, dumps
 from .console import Overview, Progress, closing_lines
+from .costs import Costs, RankMemory
 from .data.datasets import ensure
-from .data.shards import Manifest, read_manifest, read_silos, read_test
+from .data.manifest import Manifest, read_manifest
+from .data.shards import read_silos, read_test
 from .device import choose_device, device_name, set_precision
+from .disk import WriteError
 from .errors import UserError
 from .evaluate import Evaluator
 from .gpu.graphs import capture_on
 from .gradients import create_engine
 from .models.initial import load_initial
 from .mpi.plan import cuda_aware, plan_transport
-from .rundir import checkpoint, claim, results
+from .rundir import checkpoint, claim, metrics, results
 from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
 from .server import Server
@@ -44,7 +49,7 @@ class Session:
         self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
         self.device = world.collectively(lambda: choose_device(world, config))
         self.dtype = set_precision(config.precision)
-        self.silos_of = np.array_split(np.arange(self.manifest.silos), ranks)
+        self.first, self.silos_of = first, np.array_split(np.arange(self.manifest.silos), ranks)
         mine = self.silos_of[world.rank - first] if world.rank >= first else np.arange(0)
         data = world.collectively(lambda: self._local_data(mine))
         test = world.on_root(self._test_data)
@@ -54,12 +59,15 @@ class Session:
         size = self.network.layout.size
         engine = world.collectively(lambda: create_engine(self.network, config, self.device))
         capture = capture_on(self.device) if engine.capturable else None
-        self.trainer = Trainer(config, a, engine, data, self.device, self.dtype, capture)
+        self.trainer = world.collectively(
+            lambda: Trainer(config, a, engine, data, self.device, self.dtype, capture)
+        )  # fmt: skip
         self.transport = plan_transport(world, size, self.dtype, self.device, config.transport)
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
+        self.sums_changed = ""
         evaluator = Evaluator(engine, data.normalise, self.trainer.compute, capture)
-        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, test)
+        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, test, self.manifest.digest)
 
     def _network(self) -> models.Network:
         c, m = self.config, self.manifest
@@ -68,7 +76,7 @@ class Session:
         if c.engine == "stacked" and network.forward is None:
             raise UserError(f"--engine stacked: {c.model} has no stacked layers; use --engine generic or auto")
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
-            load_initial(Path(c.init), network)
+            load_initial(Path(c.init), network, self.dtype)
         return network
 
     def _local_data(self, silos: np.ndarray) -> LocalData:
@@ -84,28 +92,40 @@ class Session:
 
     def run(self) -> str:
         """To the end; finished or stopped."""
-        world, config, silo, out, start = self.world, self.config, self.silo, Path(self.config.out), self.start
+        world, silo, out, start = self.world, self.silo, Path(self.config.out), self.start
         if start:
             clients = set(silo.trainer.data.client_ids.tolist())
             state = silo.trainer.client_state.vectors
-            world.collectively(lambda: checkpoint.load(out, start, silo.s, state, clients, world.rank == 0))
+            world.on_root(lambda: checkpoint.refuse_other_data(out, start, self.manifest.digest, self.manifest.root))
+            world.collectively(lambda: checkpoint.load(out, start, silo.s, state, clients, world))
+            self.sums_changed = world.on_root(lambda: self._sums_changed(start)) or ""
+            world.on_root(lambda: checkpoint.remove_unfinished(out))
         else:
             world.on_root(self._start)
         world.barrier()
         silo.share((*self.algorithm.down, *self.algorithm.derived))
         world.bytes_moved = 0
-        memory = self.trainer.memory
-        memory_by_rank = world.gather([memory.per_client, memory.shared, memory.clients_that_fit])
+        memory = world.gather(astuple(silo.memory))
         if world.rank != 0:
             return silo.serve()
-        write_atomically(out / "config.json", dumps(config))
-        print(self._overview(memory_by_rank).banner(), flush=True)
-        recorder, progress = Recorder(out, start), Progress(config.rounds, start)
         try:
+            status = self._serve(memory)
+        except WriteError as error:  # on the root alone, while the others wait for an order
+            world.broadcast_json({"do": "fail", "message": str(error)})
+            raise
+        world.broadcast_json({"do": "end", "status": status})
+        return status
+
+    def _serve(self, memory: np.ndarray) -> str:
+        """The run on the root, and all that it writes but for checkpoints."""
+        config, silo, out, start = self.config, self.silo, Path(self.config.out), self.start
+        write_atomically(out / "config.json", dumps(config))
+        print(self._overview(memory).banner(), flush=True)
+        with Recorder(out, start) as recorder, closing(Progress(config.rounds, start)) as progress:
+            if recorder.left_out:
+                lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
+                print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}", flush=True)
             status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, progress).run(start)
-        finally:
-            progress.close()
-            recorder.close()
         summary = {"status": status, **summarise(recorder.records, config.targets), "environment": self.environment()}
         results.write(out, self.network.state_dict(silo.s.x.cpu()), summary)
         print(closing_lines(summary, recorder.records, str(out)), flush=True)
@@ -126,15 +146,33 @@ class Session:
             self.algorithm,
             self.start,
             parameters=layout.numel,
-            vector_bytes=layout.numel * self.dtype.itemsize,
             engine=self.trainer.engine.description,
             on_cpu=self.device.type == "cpu",
             ranks_on_node=self.world.node.size,
             clients_per_silo=[int(sum(len(self.manifest.client_ids[i]) for i in silos)) for silos in self.silos_of],
             cuda_aware=cuda_aware(),
             environment=self.environment(),
-            memory=memory,
+            sums_changed=self.sums_changed,
+            costs=self._costs(self.start, memory),
         )
+
+    def _sums_changed(self, start: int) -> str:
+        """How the order of the sums over ranks differs from that up to the checkpoint."""
+        before = checkpoint.order_of_sums(Path(self.config.out), start)
+        now = self.silo.order_of_sums
+        changed = {name: before[name] for name in now if before.get(name, now[name]) != now[name]}
+        return ", ".join(f"{name} {value} before and {now[name]} now" for name, value in changed.items())
+
+    def _costs(self, start: int, memory: np.ndarray) -> Costs:
+        a, manifest = self.algorithm, self.manifest
+        rank_of = np.zeros(manifest.clients, np.int64)
+        for rank, silos in enumerate(self.silos_of, self.first):
+            for silo in silos:
+                rank_of[manifest.client_ids[silo]] = rank
+        vector_bytes = self.network.layout.numel * self.dtype.itemsize
+        bytes_mpi = (len(a.down) + len(a.up)) * self.transport.bytes_per_vector
+        ranks = [RankMemory(*map(int, row)) for row in memory]
+        return Costs.of(self.config, a, vector_bytes, bytes_mpi, rank_of, start, ranks)
 
     def environment(self) -> dict[str, Any]:
         """What the run ran on, for its summary."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,9 @@ from torch import Tensor
 
 from .algorithms import Algorithm, Round, Vectors
 from .config import Config
+from .costs import RankMemory
 from .device import synchronize
-from .errors import DivergedError
+from .errors import DivergedError, UserError
 from .evaluate import Evaluation, Evaluator
 from .mpi import World
 from .mpi.transport import Transport
@@ -48,14 +50,28 @@ class Silo:
         s: Vectors,
         evaluator: Evaluator,
         test: tuple[Tensor, Tensor] | None,
+        data_digest: str,
     ):
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport = trainer, transport
-        self.s, self.evaluator, self.test = s, evaluator, test
+        self.s, self.evaluator, self.test, self.data_digest = s, evaluator, test, data_digest
         self.sums = named_rows(algorithm.up, len(s.x), s.x.dtype, s.x.device)
         self.before = torch.zeros_like(s.x)
         self.nonfinite: list[int] = []  # of this rank, in the last round
         self.clock = Clock()
+
+    @property
+    def order_of_sums(self) -> dict[str, Any]:
+        """What the order of the sums over ranks depends on, and with it their last bits."""
+        return {"ranks": self.world.size, "transport": self.transport.kind}
+
+    @property
+    def memory(self) -> RankMemory:
+        """What this rank needs of its device."""
+        vectors = [*vars(self.s).values(), *self.sums.values(), self.before, *(self.test or ())]
+        memory = self.trainer.memory
+        resident = memory.resident + sum(vector.nbytes for vector in vectors)
+        return RankMemory(memory.per_client, resident, memory.clients_that_fit)
 
     def train(self, r: Round, participants: np.ndarray) -> Totals:
         """Local training of this rank's participants, then the sums to the root."""
@@ -120,7 +136,8 @@ class Silo:
 
     def save(self, t: int) -> None:
         state = self.trainer.client_state.vectors
-        checkpoint.save(self.world, Path(self.config.out), t, self.config, self.s, state)
+        about = (self.config, self.s, state, self.data_digest, self.order_of_sums)
+        checkpoint.save(self.world, Path(self.config.out), t, *about)
 
     def diverged(self, number: int, by_server: bool = False) -> DivergedError:
         """The end of a run that left the finite numbers in round ``number``; all ranks get the root's message."""
@@ -141,6 +158,8 @@ class Silo:
             if order["do"] == "checkpoint":
                 self.save(order["round"])
                 continue
+            if order["do"] == "fail":
+                raise UserError(order["message"])
             if order["do"] == "diverged":
                 raise self.diverged(order["round"])
             r = Round(**order["round"])

@@ -21,6 +21,7 @@ from .algorithms.step import local_step
 from .batches import LocalData, Plan, all_batches, gather, local_steps, plan
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts, rows
 from .config import Config
+from .costs import chunk_count
 from .errors import UserError
 from .gpu.graphs import Capture
 from .gpu.side_stream import SideStream
@@ -67,7 +68,7 @@ class Trainer:
         """Train the rank's ``participants`` and add their weighted contributions to ``sums``."""
         totals = Totals(scalars=dict.fromkeys(self.algorithm.scalars, 0.0))
         rows = np.flatnonzero(np.isin(self.data.client_ids, participants))
-        limit = self.config.max_clients_at_once or self.memory.clients_that_fit or len(rows)
+        limit = self.config.max_clients_at_once or self.memory.clients_that_fit
         for chunk in chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit):
             try:
                 self._train(s, r, chunk, sums, totals)
@@ -185,11 +186,15 @@ class Trainer:
         numbers = {name: sent[0].pop(name).double().flatten() for name in scalars}
         norms2, total = torch.zeros(2, len(clients), dtype=torch.float64, device=self.device)
         for vectors in sent:
-            norms = {name: _row_norms(vectors[name]) for name in self.algorithm.up}
-            if "offset" in norms:
-                norms2 += norms["offset"].square()
-            for norm in (*norms.values(), *numbers.values()):
-                total += norm
+            for name in self.algorithm.up:
+                if name == "offset":
+                    norms = _row_norms(vectors[name])
+                    norms2 += norms.square()
+                else:
+                    norms = torch.linalg.vector_norm(vectors[name], torch.inf, dim=1)
+                total += norms
+            for number in numbers.values():
+                total += number
         squares, checked, *each = torch.stack((norms2, total, *numbers.values())).cpu().numpy()
         finite = np.isfinite(checked) & np.isfinite(losses)
         good = np.flatnonzero(finite)
@@ -218,9 +223,10 @@ def _row_norms(rows: Tensor) -> Tensor:
 
 
 def chunks(rows: np.ndarray, steps: np.ndarray, limit: int) -> Iterator[np.ndarray]:
-    """Participants that train together, at most ``limit``; longest first, so that those still running are a prefix."""
+    """Participants that train together, at most ``limit`` (0: all); longest first, so that those still running are a
+    prefix."""
     if len(rows):
-        yield from np.array_split(rows[np.argsort(-steps, kind="stable")], -(-len(rows) // limit))
+        yield from np.array_split(rows[np.argsort(-steps, kind="stable")], chunk_count(len(rows), limit))
 
 
 class LocalStep(Protocol):

@@ -12,7 +12,7 @@ from ranks import is_root
 from reference import Settings, federate
 from training_runs import Run, arguments, disagreement, make_data, run_here
 
-from fedlada_mpi import algorithms, config
+from fedlada_mpi import algorithms
 from fedlada_mpi.algorithms.scaffold import Scaffold
 from fedlada_mpi.run import main
 from fedlada_mpi.rundir import checkpoint
@@ -81,9 +81,7 @@ def spoil(monkeypatch, which):
             c.c_i[bad] = torch.nan
             return sent
 
-    monkeypatch.setitem(algorithms._METHODS, "spoilt", Spoilt)
-    monkeypatch.setitem(config.METHODS, "spoilt", config.METHODS["scaffold"])
-    monkeypatch.setitem(config.USED_BY, "alpha", ("spoilt",))
+    monkeypatch.setitem(algorithms._built_in(), "spoilt", Spoilt)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "size"])

@@ -210,7 +210,7 @@ def test_print_config(data, capsys, tmp_path, monkeypatch):
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["rounds"].split() == ["7", "file"]
     assert rows["algorithm"].split() == ["scaffold", "flag"]
-    assert rows["alpha"].split() == ["1.0", "preset", "scaffold"]
+    assert rows["alpha"].split() == ["1.0", "default"]
     assert rows["local_epochs"].split() == ["5", "preset", "cifar10"]
     assert main(["--dataset", str(data.shards), "--print-config"]) == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -226,35 +226,130 @@ def test_a_wrong_launcher_writes_nothing(data, out, refused, monkeypatch):
     assert not out.exists()
 
 
-RAISES = """
+OWN = """
+import sys
 from mpi4py import MPI
 from torch import nn
 
-class Model(nn.Sequential):
-    passes = 0
-
-    def forward(self, x):
-        self.passes += self.training
-        if MPI.COMM_WORLD.rank == 1 and self.passes > 10:
-            raise RuntimeError("no such layer on this silo")
-        return super().forward(x)
-
 def model(classes, image_shape):
-    return Model(nn.Flatten(), nn.Linear(192, classes))
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
+
+def raises_on_one_rank(classes, image_shape):
+    return silo(classes) if MPI.COMM_WORLD.rank == 1 else model(classes, image_shape)
+
+def silo(classes):
+    raise RuntimeError("no such layer on this silo")
+
+def leaves_on_one_rank(classes, image_shape):
+    if MPI.COMM_WORLD.rank == 1:
+        sys.exit(0)
+    return model(classes, image_shape)
+
+class Leaves(nn.Linear):
+    def forward(self, images):
+        if MPI.COMM_WORLD.rank == 1 and Leaves.rounds > 1:
+            sys.exit(0)
+        return super().forward(images.flatten(1))
+
+def leaves_in_training(classes, image_shape):
+    Leaves.rounds = 0
+    from fedlada_mpi.trainer import Trainer
+    original = Trainer.round
+    def counted(self, *arguments):
+        Leaves.rounds += 1
+        return original(self, *arguments)
+    Trainer.round = counted
+    return Leaves(192, classes)
+
+def returns_nothing(classes, image_shape):
+    pass
 """
+FAILS = """
+import sys
+from fedlada_mpi import run, session
+
+class Session(session.Session):
+    def run(self):
+        if self.world.rank == 1:
+            raise RuntimeError("a defect on this silo")
+        return super().run()
+
+session.Session = Session
+sys.exit(run.main(sys.argv[1:]))
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    return tmp_path
 
 
 @pytest.mark.serial
 def test_an_exception_on_one_rank_ends_all(data, tmp_path, mpirun):
-    (tmp_path / "raises.py").write_text(RAISES)
-    words = arguments(data, tmp_path / "out", {**SHORT, "rounds": 30, "init": "", "model": "raises:model"})
+    words = arguments(data, tmp_path / "out", {**SHORT, "init": ""})
     start = time.monotonic()
-    done = mpirun(3, *words, cwd=tmp_path, timeout=60)
+    done = mpirun(3, *words, command=("-c", FAILS), cwd=tmp_path, timeout=60)
     assert done.returncode == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "rank 1 of 3 failed:" in done.stderr
-    assert "RuntimeError: no such layer on this silo" in done.stderr
+    assert "RuntimeError: a defect on this silo" in done.stderr
     assert time.monotonic() - start < 45
+
+
+@pytest.mark.serial
+def test_a_users_model_that_raises_is_named_with_its_line(data, own, mpirun):
+    words = arguments(data, own / "out", {**SHORT, "init": "", "model": "own:raises_on_one_rank"})
+    done = mpirun(2, *words, cwd=own, timeout=60)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert lines == [
+        "error: --model own:raises_on_one_rank: RuntimeError: no such layer on this silo "
+        f'({own / "own.py"}, line 13: raise RuntimeError("no such layer on this silo"))'
+    ]
+    assert "Traceback" not in done.stderr
+    assert not (own / "out").exists()
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("model", "status", "words"),
+    [
+        ("own:leaves_on_one_rank", 2, "error: --model own:leaves_on_one_rank: SystemExit: 0 ("),
+        ("own:leaves_in_training", 1, "RuntimeError: sys.exit(0) was called during the run"),
+    ],
+)
+def test_a_users_exit_on_one_rank_ends_all(model, status, words, data, own, mpirun):
+    settings = {**SHORT, "init": "", "model": model, "rounds": 4, "participation": 1.0}
+    done = mpirun(2, *arguments(data, own / "out", settings), cwd=own, timeout=60)
+    assert (done.returncode, done.stderr.count(words)) == (status, 1), done.stderr
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (":x", "--model: got ':x', expected package.module:function"),
+        ("x:", "--model: got 'x:', expected package.module:function"),
+        ("a:b:c", "--model: got 'a:b:c', expected package.module:function"),
+        (".a:b", "--model: got '.a:b', expected package.module:function"),
+        ("\0:f", r"--model: got '\x00:f', expected package.module:function"),
+        ("absent:f", "--model absent:f: ModuleNotFoundError: No module named 'absent'; expected package.module:"),
+        ("own:absent", "--model own:absent: AttributeError: module 'own' has no attribute 'absent'; expected package"),
+        ("own:returns_nothing", "--model own:returns_nothing: got None from the function, expected an nn.Module"),
+        (
+            "os:path",
+            "--model os:path: TypeError: 'module' object is not callable; expected a function",
+        ),
+        ("own:nn.Identity", "--model own:nn.Identity: got outputs of shape [2, 3, 8, 8] for 2 images, expected [2, 3]"),
+        ("torch.nn:Linear", "--model torch.nn:Linear: TypeError: empty(): "),
+    ],
+)
+def test_what_is_not_a_model(model, words, data, own, refused, monkeypatch):
+    monkeypatch.chdir(own)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    assert refused(arguments(data, own / "out", {**SHORT, "init": "", "model": model})).startswith(words)
+    assert files(own) - {"__pycache__"} == {"own.py"}
 
 
 def test_bad_input_is_reported_once_by_all_ranks(data, out, capsys):
@@ -267,7 +362,7 @@ def test_a_users_own_model_trains(data, out, shared_tmp, monkeypatch):
     folder = shared_tmp / "own-model"
     if is_root():
         folder.mkdir()
-        (folder / "mine.py").write_text(RAISES.replace("rank == 1", "rank < 0"))
+        (folder / "mine.py").write_text(OWN)
     barrier()
     monkeypatch.chdir(folder)
     run = run_here(data, out, **{**SHORT, "init": "", "model": "mine:model", "max_clients_at_once": 1})

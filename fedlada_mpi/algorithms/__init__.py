@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ..config import SETTINGS, Config, Setting
+from ..config import SETTINGS, Config, Setting, coerce
 from ..errors import UserError, did_you_mean
 from ..own import load_object
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
@@ -47,8 +47,9 @@ def built_in_hypers() -> dict[str, Setting]:
 def recorded_hypers(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """A method's own settings in the record of a run, without running a user's code."""
     if name in _built_in():
-        return {key: record.get(key, setting.default) for key, setting in _built_in()[name].hypers.items()}
-    return {key: value for key, value in record.items() if key not in SETTINGS}
+        settings = _built_in()[name].hypers
+        return {key: coerce(setting, record.get(key, setting.default)) for key, setting in settings.items()}
+    return {key: v for key, v in record.items() if key not in SETTINGS and isinstance(v, (bool, int, float, str))}
 
 
 def find(name: str) -> type[Algorithm]:
@@ -59,7 +60,7 @@ def find(name: str) -> type[Algorithm]:
     if ":" not in name:
         expected = f"{', '.join(known)}, package.module:Class or path/file.py:Class"
         raise UserError(f"--algorithm: got {name!r}, expected one of {expected}{did_you_mean(name, known)}")
-    cls = load_object(f"--algorithm {name}", name, "package.module:Class or path/file.py:Class")
+    cls = load_object("--algorithm", name, "package.module:Class or path/file.py:Class")
     if not isinstance(cls, type) or not issubclass(cls, Algorithm):
         raise UserError(f"--algorithm {name}: expected a subclass of fedlada_mpi.algorithms.Algorithm")
     return cls

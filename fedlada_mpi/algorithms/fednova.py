@@ -46,7 +46,8 @@ class FedNova(Algorithm):
         return g.add_(c.x - s.x, alpha=self.mu) if self.mu else g
 
     def normalizer(self, steps: Tensor, lr: float) -> Tensor:
-        """a_i, in closed form."""
+        """a_i, in closed form; in double, as differences of nearly equal numbers are taken."""
+        steps = steps.double()
         if self.momentum:
             q = self.momentum
             return (steps - q * (1 - q**steps) / (1 - q)) / (1 - q)

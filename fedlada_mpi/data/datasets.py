@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..config import DATASETS, Config, Resolved, data_root, resolve
-from ..errors import UserError, did_you_mean
-from .shards import MANIFEST, Manifest, read_manifest
+from ..errors import UserError, did_you_mean, shortened
+from ..inputs import check_path
+from .manifest import MANIFEST, Manifest, prepare_command, read_manifest
 
 # Settings of a run that its shards fix, and the names of these settings in the manifest.
 _FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_per_client", "size_sigma")}
@@ -21,9 +22,10 @@ def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = F
     if name in DATASETS:
         resolved = resolve(flags, file, recorded=recorded)
         return resolved, data_root(resolved.config) / name
+    check_path(name, "--dataset")
     if not (Path(name) / MANIFEST).is_file():
         known = f"one of {', '.join(DATASETS)}, or a directory that python -m data_prep --out has written"
-        raise UserError(f"--dataset: got {name!r}, expected {known}{did_you_mean(name, DATASETS)}")
+        raise UserError(f"--dataset: got {shortened(name)}, expected {known}{did_you_mean(name, DATASETS)}")
     manifest = read_manifest(name)
     shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
     return resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded), Path(name)
@@ -79,20 +81,15 @@ def ensure(config: Config, directory: Path, silos: int) -> Manifest:
 def command(config: Config, directory: Path, silos: int, suffix: str = "") -> str:
     """The data_prep command for this run."""
     kind = config.dataset if config.dataset in DATASETS else read_manifest(directory).dataset
-    raw = "" if kind == "digits" else " --raw PATH"
+    dealt = config.partition in ("dirichlet", "pathological")
     options: dict[str, Any] = {
         "clients": config.clients,
         "silos": min(silos, config.clients),
         "partition": config.partition,
+        "dirichlet": config.dirichlet if config.partition == "dirichlet" else None,
+        "exhausted": config.exhausted if dealt else None,
+        "classes_per_client": config.classes_per_client if config.partition == "pathological" else None,
+        "size_sigma": config.size_sigma,
+        "seed": config.partition_seed,
     }
-    if config.partition == "dirichlet":
-        options["dirichlet"] = f"{config.dirichlet:g}"
-    if config.partition in ("dirichlet", "pathological"):
-        options["exhausted"] = config.exhausted
-    if config.partition == "pathological":
-        options["classes-per-client"] = config.classes_per_client
-    if config.size_sigma:
-        options["size-sigma"] = f"{config.size_sigma:g}"
-    options["seed"] = config.partition_seed
-    text = " ".join(f"--{name} {value}" for name, value in options.items())
-    return f"python -m data_prep --dataset {kind}{raw} --out {directory}{suffix} {text}"
+    return prepare_command(kind, f"{directory}{suffix}", options)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .shards import TEST_FILE, Manifest
+from ..inputs import figure_text
+from .manifest import TEST_FILE, Manifest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,7 +42,7 @@ def draw(manifest: Manifest, path: Path) -> None:
         _map(figure, main, manifest)
         _total_profile(totals, manifest)
     _mark_silos(main, manifest)
-    title = _title(manifest)
+    title = figure_text(_title(manifest), 300)
     figure.suptitle(title, fontsize=13 if len(title) < 100 else 10.5, fontweight="bold", color=INK, x=0.01, ha="left")
     figure.savefig(path, format="png")
 
@@ -175,5 +176,4 @@ def _title(manifest: Manifest) -> str:
 
 
 def _short(name: str, length: int = 18) -> str:
-    name = name.replace("_", " ")
-    return name if len(name) <= length else name[: length - 1] + "…"
+    return figure_text(" ".join(name.replace("_", " ").split()), length)

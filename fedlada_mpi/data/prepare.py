@@ -11,11 +11,15 @@ import numpy as np
 
 from ..errors import UserError
 from . import sources
+from .manifest import FORMAT, MANIFEST, Manifest, read_manifest
 from .partition import partition
 from .picture import PICTURE, draw
 from .settings import PrepareSettings, check_silos
-from .shards import FORMAT, MANIFEST, Manifest, read_manifest
-from .write import attributes_of, publish, staging, write_all, write_manifest
+from .sources.bounds import check_memory
+from .sources.raw import is_readable
+from .write import attributes_of, client_checksum, publish, staging, write_all, write_manifest
+
+CELL_BYTES = 32  # in the table of images per client and class, as an array, a list and text
 
 
 def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda message: None) -> Manifest:
@@ -45,6 +49,9 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
 
 def divide(settings: PrepareSettings, images: sources.ImageSet) -> list[np.ndarray]:
     """The images of each client."""
+    owners = images.owners if settings.partition == "natural" else None
+    clients = settings.wanted_clients or 0 if owners is None else len(np.unique(owners))
+    check_memory(clients * images.classes * CELL_BYTES, f"{clients} clients with {images.classes} classes")
     owned = partition(
         settings.rule, images.train_labels, images.classes, settings.wanted_clients or 0, settings.seed, images.owners
     )
@@ -74,6 +81,7 @@ def describe(
         "source": source,
         "class_names": images.class_names,
         "client_names": [] if owners is None else [str(name) for name in np.unique(owners)],
+        "client_sha256": [client_checksum(images, part) for part in owned],
         "counts": [np.bincount(images.train_labels[part], minlength=images.classes).tolist() for part in owned],
     }
 
@@ -90,7 +98,7 @@ def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
     differences = [f"{name} {actual} not {wanted}" for name, (actual, wanted) in pairs.items() if actual != wanted]
     raw = settings.raw or sources.raw_available(settings.dataset, settings.out.parent)
     # Raw data may have been removed once the shards were written.
-    if not differences and raw and raw.exists() and _fingerprint(settings, raw) != present.source:
+    if not differences and raw and is_readable(raw) and _fingerprint(settings, raw) != present.source:
         differences = ["other raw data"]
     if differences:
         raise UserError(
@@ -109,7 +117,7 @@ def _fingerprint(settings: PrepareSettings, raw: Path) -> str:
     try:
         return sources.fingerprint(settings.dataset, raw)
     except OSError as error:
-        raise UserError(f"{raw}: cannot be read ({error.strerror or error})") from None
+        raise UserError(f"{error.filename or raw}: cannot be read ({error.strerror or error})") from None
 
 
 def _bytes_on_disk(images: sources.ImageSet, owned: list[np.ndarray]) -> int:

@@ -4,52 +4,27 @@
     shard = read_silos(manifest, [0, 1])
     images_of_first_client = shard.images[shard.offsets[0] : shard.offsets[1]]
 
-Every rank opens its own files independently; parallel HDF5 is not needed.
+Every rank opens its own files independently; parallel HDF5 is not needed. A file is read only if it is the one that
+was written: its checksum comes first, so that HDF5 never parses a damaged file, and then all that it contains is
+compared with the manifest.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
 from ..errors import UserError
+from .checksums import first_wrong
+from .manifest import FORMAT, MANIFEST, TEST_FILE, Manifest, read_manifest, silo_file
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-TEST_FILE = "test.h5"
-_PREPARE_AGAIN = ": run python -m data_prep again with --force"
-
-
-@dataclass(frozen=True, eq=False)
-class Manifest:
-    """The contents of a directory of shards. Silos are numbered from 0 here, their files from 1."""
-
-    root: Path
-    dataset: str
-    classes: int
-    class_names: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    image_shape: tuple[int, int, int]
-    clients: int
-    silos: int
-    sizes: np.ndarray
-    counts: np.ndarray
-    client_ids: tuple[np.ndarray, ...]
-    client_names: tuple[str, ...]
-    partition: dict[str, Any]
-    seed: int
-    source: str
-    files: dict[str, dict[str, Any]]
+__all__ = ["Manifest", "Shard", "read_manifest", "read_silos", "read_test"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,79 +37,68 @@ class Shard:
     offsets: np.ndarray
 
 
-def silo_file(silo: int) -> str:
-    return f"silo_{silo + 1:04d}.h5"
-
-
-def read_manifest(directory: str | os.PathLike) -> Manifest:
-    path = Path(directory) / MANIFEST
-    try:
-        text = path.read_text()
-    except FileNotFoundError:
-        raise UserError(
-            f"no {MANIFEST} in {directory}: prepare shards with python -m data_prep --out {directory}"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    try:
-        data = json.loads(text)
-        check_format(data["format"], path)
-        counts = np.array(data["counts"], dtype=np.int64).reshape(data["clients"], data["classes"])
-        return Manifest(
-            root=path.parent,
-            dataset=data["dataset"],
-            classes=data["classes"],
-            class_names=tuple(data["class_names"]),
-            mean=tuple(data["mean"]),
-            std=tuple(data["std"]),
-            image_shape=tuple(data["image_shape"]),
-            clients=data["clients"],
-            silos=data["silos"],
-            sizes=counts.sum(axis=1),
-            counts=counts,
-            client_ids=tuple(
-                np.array(data["files"][silo_file(s)]["client_ids"], np.int64) for s in range(data["silos"])
-            ),
-            client_names=tuple(data["client_names"]),
-            partition=data["partition"],
-            seed=data["seed"],
-            source=data["source"],
-            files=data["files"],
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path}: not a manifest of shards ({error!r}){_PREPARE_AGAIN}") from None
-
-
-def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = False) -> Shard:
+def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = True) -> Shard:
     """The shards of ``silos``, in that order, read straight into one array; ``verify`` compares checksums first."""
     for silo in silos:
         if not 0 <= silo < manifest.silos:
             raise UserError(f"{manifest.root}: no silo {silo}, expected 0 to {manifest.silos - 1}")
+    check_files(manifest, [silo_file(silo) for silo in silos], verify)
     client_ids = np.concatenate([np.empty(0, np.int64), *(manifest.client_ids[silo] for silo in silos)])
     offsets = np.concatenate([[0], np.cumsum(manifest.sizes[client_ids])]).astype(np.int64)
     images = np.empty((offsets[-1], *manifest.image_shape), dtype=np.uint8)
     labels = np.empty(offsets[-1], dtype=np.int64)
     start = 0
     for silo in silos:
-        expected = manifest.client_ids[silo]
-        stop = start + int(manifest.sizes[expected].sum())
-        with _opened(manifest, silo_file(silo), verify) as file:
+        ids = manifest.client_ids[silo]
+        ends = np.concatenate([[0], np.cumsum(manifest.sizes[ids])]).astype(np.int64)
+        stop = start + int(ends[-1])
+        with _opened(manifest, silo_file(silo)) as file:
             _read(file, "images", images[start:stop])
             _read(file, "labels", labels[start:stop])
-            if verify:
-                _check_clients(file, expected, manifest.sizes[expected])
+            for name, expected in (("client_ids", ids), ("offsets", ends)):
+                actual = np.empty_like(expected)
+                _read(file, name, actual)
+                if not np.array_equal(actual, expected):
+                    raise ValueError(f"{name!r} are not those of {MANIFEST}")
+            _check_labels(labels[start:stop], manifest.classes, manifest.counts[ids])
         start = stop
     return Shard(images, labels, client_ids, offsets)
 
 
-def read_test(manifest: Manifest, verify: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def read_test(manifest: Manifest, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of the test set."""
+    check_files(manifest, [TEST_FILE], verify)
     images = np.empty((manifest.files[TEST_FILE]["images"], *manifest.image_shape), dtype=np.uint8)
     labels = np.empty(len(images), dtype=np.int64)
-    with _opened(manifest, TEST_FILE, verify) as file:
+    with _opened(manifest, TEST_FILE) as file:
         _read(file, "images", images)
         _read(file, "labels", labels)
+        _check_labels(labels, manifest.classes)
     return images, labels
+
+
+def check_files(manifest: Manifest, names: Sequence[str], checksums: bool = True, trust_cache: bool = True) -> None:
+    """Refuse files that are missing, or of another size or checksum than the manifest says."""
+    wrong = None
+    try:
+        for name in names:
+            path, expected = manifest.root / name, manifest.files[name]["bytes"]
+            if not path.is_file():
+                raise UserError(f"{path}: missing, or not a regular file: {_prepare_again(manifest)}")
+            if (size := path.stat().st_size) != expected:
+                raise UserError(f"{path}: got {size} bytes, expected {expected}: {_prepare_again(manifest)}")
+        if checksums:
+            sums = {manifest.root / name: manifest.files[name]["sha256"] for name in names}
+            wrong = first_wrong(sums, trust_cache)
+    except OSError as error:
+        raise UserError(f"{error.filename or manifest.root}: cannot be read ({error.strerror or error})") from None
+    if wrong:
+        reason = f"its sha256 is not that of {MANIFEST}: the file was changed"
+        raise UserError(f"{wrong}: {reason}: {_prepare_again(manifest)}")
+
+
+def _prepare_again(manifest: Manifest) -> str:
+    return f"prepare it again with {manifest.command}"
 
 
 # Below, h5py's low-level calls: whole datasets go from the file straight into their place in memory,
@@ -146,76 +110,48 @@ _ACCESS.set_file_locking(False, True)
 
 
 @contextlib.contextmanager
-def _opened(manifest: Manifest, name: str, verify: bool) -> Iterator[h5py.h5f.FileID]:
-    """Open one file of the manifest after checking what is cheap: its format version and size."""
+def _opened(manifest: Manifest, name: str) -> Iterator[h5py.h5f.FileID]:
+    """Open one file of the manifest; whatever does not fit in it is an error that names the file."""
     path = manifest.root / name
-    entry = manifest.files[name]
-    if verify and path.exists() and path.stat().st_size == entry["bytes"] and sha256(path) != entry["sha256"]:
-        raise UserError(f"{path}: its sha256 is not that of {MANIFEST}: the file was changed{_PREPARE_AGAIN}")
     try:
         file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDONLY, _ACCESS)
-    except OSError as error:
-        length = f", {path.stat().st_size} bytes" if path.exists() else ""
-        reason = f"cannot be opened as HDF5 ({_first_line(error)}{length})"
-        raise UserError(f"{path}: {reason}, expected a shard of {entry['bytes']} bytes{_PREPARE_AGAIN}") from None
-    try:
-        # Before the size, because that differs, too, in a shard of another version.
-        check_format(_format_of(file), path)
-        if (size := path.stat().st_size) != entry["bytes"]:
-            raise UserError(f"{path}: got {size} bytes, expected {entry['bytes']}{_PREPARE_AGAIN}")
-        yield file
-    finally:
-        file.close()
+        try:
+            _check_attributes(file, manifest)
+            yield file
+        finally:
+            file.close()
+    # h5py raises any of these on a file that is not as it expects.
+    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: not a shard of {MANIFEST} ({reason}): {_prepare_again(manifest)}") from None
 
 
-def _format_of(file: h5py.h5f.FileID) -> int | None:
-    try:
-        version = np.empty((), dtype=np.int64)
-        h5py.h5a.open(file, b"format").read(version)
-        return int(version)
-    except (KeyError, TypeError, OSError):
-        return None
+def _check_attributes(file: h5py.h5f.FileID, manifest: Manifest) -> None:
+    """The settings in the file must be those of the manifest: neither can be changed alone."""
+    attributes = h5py.File(file).attrs
+    if (version := attributes["format"]) != FORMAT:
+        raise ValueError(f"format {version}, expected format {FORMAT}")
+    for name in ("dataset", "classes", "seed", "mean", "std"):
+        if not np.array_equal(attributes[name], getattr(manifest, name)):
+            raise ValueError(f"{name} {attributes[name]}, but {getattr(manifest, name)} in {MANIFEST}")
+    if json.loads(attributes["partition"]) != manifest.partition:
+        raise ValueError(f"partition {attributes['partition']}, but {json.dumps(manifest.partition)} in {MANIFEST}")
 
 
 def _read(file: h5py.h5f.FileID, name: str, out: np.ndarray) -> None:
     """Fill ``out`` with the whole of one dataset, which must have its shape and type."""
-    try:
-        dataset = h5py.h5d.open(file, name.encode())
-    except KeyError:
-        raise UserError(f"{_name(file)}: {name!r} is missing{_PREPARE_AGAIN}") from None
+    dataset = h5py.h5d.open(file, name.encode())
     if dataset.shape != out.shape or dataset.dtype != out.dtype:
         actual, expected = f"{dataset.dtype} {list(dataset.shape)}", f"{out.dtype} {list(out.shape)}"
-        raise UserError(f"{_name(file)}: {name!r} is {actual}, expected {expected}{_PREPARE_AGAIN}")
-    try:
-        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
-    except OSError as error:
-        raise UserError(f"{_name(file)}: {name!r} cannot be read ({_first_line(error)}){_PREPARE_AGAIN}") from None
+        raise ValueError(f"{name!r} is {actual}, expected {expected}")
+    dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
 
 
-def _check_clients(file: h5py.h5f.FileID, expected: np.ndarray, sizes: np.ndarray) -> None:
-    ids, ends = np.empty_like(expected), np.empty(len(expected) + 1, dtype=np.int64)
-    _read(file, "client_ids", ids)
-    _read(file, "offsets", ends)
-    if (ids != expected).any() or (np.diff(ends) != sizes).any():
-        raise UserError(f"{_name(file)}: its clients are not those of {MANIFEST}{_PREPARE_AGAIN}")
-
-
-def _name(file: h5py.h5f.FileID) -> str:
-    return os.fsdecode(file.name)
-
-
-def check_format(version: object, path: Path) -> None:
-    if version != FORMAT:
-        raise UserError(f"{path}: shards of format {version}, expected format {FORMAT}{_PREPARE_AGAIN}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _check_labels(labels: np.ndarray, classes: int, counts: np.ndarray | None = None) -> None:
+    """Labels are those of the classes; with ``counts``, as many of each as every client, in turn, should have."""
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValueError(f"labels {labels.min()} to {labels.max()}, expected 0 to {classes - 1}")
+    if counts is not None:
+        cells = np.repeat(np.arange(len(counts)) * classes, counts.sum(axis=1)) + labels
+        if not np.array_equal(np.bincount(cells, minlength=counts.size), counts.ravel()):
+            raise ValueError(f"its labels are not as often there as 'counts' in {MANIFEST} say")

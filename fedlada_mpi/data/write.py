@@ -8,6 +8,7 @@ next one removes.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -17,13 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 from tqdm import tqdm
 
+from .. import disk
 from ..errors import UserError
 from ..processes import is_alive
-from .shards import FORMAT, MANIFEST, TEST_FILE, sha256, silo_file
+from .checksums import sha256
+from .manifest import FORMAT, MANIFEST, TEST_FILE, silo_file
 from .sources import ImageSet
 
 STAGING = ".unfinished-"
@@ -63,7 +65,7 @@ def staging(out: Path, needed_bytes: int) -> Iterator[Path]:
 def reserve(path: Path, size: int) -> None:
     """Allocate the disk space that will be needed, and free it again.
 
-    Quotas and limits show up here as a plain error; in the middle of a file they can crash HDF5.
+    Quotas and limits show up here, before the minutes that writing may take.
     """
     with path.open("wb") as file:
         if hasattr(os, "posix_fallocate"):
@@ -107,15 +109,28 @@ def write_file(
     extra: dict[str, np.ndarray],
 ) -> None:
     # A fixed file format version and no time stamps: the same content gives the same bytes.
-    with h5py.File(path, "w", libver=("earliest", "v108")) as file:
+    with disk.new_hdf5(path, libver=("earliest", "v108")) as file:
         file.attrs.update(attributes)
         shape = (len(indices), *images.shape[1:])
         stored = file.create_dataset("images", shape, dtype=np.uint8, track_times=False)
-        block = max(1, BLOCK_BYTES // (images[0].nbytes or 1))
-        for start in range(0, len(indices), block):
-            stored[start : start + block] = images[indices[start : start + block]]
+        for part in _blocks(images, len(indices)):
+            stored[part] = images[indices[part]]
         for name, values in {"labels": labels[indices].astype(np.int64), **extra}.items():
             file.create_dataset(name, data=values, track_times=False)
+
+
+def client_checksum(images: ImageSet, indices: np.ndarray) -> str:
+    """The sha256 of a client's labels and images: identifies its data, whichever silo has it."""
+    digest = hashlib.sha256(images.train_labels[indices].astype("<i8").tobytes())
+    for part in _blocks(images.train_images, len(indices)):
+        digest.update(images.train_images[indices[part]].tobytes())
+    return digest.hexdigest()
+
+
+def _blocks(images: np.ndarray, count: int) -> Iterator[slice]:
+    """Slices of ``count`` images that are copied at once."""
+    block = max(1, BLOCK_BYTES // (images[0].nbytes or 1))
+    return (slice(start, start + block) for start in range(0, count, block))
 
 
 def entry(path: Path, images: int) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def transport(here: Here) -> Result:
 @check("data", "set FEDLADA_DATA to a folder that can be read", needs="packages")
 def data(here: Here) -> Result:
     from ..config import Config, data_root
-    from ..data.shards import MANIFEST, read_manifest
+    from ..data.manifest import MANIFEST, read_manifest
 
     root, prepared = data_root(Config()), []
     for path in sorted(root.glob(f"*/{MANIFEST}")):
@@ -184,7 +184,7 @@ def data(here: Here) -> Result:
                 return (
                     FAIL,
                     f"{file} {what}",
-                    f"python -m data_prep --dataset {manifest.dataset} --out {path.parent} --force",
+                    manifest.command,
                 )
         prepared.append(f"{path.parent.name} ({int(manifest.sizes.sum())} images, {manifest.clients} clients)")
     if not prepared:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import re
 import sys
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import config as settings
-from ..errors import UserError, did_you_mean
-from ..rundir import lock
+from ..errors import UserError, did_you_mean, shortened
+from ..inputs import check_path, require_regular
+from ..rundir import lock, metrics
 from ..rundir.results import finished_rounds
 
 FOLDER = Path(__file__).parent
@@ -55,18 +55,15 @@ class Run:
 
     def rounds_done(self) -> int:
         """The last round in metrics.jsonl, read from its end."""
+        path = self.directory / "metrics.jsonl"
         try:
-            with open(self.directory / "metrics.jsonl", "rb") as file:
+            require_regular(path)
+            with open(path, "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-                lines = file.read().split(b"\n")[:-1]
+                records, _ = metrics.parse(file.read())
         except OSError:
             return 0
-        for line in reversed(lines):
-            try:
-                return int(json.loads(line)["round"])
-            except (ValueError, KeyError, TypeError):
-                continue
-        return 0
+        return records[-1]["round"] if records else 0
 
     def finished(self) -> bool:
         """Whether the run has all its rounds, and has written its results."""
@@ -99,6 +96,7 @@ def experiments() -> list[str]:
 
 def find(name: str) -> Path:
     """The file of a named experiment, or the file itself."""
+    check_path(name, "the experiment")
     path = Path(name)
     if path.suffix == ".toml":
         if not path.is_file():
@@ -106,13 +104,16 @@ def find(name: str) -> Path:
         return path
     if name not in experiments():
         hint = did_you_mean(name, experiments())
-        raise UserError(f"unknown experiment {name!r}{hint}: expected one of {', '.join(experiments())}, or FILE.toml")
+        raise UserError(
+            f"unknown experiment {shortened(name)}{hint}: expected one of {', '.join(experiments())}, or FILE.toml"
+        )
     return FOLDER / f"{name}.toml"
 
 
 def load(name: str, runs: str = "", changes: Mapping[str, Any] | None = None) -> Grid:
     """The grid of an experiment; ``changes`` are settings that override its file."""
     path = find(name)
+    check_path(runs, "--runs")
     try:
         return _expand(path, Path(runs or Path("runs") / path.stem), changes or {})
     except UserError as error:
@@ -174,4 +175,4 @@ def _safe(value: Any) -> str:
     clean = re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")
     if clean == text and len(text) <= 40:
         return text
-    return f"{clean[-30:]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return f"{clean[-30:]}-{hashlib.sha256(os.fsencode(text)).hexdigest()[:8]}"

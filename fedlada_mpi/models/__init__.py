@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, did_you_mean
+from ..errors import UserError, did_you_mean, shortened
 from ..own import load_object, users_code
 from .architectures import Architecture, cnn, lenet, resnet18
 from .layers import Stack
@@ -85,7 +85,7 @@ def build(
         forward: Callable[[Stack, Tensor], Tensor] | None = None
         maps: dict[str, Kernel] = {}
         if ":" in name:
-            function = load_object(f"--model {name}", name, "package.module:function")
+            function = load_object("--model", name, "package.module:function")
             with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
                 module = function(classes, image_shape)
             module = try_out(name, module, classes, image_shape)
@@ -96,7 +96,7 @@ def build(
                 raise UserError(f"--model {name}: {error}") from None
         else:
             known = f"{', '.join(MODELS)}, or package.module:function"
-            raise UserError(f"--model: got {name!r}, expected one of {known}{did_you_mean(name, MODELS)}")
+            raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, MODELS)}")
     parameters = [(n, p.shape) for n, p in module.named_parameters() if p.requires_grad]
     if not stacked or forward is None:
         trained = {n for n, _ in parameters}

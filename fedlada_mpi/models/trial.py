@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import UserError, shortened
 from ..own import users_code
 
 IMAGES = 2
@@ -14,7 +14,7 @@ IMAGES = 2
 def try_out(model: str, module: object, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
     """The module, if it turns images [N, channels, rows, columns] into [N, classes], each by itself."""
     if not isinstance(module, nn.Module):
-        raise UserError(f"--model {model}: got a {type(module).__name__} from the function, expected an nn.Module")
+        raise UserError(f"--model {model}: got {shortened(module)} from the function, expected an nn.Module")
     module.cpu()
     rows, columns, channels = image_shape
     draw = torch.Generator().manual_seed(0)

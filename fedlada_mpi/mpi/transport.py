@@ -22,6 +22,11 @@ class Transport(ABC):
     def __init__(self, world: World, size: int, dtype: torch.dtype, device: torch.device):
         self.world, self.size, self.dtype, self.device = world, size, dtype, device
 
+    @property
+    def bytes_per_vector(self) -> int:
+        """Bytes between ranks for one vector: each rank but the root sends or receives it once."""
+        return (self.world.size - 1) * self.size * self.dtype.itemsize
+
     def bcast(self, vectors: Sequence[Tensor]) -> None:
         """The root's vectors, on every rank, in place. Callers pass a barrier first: waiting is timed apart."""
         self._synchronize()
@@ -55,8 +60,7 @@ class Transport(ABC):
             assert vector.shape == (self.size,), f"planned for {self.size} elements, got {tuple(vector.shape)}"
             assert vector.dtype == self.dtype, f"planned for {self.dtype}, got {vector.dtype}"
             assert vector.is_contiguous()
-            # Each rank but the root sends or receives the vector once.
-            self.world.bytes_moved += (self.world.size - 1) * step
+            self.world.bytes_moved += self.bytes_per_vector
         first = vectors[0]
         same = all(v.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for v in vectors)
         adjacent = same and all(v.data_ptr() == first.data_ptr() + i * step for i, v in enumerate(vectors))

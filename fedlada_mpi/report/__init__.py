@@ -11,12 +11,16 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..errors import printable
+from ..inputs import check_path
+
 
 def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str]:
     """Write the report of the run directories at or under ``runs``; returns messages for the user."""
     from . import figures, load, page, paper, tables
     from .groups import group
 
+    check_path(os.fspath(out), "--out")
     out = Path(out)
     loaded, problems = load.read_all(runs)
     groups = group(loaded)
@@ -30,11 +34,12 @@ def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str
     ]
     (out / "tables").mkdir(parents=True, exist_ok=True)
     for table in all_tables:
-        (out / "tables" / f"{table.id}.csv").write_text(table.csv())
-        (out / "tables" / f"{table.id}.md").write_text(table.markdown())
+        (out / "tables" / f"{table.id}.csv").write_text(table.csv(), "utf-8")
+        (out / "tables" / f"{table.id}.md").write_text(table.markdown(), "utf-8")
     names = figures.write(groups, out / "figures")
-    where = ", ".join(map(str, runs))
-    (out / "index.html").write_text(page.render(groups, all_tables, names, where))
+    where = printable(", ".join(map(str, runs)))
+    problems = [printable(problem) for problem in problems]
+    (out / "index.html").write_text(page.render(groups, all_tables, names, where, problems), "utf-8")
     unreadable = sum(run.skipped for run in loaded)
     messages = [f"left out: {problem}" for problem in problems]
     if unreadable:
@@ -43,4 +48,4 @@ def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str
         messages.append('curves are static pictures: for interactive ones, pip install "fedlada_mpi[report]"')
     counts = [(len(loaded), "run"), (len(groups), "setting"), (len(all_tables), "table"), (len(names), "figure")]
     count, settings, *files = (f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
-    return [*messages, f"{count} of {settings}, {', '.join(files)}: {out / 'index.html'}"]
+    return [*messages, f"{count} of {settings}, {', '.join(files)}: {printable(str(out / 'index.html'))}"]

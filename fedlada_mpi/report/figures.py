@@ -19,6 +19,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import NullFormatter
 
+from ..inputs import figure_text
 from ..processes import process_map, usable_cores
 from ..rundir.metrics import PHASES
 from . import paper
@@ -74,7 +75,7 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
     """The figures that there are runs for."""
     planned: list[Planned] = []
     for problem, members in by_problem([one for one in groups if one.done]).items():
-        name = slug(problem)
+        name, problem = slug(problem), figure_text(problem, 100)
         if len(members) <= ONE_PANEL:
             planned.append((f"curves_{name}", partial(_curves, problem, members)))
         else:
@@ -90,6 +91,10 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
     # The smallest figures come last, so that all processes end at about the same time.
     planned += [(f"paper_{spec.id}", partial(_paper, spec)) for spec in paper.figures(groups) if not spec.empty]
     return planned
+
+
+def _names(groups: Sequence[Group]) -> list[str]:
+    return [figure_text(name) for name in labels(groups)]
 
 
 def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str = "", limit: int | None = None) -> None:
@@ -128,7 +133,7 @@ def _paper(spec: paper.Figure) -> Drawing:
     )
     marked = False
     for axes, panel in zip(grid.flat, spec.panels, strict=True):
-        names = labels(panel.groups)
+        names = _names(panel.groups)
         points_of = paper.marks(panel.dataset) if panel.marked and panel.measure == "test_acc" else {}
         for one, name, colour in zip(panel.groups, names, colours(panel.groups), strict=True):
             _curve(axes, one, panel.measure, colour, name, limit=spec.rounds)
@@ -148,7 +153,7 @@ def _paper(spec: paper.Figure) -> Drawing:
 
 def _curves(problem: str, groups: Sequence[Group]) -> Drawing:
     """One panel per measure, all groups in each."""
-    names = labels(groups)
+    names = _names(groups)
     wanted = [("test_acc", ""), ("train_loss", ""), ("test_acc", "units"), ("consistency", "")]
     wanted = [w for w in wanted if any(len(one.curve(w[0])[0]) for one in groups)]
     columns = min(2, len(wanted)) or 1
@@ -178,7 +183,7 @@ def _seeds(groups: Sequence[Group]) -> str:
 
 def _facets(problem: str, groups: Sequence[Group], measure: str) -> Drawing:
     """One panel per method, the other methods' curves behind it in grey."""
-    names = labels(groups)
+    names = _names(groups)
     named = dict(zip(map(id, groups), names, strict=True))
     facets: list[list[Group]] = []
     for method in dict.fromkeys(one.method for one in groups):
@@ -214,7 +219,7 @@ def _facets(problem: str, groups: Sequence[Group], measure: str) -> Drawing:
 def _phases(problem: str, groups: Sequence[Group]) -> Drawing:
     """Seconds per round by phase, one bar per group."""
     means = [[finite_mean(one.curve(f"seconds_{phase}")[1]) or 0.0 for phase in PHASES] for one in groups]
-    names = labels(groups)
+    names = _names(groups)
     drawing, axes = plt.subplots(figsize=(8.4, 0.28 * len(groups) + 1.5), layout="constrained")
     left = np.zeros(len(groups))
     for phase, colour, values in zip(PHASES, PHASE_COLOURS, np.array(means).T, strict=True):
@@ -231,7 +236,7 @@ def _phases(problem: str, groups: Sequence[Group]) -> Drawing:
 
 def _ranks(problem: str, groups: Sequence[Group]) -> Drawing:
     """Seconds of training and waiting by rank, in the last run of each group."""
-    names = labels(groups)
+    names = _names(groups)
     columns = min(4, len(groups))
     rows = -(-len(groups) // columns)
     drawing, grid = plt.subplots(

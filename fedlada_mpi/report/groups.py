@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
@@ -33,6 +34,7 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 @cache
 def _preset(dataset: str, method: str) -> dict[str, Any]:
     """The presets; of a user's own method only those of the data set."""
+    dataset = dataset if dataset in settings.PRESETS else "other"
     known = {"dataset": dataset, "algorithm": method if method in algorithms.names() else "fedavg"}
     return settings.resolve(known).config.record()
 
@@ -98,12 +100,13 @@ class Group:
     def curve(self, name: str) -> Curve:
         """A metric over the rounds, across all runs."""
         if name not in self._curves:
-            table = np.full((len(self.runs), self.done + 1), np.nan)
+            rounds = np.unique(np.concatenate([run.rounds for run in self.runs]))
+            table = np.full((len(self.runs), len(rounds)), np.nan)
             for row, run in zip(table, self.runs, strict=True):
-                row[run.rounds] = run.series[name]
+                row[np.searchsorted(rounds, run.rounds)] = run.series[name]
             count = np.sum(~np.isnan(table), axis=0)
-            rounds = np.flatnonzero(count)
-            table, count = table[:, rounds], count[rounds]
+            known = np.flatnonzero(count)
+            rounds, table, count = rounds[known], table[:, known], count[known]
             mean = np.nansum(table, axis=0) / count
             square = np.nansum((table - mean) ** 2, axis=0)
             std = np.sqrt(np.divide(square, count - 1, out=np.full(len(rounds), np.nan), where=count > 1))
@@ -191,5 +194,6 @@ def by_problem(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def slug(name: str) -> str:
-    """A file name for a title."""
-    return "_".join("".join(c if c.isalnum() or c == "." else " " for c in name.lower()).split())
+    """A file name for a title; a long one is cut, and told apart by a hash."""
+    text = "_".join("".join(c if c.isalnum() or c == "." else " " for c in name.lower()).split())
+    return text if len(text) <= 60 else f"{text[:50]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +12,11 @@ import numpy as np
 
 from .. import algorithms
 from .. import config as settings
-from ..errors import UserError
+from ..errors import UserError, printable
+from ..inputs import check_path, read_bytes, read_json, reason
 from ..processes import process_map, usable_cores
-from ..rundir.metrics import PHASES
+from ..rundir.metrics import ALL_PHASES, NUMBERS, parse
 
-SCALARS = (
-    *("lr", "local_loss", "train_loss", "train_acc", "test_loss", "test_acc", "consistency"),
-    *("bytes_down", "bytes_up", "bytes_mpi", "paper_units"),
-)
 WORTH_A_PROCESS = 20_000_000  # bytes of metrics; fewer are read before another process has started
 
 
@@ -34,8 +30,6 @@ class Run:
     series: dict[str, np.ndarray]
     by_rank: dict[str, np.ndarray] = field(default_factory=dict)
     status: str = "unfinished"
-    seconds: float | None = None
-    environment: dict[str, Any] = field(default_factory=dict)
     skipped: int = 0
 
     @property
@@ -52,32 +46,42 @@ class Run:
         return self.status == "finished" or self.done >= self.settings["rounds"]
 
 
-def find(paths: Iterable[str | os.PathLike]) -> list[Path]:
-    """The run directories at or under the paths, in order, each once."""
+def find(paths: Sequence[str | os.PathLike]) -> tuple[list[Path], list[str]]:
+    """The run directories at or under the paths, in order, each once; and a message for each that cannot be entered."""
     directories: dict[Path, None] = {}
-    for start in map(Path, paths):
-        if not start.is_dir():
-            raise UserError(f"there is no directory {start}: give run directories, or directories that contain them")
-        for directory, below, files in os.walk(start):
+    problems: list[str] = []
+
+    def unreadable(error: OSError) -> None:
+        problems.append(f"{error.filename} cannot be read: {reason(error)}")
+
+    for start in [os.fspath(path) for path in paths]:
+        check_path(start, "RUNS")
+        if not os.path.isdir(start):
+            problems.append(f"there is no directory {start}: give run directories, or directories that contain them")
+            continue
+        for directory, below, files in os.walk(start, onerror=unreadable):
             below.sort()
-            if "config.json" in files:
+            # Also where something else bears the name of a run's file: it is then left out with that reason.
+            if {"config.json", "metrics.jsonl"} & {*files, *below}:
                 directories[Path(directory)] = None
                 below.clear()
     if not directories:
         where = ", ".join(map(str, paths))
-        raise UserError(f"no runs under {where} (looked for config.json): start one with python -m fedlada_mpi.run")
-    return list(directories)
+        none = f"no runs under {where} (looked for config.json): start one with python -m fedlada_mpi.run"
+        raise UserError(problems[0] if problems else none)
+    return list(directories), problems
 
 
-def read_all(paths: Iterable[str | os.PathLike]) -> tuple[list[Run], list[str]]:
-    """All runs at or under the paths, and a message for each directory that could not be read."""
-    directories = find(paths)
+def read_all(paths: Sequence[str | os.PathLike]) -> tuple[list[Run], list[str]]:
+    """All runs at or under the paths, and a message for each directory or file that could not be read."""
+    directories, problems = find(paths)
     workers = min(usable_cores(), _metrics_bytes(directories) // WORTH_A_PROCESS)
     results = list(process_map(_read_or_explain, directories, workers))
     runs = [result for result in results if isinstance(result, Run)]
-    problems = [result for result in results if isinstance(result, str)]
+    problems += [result for result in results if isinstance(result, str)]
     if not runs:
-        raise UserError(problems[0])
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(problems[0] + more)
     return runs, problems
 
 
@@ -95,60 +99,57 @@ def _read_or_explain(directory: Path) -> Run | str:
 
 def read(directory: Path) -> Run:
     """One run; what it has not written yet is empty."""
+    values = _settings(directory / "config.json")
+    path = directory / "metrics.jsonl"
     try:
-        given = json.loads((directory / "config.json").read_text())
-        values = {**settings.Config().record(), **{k: v for k, v in given.items() if k in settings.SETTINGS}}
-        values |= algorithms.recorded_hypers(str(values["algorithm"]), given)
-    except (OSError, ValueError, AttributeError) as error:
-        raise UserError(f"{directory / 'config.json'} cannot be read as settings: {error}") from None
-    try:
-        records, skipped = parse((directory / "metrics.jsonl").read_bytes())
-    except OSError:
+        records, skipped = parse(read_bytes(path))
+    except FileNotFoundError:
         records, skipped = [], 0
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from None
     run = Run(directory, values, *_columns(records), by_rank=_by_rank(records), skipped=skipped)
     try:
-        summary = json.loads((directory / "summary.json").read_text())
-        run.status = str(summary.get("status", run.status))
-        run.seconds = summary.get("seconds")
-        run.environment = summary.get("environment") or {}
-    except (OSError, ValueError, AttributeError):
+        run.status = printable(str(read_json(directory / "summary.json")["status"]))
+    except FileNotFoundError:
         pass
+    except (OSError, ValueError, TypeError, LookupError):
+        run.status = "unreadable summary"
     return run
 
 
-def parse(text: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The records of a metrics file by round, and how many lines could not be read.
-
-    The line being written is left out; of a round repeated after a restart the last record counts.
-    """
-    end = text.rfind(b"\n")
-    lines = text[:end].split(b"\n") if end > 0 else []
+def _settings(path: Path) -> dict[str, Any]:
+    """The settings of a run, in their types; those that its version did not have are the defaults."""
     try:
-        records = json.loads(b"[" + b",".join(lines) + b"]")
-        skipped = 0
-    except ValueError:
-        records = []
-        for line in lines:
-            try:
-                records.append(json.loads(line))
-            except ValueError:
-                continue
-        skipped = len(lines) - len(records)
-    good = [r for r in records if isinstance(r, dict) and isinstance(r.get("round"), int)]
-    skipped += len(records) - len(good)
-    by_round = {r["round"]: r for r in good}
-    return [by_round[t] for t in sorted(by_round)], skipped
+        given = read_json(path)
+        if not isinstance(given, dict):
+            raise ValueError(f"got {type(given).__name__}, expected settings by name")
+        known = {n: settings.coerce(setting, given[n]) for n, setting in settings.SETTINGS.items() if n in given}
+        known |= algorithms.recorded_hypers(known.get("algorithm", ""), given)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from None
+    except (ValueError, UserError) as error:
+        raise UserError(f"{path} cannot be read as settings: {error}") from None
+    values = {**settings.Config().record(), **known}
+    values["targets"] = [target for target in values["targets"] if 0 < target <= 1]
+    return {name: printable(value) if isinstance(value, str) else value for name, value in values.items()}
 
 
 def _columns(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The rounds, and every metric as an array over them."""
     rounds = np.array([r["round"] for r in records], dtype=np.int64)
-    series = {name: np.array([r.get(name) for r in records], dtype=np.float64) for name in SCALARS}
+    series = {name: _numbers([r.get(name) for r in records]) for name in NUMBERS}
     seconds = [r.get("seconds") or {} for r in records]
-    for phase in (*PHASES, "total"):
-        series[f"seconds_{phase}"] = np.array([s.get(phase) for s in seconds], dtype=np.float64)
-    series["participants"] = np.array([len(r.get("participants") or ()) for r in records], dtype=np.float64)
+    for phase in ALL_PHASES:
+        series[f"seconds_{phase}"] = _numbers([s.get(phase) for s in seconds])
+    series["participants"] = _numbers([len(r.get("participants") or ()) for r in records])
     return rounds, series
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray:
+    """The values as an array; NaN where there is none, or where it is not finite."""
+    array = np.array(values, dtype=np.float64)
+    array[np.isinf(array)] = np.nan
+    return array
 
 
 def _by_rank(records: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
@@ -158,5 +159,5 @@ def _by_rank(records: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
         per_round: list[list[float]] = [(r.get("seconds_by_rank") or {}).get(name) or [] for r in records]
         rows = [row for row in per_round if row]
         if rows:
-            means[name] = np.mean([row for row in rows if len(row) == len(rows[-1])], axis=0)
+            means[name] = np.nan_to_num(_numbers([row for row in rows if len(row) == len(rows[-1])]).mean(axis=0))
     return means

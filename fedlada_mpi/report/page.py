@@ -24,20 +24,22 @@ from .tables import MISSING, Cell, Table
 POINTS = 12_000  # of all curves of one measure, so that the page stays small however many groups there are
 
 
-def render(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str], where: str) -> str:
-    """The page; ``drawn`` are the names of the figures in the folder next to it."""
+def render(
+    groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str], where: str, problems: Sequence[str] = ()
+) -> str:
+    """The page; ``drawn`` are the names of the figures in the folder next to it, ``problems`` what is left out."""
     library = plotly()
     sections = [
         ("paper", "Against the paper", _paper(groups, tables, bool(library))),
         ("curves", "Curves", _curves(groups, drawn, bool(library))),
         ("results", "Results", "".join(map(_table, _pick(tables, "overview", "targets")))),
         ("time", "Time", _time(groups, tables, bool(library), drawn)),
-        ("runs", "Runs", "".join(map(_table, _pick(tables, "runs")))),
+        ("runs", "Runs", _left_out(problems) + "".join(map(_table, _pick(tables, "runs")))),
     ]
     if not any(not t.empty for t in tables if t.paper) and all(f.empty for f in paper.figures(groups)):
         # Nothing to compare with the paper (digits, own data): the runs' own results come first.
         sections = sections[1:] + sections[:1]
-    template = Template((Path(__file__).with_name("page.html")).read_text())
+    template = Template(_text("page.html"))
     return template.substitute(
         title="Federated runs",
         lead=f"Read from {html.escape(where)} on {datetime.now():%d %B %Y, %H:%M}. "
@@ -67,7 +69,7 @@ def plotly() -> str:
 
 
 def _text(name: str) -> str:
-    return Path(__file__).with_name(name).read_text()
+    return Path(__file__).with_name(name).read_text("utf-8")
 
 
 def _embedded(data: Any) -> str:
@@ -150,6 +152,11 @@ def _table(table: Table) -> str:
         f'<div class="scroll" tabindex="0" role="region" aria-labelledby="table-{table.id}">'
         f'<table class="sortable"><thead>{over}<tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{notes}'
     )
+
+
+def _left_out(problems: Sequence[str]) -> str:
+    lines = "".join(f"<li>{html.escape(problem)}</li>" for problem in problems)
+    return f'<div class="note">Left out:<ul>{lines}</ul></div>' if problems else ""
 
 
 def _picture(name: str, title: str) -> str:

@@ -75,17 +75,24 @@ def points(one: Group, measure: str, most: int, limit: int | None = None) -> Cur
 def spent(one: Group, what: str, rounds: np.ndarray) -> np.ndarray:
     """What had been spent by the end of these rounds: "units" (per participant), "bytes" or "seconds"."""
     if what == "units":
-        amounts = one.curve("paper_units")[1] / np.maximum(one.curve("participants")[1], 1)
-        at = one.curve("paper_units")[0]
+        units, participants = one.curve("paper_units"), one.curve("participants")
+        at = units[0]
+        amounts = units[1] / np.maximum(_values(participants, at), 1)
     elif what == "bytes":
-        at = one.curve("bytes_down")[0]
-        amounts = one.curve("bytes_down")[1] + one.curve("bytes_up")[1] if len(at) else np.empty(0)
+        down, up = one.curve("bytes_down"), one.curve("bytes_up")
+        at = np.intersect1d(down[0], up[0])
+        amounts = _values(down, at) + _values(up, at)
     else:
         at, amounts = one.curve("seconds_total")[:2]
     if not len(at):
         return np.full(len(rounds), np.nan)
     total = np.cumsum(amounts)
     return total[np.clip(np.searchsorted(at, rounds, side="right") - 1, 0, len(at) - 1)]
+
+
+def _values(curve: Curve, rounds: np.ndarray) -> np.ndarray:
+    """The means at these rounds, which the curve has."""
+    return curve[1][np.searchsorted(curve[0], rounds)]
 
 
 def finite_mean(values: np.ndarray) -> float | None:

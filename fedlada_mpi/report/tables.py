@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import printable
 from ..rundir.metrics import PHASES
 from . import measures
 from .groups import Group, Stat, by_problem, labels, slug
@@ -206,8 +207,8 @@ def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Tab
             rows.append(row)
         title = f"Rounds and communication to a test accuracy: {problem}"
         notes = [
-            "Nd: the paper's unit, vectors of the model's length per participant. Down and up: bytes of all "
-            "participants, exactly. MPI: bytes that really moved between ranks. “> T”: not reached in T rounds."
+            "Nd: the paper's unit, vectors of the model's length per participant. Down and up: bytes that all "
+            "participants receive and send. MPI: bytes of vectors between ranks. “> T”: not reached in T rounds."
         ]
         if wanted[problem]:
             tables.append(Table(f"targets_{slug(problem)}", title, columns, rows, notes=notes))
@@ -250,7 +251,7 @@ def runs(groups: Sequence[Group]) -> Table:
                     plain(measures.best(None)(run), 2),
                     plain(measures.final("test_acc", 100)(run), 2),
                     plain(_hours(run), 3),
-                    text(str(run.path)),
+                    text(printable(str(run.path))),
                 ]
             )
     repeated = sum(one.repeated for one in groups)

@@ -1,18 +1,19 @@
 """Everything a run needs to go on, in HDF5: written under a temporary name, renamed when complete; two are kept.
 
-    checkpoint/round_000050/server.h5          the server's vectors, the settings
+    checkpoint/round_000050/server.h5          the server's vectors, the settings, the digest of the data
     checkpoint/round_000050/clients_0003.h5    what clients of rank 3 keep across rounds, by client id
+    checkpoint/round_000050/files.json         the names of these files and their checksums
 
-Randomness has no state (``rng.py``), so there is none to save. HDF5's own checksums reveal a file that was damaged on
-disk when it is read.
+Randomness has no state (``rng.py``), so there is none to save. A file that differs in one bit from what was written is
+refused, with what to type: the user decides to go back to the checkpoint before it, as damage is rarely alone.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
-from collections.abc import Callable
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,17 @@ import h5py
 import torch
 from torch import Tensor
 
+from .. import disk
 from ..algorithms import Vectors
-from ..config import Config, differences
+from ..config import DATASETS, Config, differences
 from ..errors import UserError
+from ..inputs import read_json, require_regular
 from ..mpi import World
 
 KEEP_CHECKPOINTS = 2
-LIST = "files.json"  # names the files of a checkpoint, so that a missing one is noticed
+LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
 CHUNK = 1 << 18
+DATA = "data"  # the attribute with the digest of the shards; checkpoints of version 0.1 have none
 
 
 def folder(out: Path, t: int) -> Path:
@@ -36,57 +40,88 @@ def folder(out: Path, t: int) -> Path:
 
 def complete(out: Path) -> list[Path]:
     """The complete checkpoints, oldest first."""
-    folders = (p for p in (out / "checkpoint").glob("round_*") if p.name[6:].isdigit())
+    folders = (p for p in (out / "checkpoint").glob("round_*") if p.name[6:].isdecimal())
     return sorted(folders, key=lambda p: int(p.name[6:]))
 
 
-def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> None:
-    with h5py.File(path, "w") as file:
+def remove_unfinished(out: Path) -> None:
+    """Remove what a run that was killed left of checkpoints."""
+    for path in (out / "checkpoint").glob("round_*.tmp"):
+        with disk.writing(path):
+            disk.remove(path)
+
+
+def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> int:
+    """Write a file; returns its checksum."""
+    with disk.writing(path, needed=sum(value.nbytes for value in vectors.values())), disk.new_hdf5(path) as file:
         for name, value in vectors.items():
             chunk = (min(CHUNK, len(value)),)
             file.create_dataset(name, data=value.cpu().numpy(), chunks=chunk, fletcher32=True)
         file.attrs.update(attributes)
-        file.flush()
+    return _checksum(path)
+
+
+def _checksum(path: Path) -> int:
+    require_regular(path)
+    value = 0
     with open(path, "rb") as file:
-        os.fsync(file.fileno())
+        while block := file.read(1 << 20):
+            value = zlib.crc32(block, value)
+    return value
 
 
-def save(world: World, out: Path, t: int, config: Config, s: Vectors, state: dict[str, dict[int, Tensor]]) -> None:
+def save(
+    world: World,
+    out: Path,
+    t: int,
+    config: Config,
+    s: Vectors,
+    state: dict[str, dict[int, Tensor]],
+    data_digest: str = "",
+    order_of_sums: dict[str, Any] | None = None,
+) -> None:
     """The root writes the server's vectors, every rank its clients' state; then the folder gets its name."""
     final = folder(out, t)
     temporary = final.with_name(final.name + ".tmp")
+    checksums: dict[str, int] = {}  # of this rank's files
 
     def prepare() -> None:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        with disk.writing(temporary):
+            remove_unfinished(out)
+            temporary.mkdir(parents=True)
 
     def write() -> None:
         if world.rank == 0:
-            _write(temporary / "server.h5", vars(s), {"round": t, "config": json.dumps(config.record())})
+            about = {
+                "round": t,
+                "config": json.dumps(config.record()),
+                DATA: data_digest,
+                "order_of_sums": json.dumps(order_of_sums or {}),
+            }
+            checksums["server.h5"] = _write(temporary / "server.h5", vars(s), about)
         if any(state.values()):
             rows = {f"{client}/{name}": v for name, clients in state.items() for client, v in clients.items()}
-            _write(temporary / f"clients_{world.rank:04d}.h5", rows, {})
+            name = f"clients_{world.rank:04d}.h5"
+            checksums[name] = _write(temporary / name, rows, {})
 
     def publish() -> None:
-        names = sorted(path.name for path in temporary.glob("*.h5"))
-        (temporary / LIST).write_text(json.dumps(names))
-        shutil.rmtree(final, ignore_errors=True)
-        os.replace(temporary, final)
-        for old in complete(out)[:-KEEP_CHECKPOINTS]:
-            shutil.rmtree(old)
+        files = {name: value for rank in by_rank for name, value in rank.items()}
+        with disk.writing(temporary):
+            disk.write_new(temporary / LIST, json.dumps(files).encode())
+            disk.remove(final)
+            disk.publish(temporary, final)
+            for old in complete(out)[:-KEEP_CHECKPOINTS]:
+                disk.remove(old)
 
-    def explained(action: Callable[[], None]) -> Callable[[], None]:
-        def act() -> None:
-            try:
-                action()
-            except OSError as error:
-                raise UserError(f"cannot write {temporary}: {error}; make room and use --resume") from None
-
-        return act
-
-    world.on_root(explained(prepare))
-    world.collectively(explained(write))
-    world.on_root(explained(publish))
+    world.on_root(prepare)
+    try:
+        world.collectively(write)
+        by_rank = world.allgather_json(checksums)
+        world.on_root(publish)
+    except UserError:
+        if world.rank == 0:
+            shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 def latest(out: Path, config: Config) -> int:
@@ -94,14 +129,63 @@ def latest(out: Path, config: Config) -> int:
     folders = complete(out)
     if not folders:
         return 0
-    path = folders[-1] / "server.h5"
+    newest = folders[-1]
+    path = newest / LIST
     try:
+        files = _files(newest)
+        path = newest / "server.h5"
+        _verify(path, files)
         with h5py.File(path) as file:
             saved, t = json.loads(file.attrs["config"]), int(file.attrs["round"])
-    except (OSError, KeyError, ValueError) as error:
+            digest = file.attrs.get(DATA)
+        if not isinstance(saved, dict) or folder(out, t) != newest:
+            raise ValueError(f"it is of round {t}, or has no settings")
+    except _DAMAGE as error:
         raise _damaged(path, error) from None
+    # Shards may have been moved: the digest of the data decides, once it is known.
+    if digest and not {saved.get("dataset"), config.dataset} <= {*DATASETS}:
+        saved.pop("dataset", None)
     refuse_other_settings(out, saved, config)
+    _refuse_other_layout(out, saved, config)
     return t
+
+
+def _files(directory: Path) -> dict[str, int | None]:
+    """The names of a checkpoint's files and their checksums, None where the version that wrote it had none."""
+    listed = read_json(directory / LIST)
+    files: dict[str, int | None] = dict.fromkeys(listed) if isinstance(listed, list) else dict(listed)
+    if "server.h5" not in files or not all(re.fullmatch(r"server\.h5|clients_\d+\.h5", name) for name in files):
+        raise ValueError(f"it lists {', '.join(map(str, files)) or 'nothing'}")
+    if extra := {path.name for path in directory.glob("*.h5")} - files.keys():
+        raise ValueError(f"it does not list {', '.join(sorted(extra))}")
+    return files
+
+
+def _verify(path: Path, files: dict[str, int | None]) -> None:
+    """Raise unless the file is there as it was written."""
+    checksum, expected = _checksum(path), files[path.name]
+    if expected is not None and checksum != expected:
+        raise ValueError(f"its checksum is {checksum}, expected {expected}")
+
+
+def _refuse_other_layout(out: Path, saved: dict[str, Any], config: Config) -> None:
+    """The engines order the parameters of a built-in model in different ways."""
+    before = saved.get("engine", config.engine)
+    if ":" not in config.model and "generic" in (before, config.engine) and before != config.engine:
+        raise UserError(
+            f"--engine: got {config.engine}, but {out} was started with --engine {before}, which stores parameters in "
+            f"another order: use --engine {before}, or another --out"
+        )
+
+
+def order_of_sums(out: Path, t: int) -> dict[str, Any]:
+    """What the order of the sums depended on up to the checkpoint; empty if it does not say."""
+    path = folder(out, t) / "server.h5"
+    try:
+        with h5py.File(path) as file:
+            return dict(json.loads(file.attrs.get("order_of_sums", "{}")))
+    except (OSError, ValueError, TypeError) as error:
+        raise _damaged(path, error) from None
 
 
 def refuse_other_settings(out: Path, saved: dict[str, Any], config: Config) -> None:
@@ -113,24 +197,61 @@ def refuse_other_settings(out: Path, saved: dict[str, Any], config: Config) -> N
         )
 
 
-def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], clients: set[int], server: bool) -> None:
-    """Fill the server's vectors, and the state of this rank's clients, whichever rank wrote it."""
-    path = folder(out, t)
+def refuse_other_data(out: Path, t: int, digest: str, directory: Path) -> None:
+    """Raise if the checkpoint was trained on other data than that in ``directory``, whose digest is given."""
+    path = folder(out, t) / "server.h5"
     try:
-        if server:
-            path = folder(out, t) / "server.h5"
-            with h5py.File(path) as file:
-                for name, vector in vars(s).items():
-                    vector.copy_(torch.from_numpy(file[name][:]))
-        if state:
-            names = json.loads((folder(out, t) / LIST).read_text())
-            for path in [folder(out, t) / name for name in names if name.startswith("clients_")]:
-                with h5py.File(path) as file:
-                    for client in clients.intersection(map(int, file)):
-                        for name in state:
-                            state[name][client] = torch.from_numpy(file[f"{client}/{name}"][:]).to(s.x)
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        with h5py.File(path) as file:
+            saved = str(file.attrs.get(DATA, ""))
+    except OSError as error:
         raise _damaged(path, error) from None
+    if saved and saved != digest:
+        raise UserError(
+            f"--resume: {out} was trained on other data: got {digest[:12]} in {directory}, expected {saved[:12]}: "
+            "give --dataset the directory of those shards, or use another --out"
+        )
+
+
+def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], clients: set[int], world: World) -> None:
+    """Fill the root's vectors, and the state of this rank's clients, whichever rank wrote it."""
+    path = folder(out, t) / LIST
+    server: dict[str, Tensor] = {}
+    rows: list[tuple[str, int, Tensor]] = []
+    try:
+        files = _files(path.parent)
+        if world.rank == 0:
+            path = path.with_name("server.h5")  # ``latest`` has verified it
+            with h5py.File(path) as file:
+                server = {name: _read(file, name, s.x) for name in vars(s)}
+        names = sorted(files.keys() - {"server.h5"})
+        for name in names[world.rank :: world.size]:
+            path = path.with_name(name)
+            _verify(path, files)
+        for path in [path.with_name(name) for name in names] if state else ():
+            require_regular(path)
+            with h5py.File(path) as file:
+                for client in clients.intersection(map(int, file)):
+                    rows += [(name, client, _read(file, f"{client}/{name}", s.x)) for name in state]
+    except _DAMAGE as error:
+        raise _damaged(path, error) from None
+    # Not before: what a device raises is no damage of a file.
+    for name, vector in server.items():
+        getattr(s, name).copy_(vector)
+    for name, client, row in rows:
+        state[name][client] = row.to(s.x)
+
+
+def _read(file: h5py.File, name: str, like: Tensor) -> Tensor:
+    """A vector of the file, which must have the shape and type of ``like``."""
+    stored = file[name]
+    expected = tuple(like.shape), str(like.dtype).removeprefix("torch.")
+    if not isinstance(stored, h5py.Dataset) or (stored.shape, str(stored.dtype)) != expected:
+        raise ValueError(f"{name} is not a vector of {expected[0][0]} {expected[1]}")
+    return torch.from_numpy(stored[:])
+
+
+# What h5py and json raise for a file that is not as it was written.
+_DAMAGE = (OSError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 def _damaged(path: Path, error: Exception) -> UserError:

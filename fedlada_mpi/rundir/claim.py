@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .. import disk
 from ..config import Config
 from ..errors import UserError
-from . import checkpoint, results
+from ..inputs import read_json
+from . import checkpoint, metrics, results
 
 FINISHED = -1
-_FILES = ("config.json", "metrics.jsonl", results.SUMMARY, results.MODEL, "checkpoint", "tensorboard")
+_FILES = ("config.json", "metrics.jsonl", metrics.DAMAGED, results.SUMMARY, results.MODEL, "checkpoint", "tensorboard")
+_FOLDERS = {"checkpoint": "round_*", "tensorboard": "events.out.tfevents.*"}  # what a run writes there
 
 
 def claim(config: Config, resume: bool, overwrite: bool) -> int:
@@ -38,9 +41,8 @@ def claim(config: Config, resume: bool, overwrite: bool) -> int:
         start = 0
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".writable"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=out):
+            pass
     except OSError as error:
         raise UserError(f"--out: cannot write to {out}: {error.strerror}; choose another directory") from None
     return start
@@ -53,7 +55,7 @@ def _is_run(out: Path) -> bool:
 
 def _settings(out: Path) -> dict[str, Any]:
     try:
-        values = json.loads((out / "config.json").read_text())
+        values = read_json(out / "config.json")
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}
@@ -61,9 +63,21 @@ def _settings(out: Path) -> dict[str, Any]:
 
 def _refuse_other_files(out: Path) -> None:
     """Files with the names that a run gives its own, where no run has been, belong to the user."""
-    present = [name for name in _FILES if (out / name).exists() or (out / name).is_symlink()]
+    for name in _FOLDERS:
+        path = out / name
+        if path.is_symlink() and not path.is_dir():
+            raise UserError(f"--out: {path} is a link to {path.readlink()}, expected a folder: make it, or rm {path}")
+    present = [name for name in _FILES if (out / name).is_symlink() or (out / name).exists()]
+    # An empty folder may be a link to another disk, made for this run.
+    present = [name for name in present if not (out / name).is_dir() or any((out / name).iterdir())]
     if present and not _is_run(out):
         raise UserError(f"--out: {out} holds {', '.join(present)}, but no run: move them, or choose another directory")
+
+    for name in present:
+        path = out / name
+        if path.exists() and not (path.is_dir() if name in _FOLDERS else path.is_file()):
+            kind = "directory" if name in _FOLDERS else "regular file"
+            raise UserError(f"--out: {path} is not a {kind}, as a run needs it: move it, or choose another directory")
 
 
 def _refuse_lost_results(out: Path, config: Config) -> None:
@@ -77,7 +91,18 @@ def _refuse_lost_results(out: Path, config: Config) -> None:
 
 
 def clear(out: Path) -> None:
-    """Make way for a new run: remove what an earlier one left."""
-    for name in _FILES:
+    """Make way for a new run: remove what an earlier one left, last the files by which it is known as one.
+
+    A folder may be a link to another disk, or hold other files: only what runs write there is removed.
+    """
+    for name in reversed(_FILES):
         path = out / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        with disk.writing(path):
+            if not path.is_dir():
+                path.unlink(missing_ok=True)
+                continue
+            for own in path.glob(_FOLDERS[name]):
+                disk.remove(own)
+            if not path.is_symlink():
+                with suppress(OSError):
+                    path.rmdir()

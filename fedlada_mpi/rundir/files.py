@@ -4,19 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path to write to, which takes the place of ``path`` when the block is done."""
-    temporary = path.with_name(path.name + ".tmp")
-    yield temporary
-    os.replace(temporary, path)
+from .. import disk
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -35,8 +27,13 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_atomically(path: Path, text: str) -> None:
-    with replacing(path) as temporary, open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write under a temporary name, which then takes the place of ``path``."""
+    data = content.encode() if isinstance(content, str) else content
+    temporary = path.with_name(path.name + ".tmp")
+    with disk.writing(path, needed=len(data)):
+        # A file is left over from a run that was killed. A link is not a run's own; creating the file then fails.
+        if not temporary.is_symlink():
+            temporary.unlink(missing_ok=True)
+        disk.write_new(temporary, data)
+        disk.publish(temporary, path)

@@ -13,19 +13,23 @@ import json
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from .. import disk
 from ..errors import UserError
+from ..inputs import read_json
 from ..processes import is_alive, start_time
 
 NAME = "run.lock"  # held by the run that writes to the directory
 GRID = "grid.lock"  # held by a grid from before it starts that run until after its end
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 180.0
+UNWRITTEN_SECONDS = 5.0  # after which a lock without an owner was left by a process that was killed as it took it
 
 
 class Busy(UserError):
@@ -56,12 +60,14 @@ def _age(path: Path) -> float:
 def _read(path: Path) -> dict[str, Any] | None:
     """The owner of the lock: {} if the file is not readable as one, None if there is no file."""
     try:
-        owner = json.loads(path.read_text())
+        owner = read_json(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError):
         return {}
-    return owner if isinstance(owner, dict) else {}
+    kinds = {"pid": int, "restart": int, "host": str, "job": str}
+    good = isinstance(owner, dict) and all(type(owner.get(name)) is kind for name, kind in kinds.items())
+    return owner if good and 0 < owner["pid"] < 2**31 else {}
 
 
 def owner(directory: Path, name: str = NAME) -> str | None:
@@ -88,12 +94,14 @@ def _describe(holder: dict[str, Any]) -> str:
 
 
 def _abandoned(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> bool:
-    if holder.get("host") == me["host"] and isinstance(holder.get("pid"), int):
+    if holder.get("host") == me["host"]:
         return not is_alive(holder["pid"], str(holder.get("started", "")))
     if holder.get("job") and holder["job"] == me["job"] and holder.get("restart", 0) < me["restart"]:
         return True
+    if path.exists() and not path.is_file():  # nor is it a lock that could be removed
+        return False
     try:
-        return _age(path) > STALE_SECONDS
+        return _age(path) > (STALE_SECONDS if holder else UNWRITTEN_SECONDS)
     except FileNotFoundError:
         return True
     except OSError:  # a directory we may read but not write
@@ -108,13 +116,21 @@ def _take(path: Path, me: dict[str, Any]) -> None:
             holder = _read(path)
             if holder is None:
                 continue
+            if not holder and not _abandoned(path, holder, me):
+                time.sleep(1)
+                continue
             if not _abandoned(path, holder, me):
                 raise _busy(path, _describe(holder)) from None
             _remove(path, holder)
             continue
-        with os.fdopen(handle, "w") as file:
-            json.dump(me, file)
-        return
+        try:
+            with os.fdopen(handle, "w") as file:
+                json.dump(me, file)
+        except OSError:
+            path.unlink()
+            raise
+        if _read(path) == me:  # unless that took so long that another process has taken it over
+            return
     raise Busy(f"{path} keeps changing hands: try again")
 
 
@@ -132,9 +148,10 @@ def _remove(path: Path, holder: dict[str, Any]) -> None:
 @contextmanager
 def hold(directory: Path, name: str = NAME) -> Iterator[None]:
     """Hold the directory's lock inside the block; raises Busy if another process does."""
-    directory.mkdir(parents=True, exist_ok=True)
     path, me, done = directory / name, _me(), threading.Event()
-    _take(path, me)
+    with disk.writing(path):
+        directory.mkdir(parents=True, exist_ok=True)
+        _take(path, me)
 
     def beat() -> None:
         while not done.wait(BEAT_SECONDS):
@@ -150,4 +167,5 @@ def hold(directory: Path, name: str = NAME) -> Iterator[None]:
         thread.join()
         holder = _read(path)
         if holder and holder.get("token") == me["token"]:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):  # without its owner, it blocks nobody
+                path.unlink()

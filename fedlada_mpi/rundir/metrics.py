@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import disk
+from ..inputs import parse_json, read_bytes
 from .files import to_json, write_atomically
 
 if TYPE_CHECKING:
@@ -17,7 +21,10 @@ if TYPE_CHECKING:
 
 PHASES = ("bcast", "train", "reduce", "server", "eval")
 ALL_PHASES = (*PHASES, "total")  # the time of a whole round, also between the phases
+TOTALS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")  # of a round in the metrics, of all in the summary
 EVALUATED = ("train_loss", "train_acc", "test_loss", "test_acc")
+DAMAGED = "metrics.damaged.jsonl"
+MOST = 1e100  # larger numbers are damage, and their sums and squares would overflow
 
 
 class Clock:
@@ -42,55 +49,140 @@ class Clock:
         return taken
 
 
-def read(path: Path, until: int | None = None) -> list[dict[str, Any]]:
-    """The rounds recorded so far, up to round ``until``; a half-written last line is left out."""
-    records = []
-    with contextlib.suppress(FileNotFoundError), open(path) as file:
-        for line in file:
-            if not line.endswith("\n"):
-                break
-            record = json.loads(line)
-            if until is not None and record["round"] > until:
-                break
-            records.append(record)
-    return records
+COUNTS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")
+NUMBERS = ("lr", "local_loss", *EVALUATED, "consistency", *COUNTS)
+TABLES: dict[str, tuple[str, ...]] = {"seconds": ALL_PHASES, "seconds_by_rank": ("train", "wait")}
+
+
+def parse(content: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The records of a metrics file by round, and how many lines are none.
+
+    A line that a kill cut off, or that is being written, is left out; of a round that was done twice the last counts.
+    """
+    lines = content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]
+    try:
+        values = parse_json(b"[" + b",".join(lines) + b"]")
+    except ValueError:
+        values = [value for line in lines if (value := _line(line)) is not None]
+    if not all(map(_is_record, values)):
+        values = [value for value in values if _is_record(value)]
+    by_round = {record["round"]: record for record in values}
+    return [by_round[t] for t in sorted(by_round)], len(lines) - len(values)
+
+
+def _line(line: bytes) -> Any:
+    try:
+        return parse_json(line)
+    except ValueError:
+        return None
+
+
+def _is_record(value: Any) -> bool:
+    """Whether a value of a metrics file has a round, and nothing in it is of another type than a run writes."""
+    return (
+        isinstance(value, dict)
+        and type(value.get("round")) is int
+        and 0 < value["round"] < 2**31
+        and isinstance(value.get("participants") or [], list)
+        and all(isinstance(value.get(name) or {}, dict) for name in TABLES)
+        and _are_numbers([*map(value.get, NUMBERS), *(value.get("seconds") or {}).values()])
+        and all(_is_row(row) for row in (value.get("seconds_by_rank") or {}).values())
+    )
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    """Whether each is null or a number that calculations stand, NaN included."""
+    known = [value for value in values if value is not None]
+    if not {int, float}.issuperset(map(type, known)):
+        return False
+    # A NaN may hide the largest.
+    return max(map(abs, known), default=0) <= MOST or not any(MOST < abs(value) < math.inf for value in known)
+
+
+def _is_row(values: Any) -> bool:
+    return values is None or (isinstance(values, list) and None not in values and _are_numbers(values))
+
+
+def _is_complete(record: dict[str, Any]) -> bool:
+    """Whether a record has all that the summary and the last lines of a run are made from."""
+    missing = {*NUMBERS, "participants", *TABLES} - record.keys()
+    if missing or not all(set(names) <= (record[table] or {}).keys() for table, names in TABLES.items()):
+        return False
+    summed = [*(record[name] for name in COUNTS), *(record["seconds"][phase] for phase in ALL_PHASES)]
+    rows = record["seconds_by_rank"].values()
+    evaluated = {record[name] is None for name in ("train_acc", "test_acc")}
+    return len(evaluated) == 1 and None not in rows and all(map(_is_finite, (*summed, *chain(*rows))))
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 class Recorder:
-    """Appends one JSON object per round, and TensorBoard events if that is installed."""
+    """Appends one JSON object per round, and TensorBoard events if that is installed.
+
+    A run that goes on after round ``resumed_at`` keeps the records up to there; those behind it are repeated. Lines
+    that are no records are left out, and the file that had them is kept under another name.
+    """
 
     def __init__(self, out: Path, resumed_at: int):
         self.path = out / "metrics.jsonl"
-        self.records = read(self.path, resumed_at) if resumed_at else []
+        self.records: list[dict[str, Any]] = []
+        self.left_out = 0
+        if resumed_at:
+            self._read(resumed_at)
         write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
-        self.file = open(self.path, "a")  # noqa: SIM115 (open for the whole run)
+        with disk.writing(self.path):
+            self.file = open(self.path, "a")  # noqa: SIM115 (open for the whole run)
         self.events: SummaryWriter | None = None
-        with contextlib.suppress(ImportError):
+        self.folder = out / "tensorboard"
+        with contextlib.suppress(ImportError), disk.writing(self.folder):
             from torch.utils.tensorboard import SummaryWriter
 
-            self.events = SummaryWriter(str(out / "tensorboard"), purge_step=resumed_at + 1)
+            self.events = SummaryWriter(str(self.folder), purge_step=resumed_at + 1)
+
+    def _read(self, until: int) -> None:
+        content = b""
+        with contextlib.suppress(FileNotFoundError):
+            content = read_bytes(self.path)
+        records, self.left_out = parse(content)
+        complete = [record for record in records if _is_complete(record)]
+        self.left_out += len(records) - len(complete)
+        self.records = [record for record in complete if record["round"] <= until]
+        if self.left_out:
+            self.path.replace(self.path.with_name(DAMAGED))
 
     def add(self, record: dict[str, Any]) -> None:
         self.records.append(record)
-        self.file.write(to_json(record) + "\n")
-        self.file.flush()
+        with disk.writing(self.path):
+            self.file.write(to_json(record) + "\n")
+            self.file.flush()
         if self.events is not None:
-            for name in ("local_loss", "consistency", "lr", *EVALUATED):
-                if record.get(name) is not None:
-                    self.events.add_scalar(name, record[name], record["round"])
+            with disk.writing(self.folder):
+                for name in ("local_loss", "consistency", "lr", *EVALUATED):
+                    if record.get(name) is not None:
+                        self.events.add_scalar(name, record[name], record["round"])
 
     def sync(self) -> None:
         """Flush to disk, before a checkpoint declares these rounds done."""
-        os.fsync(self.file.fileno())
+        with disk.writing(self.path):
+            os.fsync(self.file.fileno())
 
-    def close(self) -> None:
-        self.file.close()
-        if self.events is not None:
-            self.events.close()
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close the files; an exception that is on its way goes on, whatever else fails here."""
+        with contextlib.suppress(*(() if kind is None else (disk.WriteError,))):
+            with disk.writing(self.path):
+                self.file.close()
+            if self.events is not None:
+                with disk.writing(self.folder):
+                    self.events.close()
 
 
 def summarise(records: list[dict[str, Any]], targets: list[float]) -> dict[str, Any]:
-    """Best and final results, and the first round at each target accuracy (null: not reached)."""
+    """Best and final results, the first round at each target accuracy (null: not reached), and what was spent."""
     evaluated = [r for r in records if r.get("test_acc") is not None]
     best = max(evaluated, key=lambda r: r["test_acc"], default=None)
     return {
@@ -98,5 +190,6 @@ def summarise(records: list[dict[str, Any]], targets: list[float]) -> dict[str, 
         "final": {name: evaluated[-1][name] for name in ("round", *EVALUATED)} if evaluated else None,
         "best": {"round": best["round"], "test_acc": best["test_acc"]} if best else None,
         "targets": {f"{t:g}": next((r["round"] for r in evaluated if r["test_acc"] >= t), None) for t in targets},
+        **{name: sum(r[name] for r in records) for name in TOTALS},
         "seconds": sum(r["seconds"]["total"] for r in records),
     }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import replacing, to_json, write_atomically
+from .. import disk
+from ..inputs import read_json
+from .files import to_json, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,16 +21,18 @@ def write(out: Path, model: Mapping[str, Tensor], summary: Mapping[str, Any]) ->
     """Replace the results; a summary that is there always belongs to the model that is there."""
     import torch  # readers of results need not wait for it
 
-    (out / SUMMARY).unlink(missing_ok=True)
-    with replacing(out / MODEL) as path:
-        torch.save(model, path)
+    content = io.BytesIO()  # on a full disk, torch would end the process
+    torch.save(model, content)
+    with disk.writing(out / SUMMARY):
+        (out / SUMMARY).unlink(missing_ok=True)
+    write_atomically(out / MODEL, content.getvalue())
     write_atomically(out / SUMMARY, to_json(summary, indent=2) + "\n")
 
 
 def finished_rounds(out: Path) -> int | None:
     """After how many rounds the run in ``out`` finished, None if it did not or its results were not written."""
     try:
-        summary = json.loads((out / SUMMARY).read_text())
+        summary = read_json(out / SUMMARY)
         return int(summary["rounds"]) if summary["status"] == "finished" else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from hostile import DAMAGES, OBSTACLES, damage_file
 from repository import ROOT
 
 from fedlada_mpi import grid
@@ -249,3 +250,33 @@ def test_a_second_start_is_refused_and_a_signal_stops_the_run(small, tmp_path, n
     first.send_signal(number)
     assert first.wait(30) == 75
     assert grid.main([*small, "--index", "0"]) == 0
+
+
+@pytest.mark.parametrize("kind", [*DAMAGES, *OBSTACLES])
+def test_status_and_todo_of_a_damaged_run(kind, small, tmp_path, capsys):
+    for seed, name in enumerate(("metrics.jsonl", "summary.json", lock.NAME)):
+        directory = tmp_path / f"runs/digits_fedavg_seed={seed}"
+        directory.mkdir(parents=True)
+        (directory / name).write_text('{"round": 2, "status": "stopped", "rounds": 60}\n')
+        damage_file(directory / name, kind)
+    for arguments in ("--status", "--todo"):
+        assert grid.main([*small, arguments]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "0-2"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"round": 1e400}', '{"round": "2"}', '{"round": true}', '{"round": null}', "[1]", "\0", "[" * 50_000]
+)
+def test_status_survives_lines_that_are_no_records(text, small, tmp_path, capsys):
+    directory = tmp_path / "runs/digits_fedavg_seed=1"
+    directory.mkdir(parents=True)
+    (directory / "metrics.jsonl").write_text('{"round": 1}\n' + text + "\n")
+    (directory / "summary.json").write_text('{"status": "finished", "rounds": 1e400}')
+    assert grid.main([*small, "--status"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].endswith("1/60 rounds  stopped")
+
+
+def test_paths_that_no_grid_can_have(small, capsys):
+    for arguments in (["x" * 300 + ".toml"], ["\0.toml"], [small[0], "--runs", "x" * 5000], [small[0], "--runs", "\0"]):
+        assert grid.main(arguments) == 2
+        assert capsys.readouterr().err.count("\n") == 1

@@ -157,11 +157,10 @@ class FedADC(FedAvg):
     def client(self, i, x, gradient, K, rate):
         push, y = self.s.beta_local * self.vectors["u"] / K, x
         for _ in range(K):
-            if self.s.nesterov:
-                y = y - rate * push
-                y = y - rate * (self.g(gradient, y) + self.decoupled(y))
-            else:
-                y = y - rate * (self.g(gradient, y) + push + self.decoupled(y))
+            # Decay is that of the point before the move.
+            point = y - rate * push if self.s.nesterov else y
+            g = clipped(gradient(point), self.s.clip) + self.l2(y)
+            y = y - rate * (g + push + self.decoupled(y))
         return y, {"offset": x - y}
 
     def server(self, x, mean, now):

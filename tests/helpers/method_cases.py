@@ -12,7 +12,7 @@ Settings = dict[str, Any]
 class Case:
     settings: Settings
     server: tuple[str, ...]  # what the server must remember between rounds, in addition to x
-    # Vectors per participant and round: down and up for a client without memory, and as the paper charges them.
+    # Vectors per participant and round: down and up, as they travel, and as the paper charges them.
     traffic: tuple[int, int, int]
     variations: tuple[Settings, ...]  # changes that change the maths
     unequal: tuple[Settings, ...] = ({},)  # changes that are followed with unequal numbers of local steps
@@ -36,19 +36,19 @@ PAPER = {
     "fedavg": Case(SGD, server=(), traffic=(1, 1, 1), variations=OF_ALL),
     "fedprox": Case(dict(SGD, mu=0.5), server=(), traffic=(1, 1, 1), variations=(*OF_ALL, dict(mu=2.0))),
     "scaffold": Case(dict(SGD, alpha=1.0), server=("c",), traffic=(2, 2, 2), variations=(*OF_ALL, dict(alpha=0.4))),
-    "fedcm": Case(dict(SGD, alpha=0.3), server=("g_a",), traffic=(2, 1, 2), variations=(*OF_ALL, dict(alpha=0.9))),
+    "fedcm": Case(dict(SGD, alpha=0.3), server=("g_a",), traffic=(1, 1, 2), variations=(*OF_ALL, dict(alpha=0.9))),
     "fedadam": Case(FEDADAM, server=("m", "v"), traffic=(1, 1, 1), variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3))),
     "fedadam_amended": Case(
         dict(FEDADAM, alpha=0.3),
         server=("m", "v", "g_a"),
-        traffic=(2, 1, 2),
+        traffic=(1, 1, 2),
         variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3), dict(alpha=0.9)),
     ),
     "localadam": Case(ADAPTIVE, server=("v",), traffic=(2, 2, 2), variations=(*OF_ALL, *OF_ADAPTIVE)),
     "fedlada": Case(
         dict(ADAPTIVE, alpha=0.3),
         server=("v", "g_a"),
-        traffic=(3, 2, 2),
+        traffic=(2, 2, 2),
         variations=(*OF_ALL, *OF_ADAPTIVE, dict(alpha=0.9)),
     ),
 }
@@ -95,8 +95,8 @@ FAMILY = {
     "fedadc": Case(
         dict(SGD, beta_local=0.6, beta_global=0.4, nesterov=False),
         server=("u",),
-        traffic=(2, 1, 2),
-        variations=(FREE, dict(nesterov=True)),
+        traffic=(1, 1, 2),
+        variations=(FREE, dict(nesterov=True), dict(nesterov=True, decay_mode="decoupled")),
     ),
     "local_momentum": Case(
         dict(SGD, momentum=0.6, buffer="average", nesterov=False),
@@ -107,7 +107,7 @@ FAMILY = {
     "quasi_global_momentum": Case(
         dict(SGD, momentum=0.6, mu=0.7, nesterov=True),
         server=("h",),
-        traffic=(2, 1, 2),
+        traffic=(1, 1, 2),
         variations=(FREE, DECOUPLED, dict(nesterov=False), dict(mu=0.0)),
     ),
     "local_adaalter": Case(
@@ -165,7 +165,7 @@ FAMILY = {
         unequal=({}, dict(optimizer="adam"), dict(optimizer="sgd", correction="local")),
     ),
     "fedsam": Case(dict(SGD, rho=0.3), server=(), traffic=(1, 1, 1), variations=(FREE, dict(rho=0.0))),
-    "mofedsam": Case(dict(SGD, rho=0.3, alpha=0.3), server=("g_a",), traffic=(2, 1, 2), variations=(FREE,)),
+    "mofedsam": Case(dict(SGD, rho=0.3, alpha=0.3), server=("g_a",), traffic=(1, 1, 2), variations=(FREE,)),
     "fedspeed": Case(
         dict(DUAL, alpha=0.5, rho=0.3, q=0.7, form="code"),
         server=("h",),

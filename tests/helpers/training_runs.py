@@ -16,6 +16,7 @@ from ranks import barrier, is_root
 from reference import Round, Settings, flat, image_gradient
 
 CLASSES, SHAPE = 3, (8, 8, 3)
+TIMES = ("seconds", "seconds_by_rank", "environment")
 SETTINGS = {f.name for f in fields(Settings)}
 
 
@@ -82,6 +83,10 @@ class Run:
     @cached_property
     def model(self) -> dict[str, torch.Tensor]:
         return torch.load(self.out / "model.pt", weights_only=True)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.out / "summary.json").read_text())
 
     @property
     def x(self) -> np.ndarray:
@@ -201,3 +206,17 @@ def run_reference(
 def disagreement(x: np.ndarray, expected: np.ndarray, start: np.ndarray) -> float:
     """Distance between two results, in units of the distance travelled."""
     return float(np.linalg.norm(x - expected) / np.linalg.norm(expected - start))
+
+
+def same(resumed: Run, whole: Run) -> None:
+    """The same rounds, parameters and results, to the bit; only times may differ."""
+    assert [record["round"] for record in resumed.metrics] == list(range(1, len(whole.metrics) + 1))
+    for ours, theirs in zip(resumed.metrics, whole.metrics, strict=True):
+        assert without_times(ours) == without_times(theirs)
+    assert list(resumed.model) == list(whole.model)
+    assert all(torch.equal(resumed.model[name], whole.model[name]) for name in whole.model)
+    assert without_times(resumed.summary) == without_times(whole.summary)
+
+
+def without_times(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name not in TIMES}

@@ -186,7 +186,7 @@ def test_a_saved_model_is_read_back_with_its_constants(name, tmp_path):
     saved = {key: value * 2 for key, value in other.state_dict(other.initial()).items()}
     torch.save(saved, tmp_path / "init.pt")
     network = models.build(f"users_own:{name}", 3, (8, 8, 2))
-    load_initial(tmp_path / "init.pt", network)
+    load_initial(tmp_path / "init.pt", network, torch.float32)
     read = network.state_dict(network.initial())
     assert set(read) == set(network.module.state_dict())
     for key, value in saved.items():
@@ -202,7 +202,7 @@ REFUSED = {
     "two_arguments": "missing 1 required positional argument",
     "not_finite": "its outputs are not finite before any training; check its initial values",
     "integer": "got outputs of type torch.int64, expected floating-point numbers",
-    "no_module": "got a list from the function, expected an nn.Module",
+    "no_module": "got [1, 2] from the function, expected an nn.Module",
     "nothing": "has nothing to train: expected parameters with requires_grad",
     "raising": "KeyError: 'no such width' (",
     "lost": "AttributeError: 'Wrapped' object has no attribute 'nothing' (",
@@ -224,7 +224,7 @@ def test_refused(name):
 
 
 def test_the_place_of_an_error_is_in_the_users_file():
-    with pytest.raises(UserError, match=r"users_own\.py, line \d+\); expected a model that takes images \[2, 8, 8\]"):
+    with pytest.raises(UserError, match=r"users_own\.py, line \d+: return net\(x\) \+ self\.nothing\)$"):
         engine_of("lost")
 
 

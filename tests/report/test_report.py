@@ -25,8 +25,8 @@ def run(test_acc, *, seed=0, status="finished", rounds=None, **changes):
     settings = {**groups._preset("cifar10", changes.get("algorithm", "fedavg")), "seed": seed, **changes}
     n = len(test_acc)
     settings["rounds"] = n if rounds is None else rounds
-    values = {name: np.full(n, np.nan) for name in (*load.SCALARS, "participants")}
-    values |= {f"seconds_{p}": np.full(n, 0.5) for p in (*load.PHASES, "total")}
+    values = {name: np.full(n, np.nan) for name in (*load.NUMBERS, "participants")}
+    values |= {f"seconds_{p}": np.full(n, 0.5) for p in load.ALL_PHASES}
     values |= {"test_acc": np.array(test_acc, float), "participants": np.full(n, 2.0)}
     values |= {"paper_units": np.full(n, 4.0), "bytes_down": np.full(n, 20.0), "bytes_up": np.full(n, 10.0)}
     return load.Run(Path(f"run{seed}"), settings, np.arange(1, n + 1), values, status=status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_what_was_saved_is_loaded(world, tmp_path):
         assert json.loads(file.attrs["config"])["algorithm"] == "fedlada"
     assert checkpoint.latest(tmp_path, Config()) == 7
     fresh, own = Vectors(x=torch.zeros(5), c=torch.zeros(5)), {"c_i": {}}
-    checkpoint.load(tmp_path, 7, fresh, own, {11, 12}, server=True)
+    checkpoint.load(tmp_path, 7, fresh, own, {11, 12}, world)
     assert torch.equal(fresh.x, s.x)
     assert torch.equal(fresh.c, s.c)
     assert list(own["c_i"]) == [11], "only the clients that this rank has now"
@@ -97,7 +98,7 @@ def test_clients_are_found_whichever_rank_wrote_them(world, tmp_path):
         file["4/c_i"] = np.full(5, 44.0, np.float32)
     (folder / checkpoint.LIST).write_text(json.dumps(["clients_0000.h5", "clients_0009.h5", "server.h5"]))
     own = {"c_i": {}}
-    checkpoint.load(tmp_path, 1, s, own, {3, 4}, server=False)
+    checkpoint.load(tmp_path, 1, s, own, {3, 4}, world)
     assert {client: float(row[0]) for client, row in own["c_i"].items()} == {3: 3.0, 4: 44.0}
 
 
@@ -107,7 +108,7 @@ def test_a_lost_file_is_missed(world, tmp_path):
     checkpoint.save(world, tmp_path, 1, Config(), s, clients)
     (tmp_path / "checkpoint" / "round_000001" / "clients_0000.h5").unlink()
     with pytest.raises(UserError, match=r"clients_0000.h5 is damaged .* --resume from the checkpoint before it"):
-        checkpoint.load(tmp_path, 1, s, {"c_i": {}}, {3}, server=False)
+        checkpoint.load(tmp_path, 1, s, {"c_i": {}}, {3}, world)
 
 
 @pytest.mark.serial
@@ -134,16 +135,38 @@ def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
     checkpoint.save(world, tmp_path, 1, Config(), s, clients)
 
     def full(*arguments):
-        raise OSError("No space left on device")
+        raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write", full)
-        with pytest.raises(
-            UserError, match=r"cannot write .*round_000002.tmp: No space left on device; make room and use --resume"
-        ):
+        patch.setattr(os, "fsync", full)
+        message = (
+            r"cannot write .*round_000002.tmp/server.h5: No space left on device "
+            r"\(needs 0.0 MB, [0-9.]+ MB free\): make room, then add --resume"
+        )
+        with pytest.raises(UserError, match=message):
             checkpoint.save(world, tmp_path, 2, Config(), s, clients)
+    assert names(tmp_path) == ["round_000001"]
     assert checkpoint.latest(tmp_path, Config()) == 1
-    checkpoint.load(tmp_path, 1, s, clients, {3}, server=True)
+    checkpoint.load(tmp_path, 1, s, clients, {3}, world)
+
+
+@pytest.mark.serial
+def test_a_failed_removal_leaves_no_half_checkpoint(world, tmp_path, monkeypatch):
+    s, clients = state(1.0)
+    for t in (1, 2):
+        checkpoint.save(world, tmp_path, t, Config(), s, clients)
+
+    def fail(path, ignore_errors=False):
+        if not ignore_errors:
+            raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fail)
+        with pytest.raises(UserError, match=r"Input/output error: check the disk, then add --resume"):
+            checkpoint.save(world, tmp_path, 3, Config(), s, clients)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["round_000002", "round_000003"]
+    checkpoint.remove_unfinished(tmp_path)
+    assert names(tmp_path) == ["round_000002", "round_000003"]
 
 
 def overwrite_middle(path: Path) -> None:

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+from hostile import damage_file
 from repository import ROOT
 from training_runs import arguments, make_data, run_here
 
 from fedlada_mpi.run import main
-from fedlada_mpi.rundir import lock
+from fedlada_mpi.rundir import claim, lock
 
 pytestmark = pytest.mark.serial
 
@@ -94,3 +96,102 @@ def test_two_runs_at_once(data, tmp_path):
     assert first.wait(timeout=90) == 0
     lines = (tmp_path / "shared" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["local_loss"] for line in lines] == [record["local_loss"] for record in alone.metrics]
+
+
+@pytest.mark.parametrize("flags", [("--resume",), ("--overwrite",)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("metrics.jsonl", "a FIFO"), ("model.pt", "a directory"), ("config.json", "a FIFO"), ("summary.json", "a device")],
+)
+def test_something_else_in_the_place_of_a_file(name, kind, flags, data, tmp_path, refused):
+    run_here(data, tmp_path, **SHORT)
+    damage_file(tmp_path / name, kind)
+    assert f"error: --out: {tmp_path / name} is not a regular file, as a run needs it" in refused(*flags)
+
+
+def test_garbage_in_the_metrics_of_a_run_that_goes_on(data, tmp_path, capsys):
+    run_here(data, tmp_path, **SHORT)
+    with open(tmp_path / "metrics.jsonl", "ab") as file:
+        file.write(b'\xff\x00garbage\n{"round": 3, "lr')
+    assert main([*arguments(data, tmp_path, {**SHORT, "rounds": 3}), "--resume"]) == 0
+    damaged = tmp_path / "metrics.damaged.jsonl"
+    assert f"note: left out 1 unreadable line of metrics.jsonl, which is kept as {damaged}\n" in capsys.readouterr().out
+    assert [json.loads(line)["round"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert main([*arguments(data, tmp_path, SHORT), "--overwrite"]) == 0
+    assert not damaged.exists()
+
+
+def test_a_batch_plan_larger_than_the_memory_is_refused(data, tmp_path, refused):
+    words = refused("--overwrite", local_steps=2**31 - 1)
+    assert "local steps of 6 images take" in words
+    assert "lower --local-steps" in words
+
+
+def link_elsewhere(path, tmp_path_factory):
+    """``path`` as a link to a folder with something of the user's."""
+    target = tmp_path_factory.mktemp("scratch")
+    (target / "mine").write_text("mine")
+    path.symlink_to(target)
+    return target
+
+
+def test_checkpoints_behind_a_link(data, tmp_path, tmp_path_factory):
+    """Written, resumed and discarded there; the link, its target and other files in it stay."""
+    target = tmp_path_factory.mktemp("scratch")
+    (tmp_path / "checkpoint").symlink_to(target)
+    run_here(data, tmp_path, **SHORT)
+    assert [path.name for path in target.iterdir()] == ["round_000002"]
+    run_here(data, tmp_path, resume=True, **dict(SHORT, rounds=4))
+    assert sorted(path.name for path in target.iterdir()) == ["round_000002", "round_000004"]
+    (target / "mine").write_text("mine")
+    assert main([*arguments(data, tmp_path, dict(SHORT, rounds=3)), "--overwrite"]) == 0
+    assert (tmp_path / "checkpoint").readlink() == target
+    assert sorted(path.name for path in target.iterdir()) == ["mine", "round_000003"]
+
+
+def test_a_checkpoint_that_is_a_link(data, tmp_path, tmp_path_factory):
+    """One that was moved to another disk is resumed from, and only its link is removed when it is the oldest."""
+    run_here(data, tmp_path, **SHORT)
+    moved = tmp_path_factory.mktemp("scratch") / "moved"
+    link = tmp_path / "checkpoint" / "round_000002"
+    link.rename(moved)
+    link.symlink_to(moved)
+    run_here(data, tmp_path, resume=True, **dict(SHORT, rounds=4, checkpoint_every=1))
+    assert sorted(path.name for path in (tmp_path / "checkpoint").iterdir()) == ["round_000003", "round_000004"]
+    assert (moved / "server.h5").is_file()
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "tensorboard"])
+def test_a_link_to_nowhere_is_refused(name, tmp_path, refused):
+    (tmp_path / name).symlink_to(tmp_path / "nowhere")
+    for flags in ((), ("--resume",), ("--overwrite",)):
+        message = refused(*flags)
+        assert message.startswith(
+            f"error: --out: {tmp_path / name} is a link to {tmp_path / 'nowhere'}, expected a folder"
+        )
+
+
+@pytest.mark.parametrize("name", ["model.pt", "metrics.jsonl", "config.json", "summary.json"])
+def test_temporary_names_are_not_written_through(name, data, tmp_path, tmp_path_factory, capsys):
+    target = link_elsewhere(tmp_path / "elsewhere", tmp_path_factory) / "mine"
+    (tmp_path / f"{name}.tmp").symlink_to(target)
+    assert main(arguments(data, tmp_path, SHORT)) == 2
+    expected = f"error: cannot write {tmp_path / name}: File exists: remove {tmp_path / name}.tmp, then add --resume\n"
+    assert capsys.readouterr().err == expected
+    assert target.read_text() == "mine"
+    (tmp_path / f"{name}.tmp").unlink()
+    assert main([*arguments(data, tmp_path, SHORT), "--resume"]) == 0
+
+
+def test_overwriting_leaves_what_runs_do_not_write(data, tmp_path):
+    """Killed in between, the directory is still known as that of a run."""
+    run_here(data, tmp_path, **SHORT)
+    (tmp_path / "checkpoint" / "notes").write_text("mine")
+    (tmp_path / "checkpoint" / "round_000001.tmp").mkdir()
+    removed = []
+    with pytest.MonkeyPatch.context() as patch:
+        unlink = Path.unlink
+        patch.setattr(Path, "unlink", lambda self, **options: (removed.append(self.name), unlink(self, **options)))
+        claim.clear(tmp_path)
+    assert removed[-2:] == ["metrics.jsonl", "config.json"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["checkpoint", "notes"]

@@ -7,8 +7,9 @@ import sys
 import time
 
 import pytest
+from hostile import OBSTACLES, damage_file
 
-from fedlada_mpi.errors import UserError
+from fedlada_mpi import disk
 from fedlada_mpi.processes import start_time
 from fedlada_mpi.rundir import lock
 
@@ -58,13 +59,36 @@ def test_a_requeued_job_takes_over_its_own_lock_at_once(tmp_path, monkeypatch):
         pass
 
 
-def test_a_lock_cut_off_while_written_goes_stale_like_any_other(tmp_path):
+def test_a_lock_whose_owner_was_killed_as_it_took_it(tmp_path, monkeypatch):
+    """Its file names nobody: a process waits a little for the owner's name, and takes it over if none comes."""
     (tmp_path / lock.NAME).write_text('{"tok')
-    with pytest.raises(UserError), lock.hold(tmp_path):
-        pass
-    os.utime(tmp_path / lock.NAME, (0, 0))
+    naps = []
+
+    def nap(seconds):
+        naps.append(seconds)
+        if len(naps) == 3:
+            old = time.time() - lock.UNWRITTEN_SECONDS - 1
+            os.utime(tmp_path / lock.NAME, (old, old))
+
+    monkeypatch.setattr(lock.time, "sleep", nap)
     with lock.hold(tmp_path):
+        assert len(naps) == 3
+    (tmp_path / lock.NAME).write_text("")
+    monkeypatch.setattr(lock.time, "sleep", lambda seconds: owned_by(tmp_path))
+    with pytest.raises(lock.Busy, match="process 1 on elsewhere"), lock.hold(tmp_path):
         pass
+
+
+def test_a_lock_that_cannot_be_written(tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(28, "No space left on device")
+
+    for name in ("open", "fdopen"):
+        with monkeypatch.context() as patch:
+            patch.setattr(lock.os, name, full)
+            with pytest.raises(disk.WriteError, match=r"run.lock: No space left .* make room"), lock.hold(tmp_path):
+                pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_heart_beats(tmp_path, monkeypatch):
@@ -75,3 +99,19 @@ def test_the_heart_beats(tmp_path, monkeypatch):
         while (tmp_path / lock.NAME).stat().st_mtime == 0:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+
+
+@pytest.mark.parametrize("changes", [{"pid": 10**30}, {"pid": -1}, {"pid": "x"}, {"restart": "x"}, {"job": 7}])
+def test_a_lock_that_names_no_process_goes_stale_too(changes, tmp_path):
+    owned_by(tmp_path, **{"host": lock._me()["host"], **changes})
+    assert lock.owner(tmp_path) == "process ? on ?"
+    os.utime(tmp_path / lock.NAME, (0, 0))
+    with lock.hold(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("kind", sorted({*OBSTACLES} - {"missing"}))
+def test_something_else_in_the_place_of_the_lock(kind, tmp_path):
+    damage_file(tmp_path / lock.NAME, kind)
+    with pytest.raises(lock.Busy), lock.hold(tmp_path):
+        pass

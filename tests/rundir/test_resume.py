@@ -8,19 +8,24 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from method_cases import CASES
 from ranks import barrier, find_mpirun, is_root
 from repository import ROOT
-from training_runs import Run, arguments, disagreement, make_data, run_here
+from training_runs import Run, arguments, disagreement, make_data, run_here, same
+
+from fedlada_mpi.data.shards import read_manifest
+from fedlada_mpi.run import main
 
 KILLS = int(os.environ.get("FEDLADA_KILLS", "1"))
 SIZES = [7, 12, 5, 9, 4, 8]
@@ -29,7 +34,6 @@ COMMON = dict(
     rounds=ROUNDS, participation=0.5, local_epochs=1, batch_size=4, augment="paper", crop_padding=1, precision="fp32",
     eval_every=10, seed=2,
 )  # fmt: skip
-TIMES = ("seconds", "seconds_by_rank")
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +81,6 @@ def victims(process: subprocess.Popen, ranks: int) -> list[int]:
     if ranks == 1:
         return [process.pid]
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-
-
-def same(resumed: Run, whole: Run) -> None:
-    assert [record["round"] for record in resumed.metrics] == list(range(1, len(whole.metrics) + 1))
-    for ours, theirs in zip(resumed.metrics, whole.metrics, strict=True):
-        assert {k: v for k, v in ours.items() if k not in TIMES} == {k: v for k, v in theirs.items() if k not in TIMES}
-    assert all(torch.equal(resumed.model[name], whole.model[name]) for name in whole.data.names)
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +148,6 @@ def test_stopped_by_a_signal(number, data, run_dir, whole):
 
 @pytest.mark.serial
 def test_other_settings_are_refused_by_name(data, run_dir, capsys):
-    from fedlada_mpi.run import main
-
     short = dict(COMMON, algorithm="fedcm", rounds=3)
     run_here(data, run_dir, **short)
     capsys.readouterr()
@@ -236,3 +231,48 @@ def test_killed_between_the_last_checkpoint_and_the_results(data, run_dir):
         assert all(torch.equal(resumed.model[name], whole[name]) for name in data.names)
         assert json.loads((run_dir / "killed" / "summary.json").read_text())["rounds"] == 4
         assert [record["round"] for record in resumed.metrics] == [1, 2, 3, 4]
+
+
+@pytest.mark.serial
+class TestData:
+    """The data that a run started with, and nothing else, is what it goes on with."""
+
+    SHORT = dict(COMMON, algorithm="fedavg", rounds=2)
+    LONGER = dict(SHORT, rounds=4, resume=True)
+
+    @pytest.fixture
+    def whole(self, data, run_dir):
+        run_here(data, run_dir / "parts", **self.SHORT)
+        return run_here(data, run_dir / "whole", **{**self.SHORT, "rounds": 4}).model
+
+    def ends_as(self, whole, data, out, **changes):
+        model = run_here(data, out, **{**self.LONGER, **changes}).model
+        return all(torch.equal(model[name], whole[name]) for name in data.names)
+
+    def test_other_data_is_refused(self, data, whole, run_dir, capsys):
+        other = make_data(run_dir / "other", SIZES, silos=3, seed=6)
+        capsys.readouterr()
+        settings = dict(self.LONGER, init=data.init)
+        assert main(arguments(other, run_dir / "parts", settings)) == 2
+        message = capsys.readouterr().err
+        expected, actual = (read_manifest(where.shards).digest[:12] for where in (data, other))
+        assert message == (
+            f"error: --resume: {run_dir / 'parts'} was trained on other data: got {actual} in {other.shards}, "
+            f"expected {expected}: give --dataset the directory of those shards, or use another --out\n"
+        )
+        assert self.ends_as(whole, data, run_dir / "parts")
+
+    def test_moved_data_is_the_same(self, data, whole, run_dir):
+        moved = shutil.copytree(data.shards, run_dir / "elsewhere")
+        assert self.ends_as(whole, data, run_dir / "parts", dataset=moved)
+
+    def test_in_other_silos_it_is_the_same(self, data, whole, run_dir):
+        again = make_data(run_dir / "again", SIZES, silos=2)
+        assert read_manifest(again.shards).files != read_manifest(data.shards).files
+        assert self.ends_as(whole, data, run_dir / "parts", dataset=again.shards)
+
+    def test_a_checkpoint_without_a_digest_resumes(self, data, whole, run_dir):
+        (path,) = (run_dir / "parts" / "checkpoint").glob("*/server.h5")
+        with h5py.File(path, "r+") as file:
+            del file.attrs["data"]
+        assert self.ends_as(whole, data, run_dir / "parts")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ...errors import UserError
-from ..shards import sha256
+from ..checksums import sha256
 from . import imagefolder
 from .base import KNOWN, ImageSet, check, statistics
 from .cifar import CIFAR10, CIFAR100, load_cifar10, load_cifar100
@@ -36,7 +36,9 @@ def load(dataset: str, raw: Path, workers: int) -> ImageSet:
         else:
             images = LOADERS[dataset](raw, workers)
     except OSError as error:
-        raise UserError(f"{raw}: cannot be read ({error.strerror or error})") from None
+        raise UserError(f"{error.filename or raw}: cannot be read ({error.strerror or error})") from None
+    except MemoryError:
+        raise UserError(f"{raw}: does not fit into memory: use a part of it, or a larger machine") from None
     check(images, dataset, raw)
     return images
 

@@ -48,7 +48,10 @@ KNOWN = {
 def check(images: ImageSet, dataset: str, raw: Path) -> None:
     """Refuse what later stages could not train on, naming the file it came from."""
     for split in ("train", "test"):
-        _check_split(getattr(images, f"{split}_images"), getattr(images, f"{split}_labels"), f"{raw}: {split}")
+        labels = getattr(images, f"{split}_labels")
+        check_shapes(getattr(images, f"{split}_images"), labels, f"{raw}: {split}")
+        if labels.min() < 0:
+            raise UserError(f"{raw}: {split} label {labels.min()} is negative, expected 0 to K-1")
     train, test = images.train_images.shape[1:], images.test_images.shape[1:]
     if train != test:
         raise UserError(
@@ -58,6 +61,12 @@ def check(images: ImageSet, dataset: str, raw: Path) -> None:
     if dataset in KNOWN and train != KNOWN[dataset].shape:
         raise UserError(
             f"{raw}: got images of {shape_text(train)}, expected {shape_text(KNOWN[dataset].shape)} for {dataset}"
+        )
+    # Before they are counted, which takes memory for every class up to the largest label.
+    if (largest := images.train_labels.max()) >= len(images.train_labels):
+        raise UserError(
+            f"{raw}: got label {largest} among {len(images.train_labels)} training images, "
+            "expected labels 0 to K-1 with images of each"
         )
     per_class = np.bincount(images.train_labels, minlength=images.classes)
     if dataset in KNOWN and len(per_class) != KNOWN[dataset].classes:
@@ -78,7 +87,8 @@ def check(images: ImageSet, dataset: str, raw: Path) -> None:
         )
 
 
-def _check_split(images: np.ndarray, labels: np.ndarray, where: str) -> None:
+def check_shapes(images: np.ndarray, labels: np.ndarray, where: str) -> None:
+    """Refuse a split by the types and shapes of its arrays."""
     if images.dtype != np.uint8:
         raise UserError(f"{where} images are {images.dtype}, expected uint8 with values 0 to 255")
     if images.ndim != 4 or images.shape[3] not in (1, 3):
@@ -93,8 +103,6 @@ def _check_split(images: np.ndarray, labels: np.ndarray, where: str) -> None:
         raise UserError(f"{where}: got {len(images)} images and {len(labels)} labels, expected one label per image")
     if len(images) == 0 or 0 in images.shape:
         raise UserError(f"{where} images have shape {list(images.shape)}, expected at least one image")
-    if labels.min() < 0:
-        raise UserError(f"{where} label {labels.min()} is negative, expected 0 to K-1")
 
 
 def statistics(dataset: str, images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -6,19 +6,22 @@ numpy arrays and nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
+import lzma
 import pickle
 import tarfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 
 from ...errors import UserError
 from .base import ImageSet
+from .bounds import Decompressed, check_size, read_file
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,11 @@ class Official:
     names: tuple[str, ...]
     label_key: str
     images_per_file: tuple[int, int]
+
+    @property
+    def most_bytes(self) -> int:
+        """More than any of its files has: pixels, a label and a file name for each image."""
+        return max(self.images_per_file) * 4096 + (1 << 16)
 
 
 CIFAR10 = Official(
@@ -106,7 +114,7 @@ def load_official(official: Official, raw: Path) -> ImageSet:
     """``raw`` is the archive, the unpacked folder, or a folder that holds one of them."""
     files = {**official.train, **official.test}
     path = locate(official, raw)
-    contents = read_folder(path, files) if path.is_dir() else read_archive(path, official.folder, files)
+    contents = read_folder(path, files, official.most_bytes) if path.is_dir() else read_archive(path, official, files)
     # One allocation per split; batches are decoded into their place and then freed.
     train_images, train_labels = _decode(official, contents, official.train, official.images_per_file[0])
     test_images, test_labels = _decode(official, contents, official.test, official.images_per_file[1])
@@ -125,11 +133,11 @@ def locate(official: Official, raw: Path) -> Path:
     raise UserError(f"no {official.archive} or {official.folder}/ in {raw}: give one of them with --raw")
 
 
-def read_folder(folder: Path, files: dict[str, str]) -> dict[str, bytes]:
+def read_folder(folder: Path, files: dict[str, str], most: int) -> dict[str, bytes]:
     contents = {}
     for name, md5 in files.items():
         try:
-            contents[name] = checked((folder / name).read_bytes(), md5, folder / name)
+            contents[name] = checked(read_file(folder / name, most), md5, folder / name)
         except FileNotFoundError:
             raise UserError(
                 f"{folder}: {name} is missing, expected {', '.join(files)}: unpack the archive again"
@@ -137,16 +145,21 @@ def read_folder(folder: Path, files: dict[str, str]) -> dict[str, bytes]:
     return contents
 
 
-def read_archive(archive: Path, folder: str, files: dict[str, str]) -> dict[str, bytes]:
-    contents = {}
+def read_archive(archive: Path, official: Official, files: dict[str, str]) -> dict[str, bytes]:
+    contents: dict[str, bytes] = {}
+    folder, most = official.folder, official.most_bytes
     try:
         # A stream never seeks back, so the archive is decompressed only once.
-        with tarfile.open(archive, mode="r|*") as tar:
+        with (
+            contextlib.closing(Decompressed(archive, (len(files) + 1) * most)) as stream,
+            tarfile.open(fileobj=cast(BinaryIO, stream), mode="r|") as tar,
+        ):
             for member in tar:
+                check_size(member.size, most, f"{archive}: {member.name}")
                 directory, _, name = member.name.removeprefix("./").partition("/")
-                if directory == folder and name in files and (stream := tar.extractfile(member)):
-                    contents[name] = checked(stream.read(), files[name], f"{archive}: {member.name}")
-    except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+                if directory == folder and name in files and (file := tar.extractfile(member)):
+                    contents[name] = checked(file.read(), files[name], f"{archive}: {member.name}")
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as error:
         raise UserError(
             f"{archive}: truncated or not a tar archive ({error}), expected the official one: download it again"
         ) from None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import warnings
 import zipfile
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial
 from pathlib import Path
@@ -16,11 +17,13 @@ from tqdm import tqdm
 
 from ...errors import UserError
 from ...processes import process_map, usable_cores
+from .bounds import read_file, read_member
 
 BATCH = 64
 # Images per worker process; with fewer, starting it costs more than it saves.
 WORTH_A_PROCESS = 1000
 MODES = {1: "L", 3: "RGB"}
+METADATA_BYTES = 32 << 20  # in an image file, in addition to twice its pixels
 
 
 def decode_all(
@@ -45,14 +48,19 @@ def decode_all(
 def decode_batch(paths: Sequence[str], archive: Path | None, shape: tuple[int, ...]) -> np.ndarray:
     """Pixels of the images, [n, H, W, C]; grey becomes RGB where C is 3."""
     pixels = np.empty((len(paths), *shape), dtype=np.uint8)
-    read = _read_file if archive is None else _members(archive, archive.stat().st_mtime_ns).read
-    for path, out in zip(paths, pixels, strict=True):
-        _decode(read, path, out)
+    members = None if archive is None else _members(archive, archive.stat().st_mtime_ns)
+    with bombs_refused():
+        for path, out in zip(paths, pixels, strict=True):
+            _decode(members, path, out)
     return pixels
 
 
-def _read_file(path: str) -> bytes:
-    return Path(path).read_bytes()
+@contextlib.contextmanager
+def bombs_refused() -> Iterator[None]:
+    """Pillow refuses images of far too many pixels, and only warns of somewhat fewer: here, that is refused too."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Image.DecompressionBombWarning)
+        yield
 
 
 @lru_cache(maxsize=1)
@@ -61,20 +69,24 @@ def _members(archive: Path, modified: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(archive)
 
 
-def _decode(read: Callable[[str], bytes], path: str, out: np.ndarray) -> None:
-    try:
-        with Image.open(io.BytesIO(read(path))) as image:
+def _decode(members: zipfile.ZipFile | None, path: str, out: np.ndarray) -> None:
+    most = METADATA_BYTES + 2 * out.nbytes
+    with decoding(path):
+        content = read_member(members, path, most) if members else read_file(Path(path), most)
+        with Image.open(io.BytesIO(content)) as image:
             size, expected = f"{image.height}x{image.width}", f"{out.shape[0]}x{out.shape[1]}"
             if size != expected:
                 raise UserError(f"{path}: image of {size} among images of {expected}, expected one size")
             out[...] = np.asarray(image.convert(MODES[out.shape[2]])).reshape(out.shape)
-    except (
-        OSError,
-        SyntaxError,
-        ValueError,
-        KeyError,
-        zipfile.BadZipFile,
-        zlib.error,
-        Image.DecompressionBombError,
-    ) as error:
-        raise UserError(f"{path}: cannot be decoded ({error}), expected a complete image: copy it again") from None
+
+
+@contextlib.contextmanager
+def decoding(path: str) -> Iterator[None]:
+    """Name the file in whatever goes wrong with it: on a damaged one, decoders raise almost any exception."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"{path}: cannot be decoded ({reason}), expected a complete image: copy it again") from None

@@ -21,10 +21,12 @@ from PIL import Image
 from ...errors import UserError
 from ...processes import usable_cores
 from .base import ImageSet
-from .decode import decode_all
+from .bounds import empty_images
+from .decode import bombs_refused, decode_all, decoding
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 GREY = {"1", "L", "LA"}
+DEEPEST = 3  # CLIENT/CLASS/IMAGE
 COLOUR = {"RGB", "RGBA", "P", "CMYK", "YCbCr", "PA", "RGBX"}
 
 
@@ -45,7 +47,7 @@ def load_imagefolder(raw: Path, workers: int = 0) -> ImageSet:
         )
     paths = [[str(root / file) for file in files] for root, files in zip(roots(raw), (train, test), strict=True)]
     shape = common_shape(paths[0] + paths[1], workers)
-    images = [np.empty((len(part), *shape), dtype=np.uint8) for part in paths]
+    images = [empty_images(len(part), shape, raw) for part in paths]
     for part, out, name in zip(paths, images, ("training images", "test images"), strict=True):
         decode_all(part, out, workers=workers, name=name)
     return ImageSet(
@@ -77,16 +79,27 @@ def split_files(raw: Path) -> list[list[Path]]:
     return splits
 
 
-def image_files(root: Path) -> Iterator[Path]:
-    for folder, _, names in os.walk(root, followlinks=True):
-        for name in names:
-            if name.lower().endswith(SUFFIXES) and not name.startswith("."):
-                yield Path(folder, name).relative_to(root)
+def image_files(root: Path, within: Path = Path(), around: tuple[Path, ...] = ()) -> Iterator[Path]:
+    """The image files, relative to ``root``; links are followed, unless they lead back to a folder around them."""
+    folder = root / within
+    around = (*around, folder.resolve())
+    with os.scandir(folder) as items:
+        for item in items:
+            if item.is_dir():
+                if (target := Path(item).resolve()) in around:
+                    raise UserError(f"{item.path}: links lead back to {target}, which it is in: remove them")
+                # Down to one folder more than images may be in, where they are refused.
+                if len(around) <= DEEPEST:
+                    yield from image_files(root, within / item.name, around)
+            elif item.name.lower().endswith(SUFFIXES) and not item.name.startswith("."):
+                if not item.is_file():
+                    raise UserError(f"{item.path}: not a regular file or a link to one, expected an image: remove it")
+                yield within / item.name
 
 
 def common_shape(paths: list[str], workers: int) -> tuple[int, int, int]:
     """Size and channels from the headers alone, so that an odd size is reported before anything is decoded."""
-    with ThreadPoolExecutor(workers or usable_cores()) as pool:
+    with bombs_refused(), ThreadPoolExecutor(workers or usable_cores()) as pool:
         headers = list(pool.map(header, paths))
     height, width, _ = headers[0]
     for path, (h, w, _) in zip(paths, headers, strict=True):
@@ -99,19 +112,17 @@ def common_shape(paths: list[str], workers: int) -> tuple[int, int, int]:
 
 def header(path: str) -> tuple[int, int, str]:
     """Height, width and pixel mode."""
-    try:
-        with Image.open(path) as image:
-            if image.mode not in GREY | COLOUR:
-                raise UserError(f"{path}: pixels of mode {image.mode!r}, expected 8 bits per channel: convert it first")
-            return image.height, image.width, image.mode
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise UserError(f"{path}: cannot be decoded ({error}), expected an image: copy it again") from None
+    with decoding(path), Image.open(path) as image:
+        if image.mode not in GREY | COLOUR:
+            raise UserError(f"{path}: pixels of mode {image.mode!r}, expected 8 bits per channel: convert it first")
+        return image.height, image.width, image.mode
 
 
 def fingerprint(raw: Path) -> str:
     """A hash of file names and sizes: changes when the data does, without reading it."""
     digest = hashlib.sha256()
     for root in roots(raw):
-        for file in sorted(image_files(root), key=lambda file: file.parts):
-            digest.update(f"{root.name}/{file.as_posix()}\0{(root / file).stat().st_size}\n".encode())
+        for file in sorted(image_files(root) if root.is_dir() else (), key=lambda file: file.parts):
+            line = f"{root.name}/{file.as_posix()}\0{(root / file).stat().st_size}\n"
+            digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()

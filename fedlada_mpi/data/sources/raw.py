@@ -30,7 +30,7 @@ def raw_available(dataset: str, root: str | os.PathLike) -> Path | None:
     root = Path(root)
     for place in (root / "raw", root / dataset / "raw", root):
         for name in (*OFFICIAL_NAMES.get(dataset, ()), f"{dataset}.npz"):
-            if (place / name).exists():
+            if is_readable(place / name):
                 return place / name
     return None
 
@@ -40,6 +40,8 @@ def find_raw(dataset: str, raw: Path | None, root: Path, download: bool) -> Path
     if raw is not None:
         if not raw.exists():
             raise UserError(f"--raw: {raw} does not exist, expected the raw data of {dataset}")
+        if not is_readable(raw):
+            raise UserError(f"--raw: {raw} is not a file or folder, expected the raw data of {dataset}")
         return raw
     if available := raw_available(dataset, root):
         return available
@@ -52,6 +54,11 @@ def find_raw(dataset: str, raw: Path | None, root: Path, download: bool) -> Path
     raise UserError(
         f"no raw data of {dataset} under {root}, expected {root / 'raw' / archive}{hint}: give it with --raw PATH"
     )
+
+
+def is_readable(path: Path) -> bool:
+    """Whether it is a file or a folder; opening a pipe or a device could block."""
+    return path.is_file() or path.is_dir()
 
 
 def nearest_folder(path: Path) -> Path:

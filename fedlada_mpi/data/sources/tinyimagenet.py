@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from collections import defaultdict
 from pathlib import Path
 
@@ -11,9 +10,11 @@ import numpy as np
 
 from ...errors import UserError
 from .base import KNOWN, ImageSet
+from .bounds import ZIP_ERRORS, empty_images, read_file, read_member
 from .decode import decode_all
 
 FOLDER = "tiny-imagenet-200"
+TEXT_BYTES = 16 << 20  # words.txt, the longest of its lists, has 2.7 MB
 URL = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
@@ -26,7 +27,7 @@ class UnpackedTree:
         self.root = root
 
     def read(self, name: str) -> bytes:
-        return (self.root / name).read_bytes()
+        return read_file(self.root / name, TEXT_BYTES)
 
     def files(self, folder: str) -> list[str]:
         return [path.name for path in (self.root / folder).glob("*.JPEG")]
@@ -42,7 +43,7 @@ class ZipTree:
         self.archive = archive
         try:
             self.zip = zipfile.ZipFile(archive)
-        except zipfile.BadZipFile as error:
+        except ZIP_ERRORS as error:
             raise UserError(
                 f"{archive}: truncated or not a zip ({error}), expected {FOLDER}.zip: download {URL} again"
             ) from None
@@ -52,7 +53,7 @@ class ZipTree:
             self.by_folder[folder].append(file)
 
     def read(self, name: str) -> bytes:
-        return self.zip.read(self.path(name))
+        return read_member(self.zip, self.path(name), TEXT_BYTES)
 
     def files(self, folder: str) -> list[str]:
         return [name for name in self.by_folder[self.path(folder)] if name.endswith(".JPEG")]
@@ -80,7 +81,7 @@ def read_lines(tree: Tree, name: str) -> list[str]:
         return tree.read(name).decode().splitlines()
     except (KeyError, FileNotFoundError):
         raise UserError(f"{tree.path(name)} is missing, expected {FOLDER} as it comes from {URL}") from None
-    except (zipfile.BadZipFile, zlib.error, UnicodeDecodeError) as error:
+    except ZIP_ERRORS as error:
         raise UserError(f"{tree.path(name)} cannot be read ({error}): download {URL} again") from None
 
 
@@ -127,6 +128,6 @@ def validation_files(tree: Tree, wnids: list[str]) -> list[tuple[str, int]]:
 
 
 def decode_labelled(tree: Tree, files: list[tuple[str, int]], workers: int, name: str) -> tuple[np.ndarray, np.ndarray]:
-    images = np.empty((len(files), *KNOWN["tinyimagenet"].shape), dtype=np.uint8)
+    images = empty_images(len(files), KNOWN["tinyimagenet"].shape, tree.path(""))
     decode_all([tree.path(file) for file, _ in files], images, tree.archive, workers, name)
     return images, np.array([label for _, label in files], dtype=np.int64)

@@ -1,0 +1,202 @@
+"""Damaged shards and edited manifests: refused in one line, or the data is the same bit for bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from damage import DAMAGES, MANIFEST, ODD_VALUES, contents, edited, flipped, outcome, places
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from training_runs import make_data
+
+from fedlada_mpi.data.checksums import sha256
+from fedlada_mpi.data.shards import read_manifest
+from fedlada_mpi.errors import UserError
+
+FILES = ("silo_0001.h5", "silo_0002.h5", "test.h5")
+FUZZ = settings(derandomize=True, deadline=None, max_examples=80, database=None)
+pytestmark = pytest.mark.serial
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory) -> Path:
+    return make_data(tmp_path_factory.mktemp("damage"), [3, 2, 4], silos=2).shards
+
+
+@pytest.fixture(scope="module")
+def original(shards):
+    return contents(shards)
+
+
+class Changed:
+    """One file with other content, until the end of the block."""
+
+    def __init__(self, path: Path, content: bytes | str):
+        self.path, self.before = path, path.read_bytes()
+        self.content = content.encode("utf8", "surrogatepass") if isinstance(content, str) else content
+
+    def __enter__(self) -> None:
+        self.path.write_bytes(self.content)
+
+    def __exit__(self, *_: object) -> None:
+        self.path.write_bytes(self.before)
+
+
+@FUZZ
+@given(st.sampled_from((*FILES, MANIFEST)), st.sampled_from(DAMAGES), st.integers(0, 2**32))
+def test_damaged_files(shards, original, name, damage, seed):
+    path = shards / name
+    with Changed(path, damage(path.read_bytes(), random.Random(seed))):
+        assert outcome(shards, original) in ("refused", "same")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_flip_in_a_shard_is_accepted(shards, original, name):
+    """Every 1501st bit: headers, images and labels."""
+    path = shards / name
+    content = path.read_bytes()
+    for bit in range(0, 8 * len(content), 1501):
+        with Changed(path, flipped(content, bit)):
+            assert outcome(shards, original) == "refused"
+
+
+json_values = st.recursive(
+    st.one_of(st.sampled_from(ODD_VALUES), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=6,
+)
+
+
+@FUZZ
+@given(st.integers(0, 10**6), json_values, st.booleans())
+@example(0, [[]], False)
+@example(0, None, True)
+def test_edited_manifests(shards, original, number, value, delete):
+    path = shards / MANIFEST
+    text = path.read_text()
+    paths = list(places(json.loads(text)))
+    with Changed(path, edited(text, paths[number % len(paths)], value, delete)):
+        assert outcome(shards, original) in ("refused", "same")
+
+
+# One for each that the reader once took, or failed on with a traceback.
+EDITS = {
+    "classes as text": (("classes",), "3", "'classes' is '3', expected an integer"),
+    "a negative number of silos": (("silos",), -1, "'silos' is -1, expected an integer from 1 to 3"),
+    "more silos than clients": (("silos",), 10**9, "expected an integer from 1 to 3"),
+    "fewer silos than files": (("silos",), 1, "'files' are not silo_0001.h5 to silo_0001.h5 and test.h5"),
+    "another number of clients": (("clients",), 2, "'counts' is .*, expected a list of 2"),
+    "images without a size": (("image_shape",), [8, 8], "'image_shape' is .*, expected a list of 3"),
+    "a huge image": (("image_shape", 0), 2**40, "'bytes' of silo_0001.h5"),
+    "a size of infinity": (("image_shape", 0), float("inf"), "expected an integer"),
+    "a mean of NaN": (("mean", 0), float("nan"), "is nan, expected a number"),
+    "another mean": (("mean", 0), 0.25, "mean .*, but .* in manifest.json"),
+    "a deviation of zero": (("std", 1), 0, "expected more than 0"),
+    "another deviation": (("std", 1), 0.125, "std .*, but .* in manifest.json"),
+    "a count of a half": (("counts", 0, 0), 0.5, "'counts' are not 3 rows of 3 numbers"),
+    "a negative count": (("counts", 0, 0), -1, "'counts' are not"),
+    "a count of 2**63": (("counts", 0, 0), 2**63, "'counts' are not"),
+    "nested counts": (("counts", 0, 0), [[1]], "inhomogeneous"),
+    "another count": (("counts", 0, 0), 1000, "but 'counts' add up to"),
+    "a file elsewhere": (("files", "../test.h5"), {}, "'files' are not"),
+    "no files": (("files",), {}, "'files' are not"),
+    "files as a list": (("files",), [], r"'files' is \[\], expected an object"),
+    "a file that is no object": (("files", "test.h5"), 5, "test.h5 is 5, expected an object"),
+    "a file of no bytes": (("files", "test.h5", "bytes"), 0, "the 'bytes' of test.h5 is 0, expected an integer from"),
+    "an empty test set": (("files", "test.h5", "images"), 0, "the 'images' of test.h5 is 0"),
+    "a huge test set": (("files", "test.h5", "images"), 10**11, "the 'bytes' of test.h5"),
+    "another checksum": (("files", "test.h5", "sha256"), "0" * 64, "its sha256 is not that of manifest.json"),
+    "no checksum": (("files", "test.h5", "sha256"), None, "the 'sha256' of test.h5 is None, expected text"),
+    "a client twice": (("files", "silo_0001.h5", "client_ids"), [0, 0], "not each of 0 to 2 once"),
+    "an unknown client": (("files", "silo_0001.h5", "client_ids"), [0, 9], "not each of 0 to 2 once"),
+    "clients in another order": (("files", "silo_0001.h5", "client_ids"), [1, 0], "'client_ids' are not those of"),
+    "an unknown partition": (("partition", "kind"), "magic", "expected one of dirichlet"),
+    "another partition": (("partition", "kind"), "iid", "partition .*, but .* in manifest.json"),
+    "another seed": (("seed",), 21, "seed 20, but 21 in manifest.json"),
+    "a long name": (("dataset",), "a" * 5000, "expected a name"),
+    "a command for a name": (("dataset",), "x; rm -r /", "expected a name"),
+    "another format": (("format",), 2, "shards of format 2, expected format 1"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_edits(shards, name):
+    path = shards / MANIFEST
+    place, value, message = EDITS[name]
+    with Changed(path, edited(path.read_text(), place, value)), pytest.raises(UserError, match=message) as refused:
+        contents(shards)
+    assert "python -m data_prep" in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_nesting_without_end(shards):
+    with Changed(shards / MANIFEST, "[" * 100_000), pytest.raises(UserError, match="not a manifest of shards"):
+        read_manifest(shards)
+
+
+def reversed_offsets(file: h5py.File) -> None:
+    file["offsets"][:] = file["offsets"][:][::-1]
+
+
+def shifted_offsets(file: h5py.File) -> None:
+    file["offsets"][:] += 1
+
+
+def large_label(file: h5py.File) -> None:
+    file["labels"][0] = 3
+
+
+def negative_label(file: h5py.File) -> None:
+    file["labels"][0] = -1
+
+
+def exchanged_labels(file: h5py.File) -> None:
+    """Other labels of the right range: only the counts give them away."""
+    file["labels"][:] = (file["labels"][:] + 1) % 3
+
+
+def other_clients(file: h5py.File) -> None:
+    file["client_ids"][:] += 1
+
+
+def other_type(file: h5py.File) -> None:
+    labels = file["labels"][:]
+    del file["labels"]
+    file["labels"] = labels.astype(np.uint8)
+
+
+def a_group(file: h5py.File) -> None:
+    del file["images"]
+    file.create_group("images")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (reversed_offsets, "'offsets' are not those of"),
+        (shifted_offsets, "'offsets' are not those of"),
+        (large_label, "labels 0 to 3, expected 0 to 2"),
+        (negative_label, "labels -1 to 2, expected 0 to 2"),
+        (exchanged_labels, "not as often there as 'counts'"),
+        (other_clients, "'client_ids' are not those of"),
+        (other_type, "'labels' is uint8"),
+        (a_group, "not a shard of"),
+    ],
+)
+def test_content_is_checked_whatever_the_checksum(shards, tmp_path, change, message):
+    """The checksum is made to fit, as by someone who wrote shards with a program of their own."""
+    copy = Path(shutil.copytree(shards, tmp_path / "copy"))
+    path = copy / "silo_0001.h5"
+    with h5py.File(path, "r+") as file:
+        change(file)
+    manifest = json.loads((copy / MANIFEST).read_text())
+    manifest["files"][path.name] |= {"sha256": sha256(path), "bytes": path.stat().st_size}
+    (copy / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=message):
+        contents(copy)
