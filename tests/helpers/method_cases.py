@@ -41,7 +41,7 @@ PAPER = {
     "fedadam_amended": Case(
         dict(FEDADAM, alpha=0.3),
         server=("m", "v", "g_a"),
-        traffic=(1, 1, 2),
+        traffic=(2, 1, 2),
         variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3), dict(alpha=0.9)),
     ),
     "localadam": Case(ADAPTIVE, server=("v",), traffic=(2, 2, 2), variations=(*OF_ALL, *OF_ADAPTIVE)),
