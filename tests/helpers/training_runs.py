@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import torch
 from family_reference import federate
-from ranks import barrier, is_root
+from ranks import barrier, from_root, is_root
 from reference import Round, Settings, flat, image_gradient
 
 CLASSES, SHAPE = 3, (8, 8, 3)
@@ -200,7 +200,8 @@ def run_reference(
 ) -> list[Round]:
     """The reference on the same data and settings as a run, with the participants that the run drew."""
     known = Settings(**{name: value for name, value in settings.items() if name in SETTINGS})
-    return federate(algorithm, data.start, data.gradients, data.sizes, steps, participants, known, data.tensors)
+    given = (algorithm, data.start, data.gradients, data.sizes, steps, participants, known, data.tensors)
+    return from_root(lambda: federate(*given))
 
 
 def disagreement(x: np.ndarray, expected: np.ndarray, start: np.ndarray) -> float:
