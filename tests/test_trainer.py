@@ -182,7 +182,7 @@ class Local:
 
 @pytest.mark.serial
 def test_engines_agree_on_resnet18():
-    config = Config(algorithm="fedlada", local_epochs=1, batch_size=3, alpha=0.3, decay_mode="decoupled")
+    config = resolve(dict(algorithm="fedlada", local_epochs=1, batch_size=3, alpha=0.3, lr=0.1)).config
     networks = [models.build("resnet18", 3, SHAPE, stacked=stacked) for stacked in (True, False)]
     (stacked, totals), (generic, their_totals) = (Local(network, config).round(0, [0, 2]) for network in networks)
     assert totals.loss == pytest.approx(their_totals.loss, rel=1e-10)

@@ -69,10 +69,10 @@ def _refuse_other_files(out: Path) -> None:
             raise UserError(f"--out: {path} is a link to {path.readlink()}, expected a folder: make it, or rm {path}")
     present = [name for name in _FILES if (out / name).is_symlink() or (out / name).exists()]
     # An empty folder may be a link to another disk, made for this run.
-    present = [name for name in present if not (out / name).is_dir() or any((out / name).iterdir())]
+    empty = [name for name in _FOLDERS if (out / name).is_dir() and not any((out / name).iterdir())]
+    present = [name for name in present if name not in empty]
     if present and not _is_run(out):
         raise UserError(f"--out: {out} holds {', '.join(present)}, but no run: move them, or choose another directory")
-
     for name in present:
         path = out / name
         if path.exists() and not (path.is_dir() if name in _FOLDERS else path.is_file()):

@@ -313,6 +313,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="kills-") as work:
+        tempfile.tempdir = work  # for the logs of all runs
         campaign = Campaign(Path(work), options.seed, options.every)
         kinds: dict[str, Callable[[int], None]] = {
             "writes": lambda ranks: campaign.writes(ranks, "kill"),

@@ -117,9 +117,8 @@ metrics_files = st.builds(
 def try_metrics(content: bytes, folder: Path) -> str:
     """A resumed run goes on from any metrics file; what it keeps makes a summary, and is read back in full."""
     (folder / "metrics.jsonl").write_bytes(content)
-    recorder = metrics.Recorder(folder, resumed_at=5)
-    recorder.add(recorded(6))
-    recorder.close()
+    with metrics.Recorder(folder, resumed_at=5) as recorder:
+        recorder.add(recorded(6))
     rounds = [record["round"] for record in recorder.records]
     assert rounds == sorted(set(rounds))
     summary = {"status": "finished", **metrics.summarise(recorder.records, [0.5])}

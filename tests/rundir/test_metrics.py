@@ -64,8 +64,8 @@ def test_a_run_goes_on_from_any_metrics_file(tmp_path_factory, content):
 )
 def test_what_a_resumed_run_keeps(content, rounds, left_out, tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(content)
-    recorder = Recorder(tmp_path, resumed_at=5)
-    recorder.close()
+    with Recorder(tmp_path, resumed_at=5) as recorder:
+        pass
     assert [record["round"] for record in recorder.records] == rounds
     assert recorder.left_out == left_out
     assert (tmp_path / DAMAGED).exists() == bool(left_out)
