@@ -96,11 +96,11 @@ def test_the_narrow_model_has_gradient_free_parameters():
 
 @pytest.mark.parametrize("method", CASES)
 def test_engines_and_chunks_agree(method, run):
-    settings = {**SETTINGS, **CASES[method].settings, "algorithm": method}
+    settings = {**SETTINGS, **CASES[method].settings, **CASES[method].requires, "algorithm": method}
     generic = run("generic", engine="generic", **settings)
     same(run("stacked", **settings), generic)
     same(run("chunks", max_clients_at_once=1, **settings), generic)
-    same(run("generic-chunks", engine="generic", max_clients_at_once=2, weighting="uniform", **settings), generic)
+    same(run("generic-chunks", engine="generic", max_clients_at_once=2, **settings), generic)
 
 
 @pytest.mark.parametrize("steps", [dict(local_epochs=2), dict(local_steps=3)], ids=["uneven", "even"])
@@ -128,6 +128,19 @@ def test_gradient_free_parameters_only_decay(method, decay_mode, weighting, step
         found.model["conv3.weight"][..., corner], begin[..., corner] * factor, rtol=1e-12, atol=0
     )
     assert (found.model["conv3.weight"][..., 1, 1] - begin[..., 1, 1] * factor).abs().max() > 1e-3
+
+
+def test_norms_of_single_tensors_include_gradient_free_parameters(run):
+    """A single step of Fed-LAMB moves every tensor by eta_t times its norm, or freely where that is zero."""
+    found = run(
+        "run", algorithm="fedlamb", rounds=1, local_steps=1, batch_size=4, lr=0.05, weight_decay=0.5, participation=0.2,
+        server_lr=1.0, seed=3,
+    )  # fmt: skip
+    begin = models.build("narrow", 3, SHAPE, seed=3).module.state_dict()
+    for name, before in begin.items():
+        if before.any():
+            moved = (found.model[name] - before.double()).norm()
+            torch.testing.assert_close(moved, 0.05 * before.double().norm(), rtol=1e-10, atol=0)
 
 
 def test_the_clip_is_of_all_of_a_clients_gradient(run):

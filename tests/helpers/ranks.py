@@ -5,7 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -27,6 +31,13 @@ def is_root() -> bool:
 def barrier() -> None:
     if SIZE > 1:
         communicator().Barrier()
+
+
+def from_root(compute: Callable[[], T]) -> T:
+    """What ``compute`` returns on the root, on all ranks: for work that would be the same on each of them."""
+    if SIZE == 1:
+        return compute()
+    return communicator().bcast(compute() if is_root() else None)
 
 
 def find_mpirun() -> str | None:

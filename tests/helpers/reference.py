@@ -1,4 +1,4 @@
-"""The eight methods in float64, one client after another, straight from the paper's equations.
+"""The eight methods of the paper in float64, one client after another, straight from the paper's equations.
 
 Shares no code with the package: numpy vectors, a Python loop over clients and steps, and for every client a function
 that returns the gradient of its own loss. Slow and obvious on purpose.
@@ -31,6 +31,31 @@ class Settings:
     eps_v: float = 1e-8
     v_init: str = "zero"
     weighting: str = "uniform"
+    # Of the methods of family_reference.py.
+    seed: int = 0
+    momentum: float = 0.0
+    server_momentum: float = 0.0
+    nesterov: bool = False
+    beta_local: float = 0.0
+    beta_global: float = 0.0
+    buffer: str = "average"
+    eta: float = 1.0
+    skip: float = 0.0
+    start_at: str = "warm"
+    form: str = ""
+    rho: float = 0.0
+    q: float = 1.0
+    b0: float = 0.0
+    v0: float = 0.0
+    v_start: str = "server"
+    m_start: str = "zero"
+    base: str = "momentum"
+    optimizer: str = "sgd"
+    correction: str = "joint"
+    server_optimizer: str = "sgd"
+    server_beta1: float = 0.0
+    server_beta2: float = 0.0
+    server_eps: float = 0.0
 
 
 @dataclass
@@ -38,9 +63,11 @@ class Round:
     """What is known after a round: x^{t+1}, the server's other vectors, and how far the clients ended from x^{t+1}."""
 
     x: np.ndarray
-    consistency: float
+    consistency: float | None
     vectors: dict[str, np.ndarray] = field(default_factory=dict)
     directions: list[np.ndarray] = field(default_factory=list)
+    kept: list[dict[str, np.ndarray]] = field(default_factory=list)  # every client's vectors
+    silent: bool = False  # whether nobody communicated
 
 
 def clipped(gradient: np.ndarray, bound: float) -> np.ndarray:

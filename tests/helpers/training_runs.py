@@ -11,8 +11,9 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from ranks import barrier, is_root
-from reference import Round, Settings, federate, flat, image_gradient
+from family_reference import federate
+from ranks import barrier, from_root, is_root
+from reference import Round, Settings, flat, image_gradient
 
 CLASSES, SHAPE = 3, (8, 8, 3)
 TIMES = ("seconds", "seconds_by_rank", "environment")
@@ -44,6 +45,11 @@ class Data:
     @property
     def names(self) -> list[str]:
         return [name for name, _ in self.module.named_parameters()]
+
+    @property
+    def tensors(self) -> list[int]:
+        """The number of elements of every parameter."""
+        return [parameter.numel() for parameter in self.module.parameters()]
 
     @cached_property
     def start(self) -> np.ndarray:
@@ -89,10 +95,25 @@ class Run:
     @cached_property
     def server(self) -> dict[str, np.ndarray]:
         """The server's vectors in the newest checkpoint, in the order of the module's parameters."""
-        layout = self.data.network.layout
-        newest = max(path for path in (self.out / "checkpoint").iterdir() if path.name[-1].isdigit())
-        with h5py.File(newest / "server.h5") as file:
-            return {name: flat(layout.unpack(torch.from_numpy(file[name][:])), self.data.names) for name in file}
+        with h5py.File(self._checkpoint / "server.h5") as file:
+            return self._vectors(file)
+
+    @cached_property
+    def clients(self) -> dict[int, dict[str, np.ndarray]]:
+        """What the clients keep, in the newest checkpoint; a client that never took part is not there."""
+        found = {}
+        for path in self._checkpoint.glob("clients_*.h5"):
+            with h5py.File(path) as file:
+                found |= {int(client): self._vectors(vectors) for client, vectors in file.items()}
+        return found
+
+    @property
+    def _checkpoint(self) -> Path:
+        return max(path for path in (self.out / "checkpoint").iterdir() if path.name[-1].isdigit())
+
+    def _vectors(self, group: h5py.Group) -> dict[str, np.ndarray]:
+        unpack = self.data.network.layout.unpack
+        return {name: flat(unpack(torch.from_numpy(group[name][:])), self.data.names) for name in group}
 
 
 def structured_images(random: np.random.Generator, labels: np.ndarray) -> np.ndarray:
@@ -157,7 +178,10 @@ def arguments(data: Data, out: Path, settings: dict[str, Any]) -> list[str]:
     words = []
     for name, value in values.items():
         flag = f"--{name.replace('_', '-')}"
-        words += [flag] if value is True else [flag, str(value)]
+        if isinstance(value, bool):
+            words.append(flag if value else f"--no-{flag[2:]}")
+        else:
+            words += [flag, str(value)]
     return words
 
 
@@ -171,12 +195,13 @@ def run_here(data: Data, out: Path, **settings: Any) -> Run:
     return Run(out, data)
 
 
-def run_reference(run: Run, algorithm: str, rounds: int, steps: list[int], settings: dict[str, Any]) -> list[Round]:
-    """The reference on the run's data, participants and settings."""
+def run_reference(
+    data: Data, algorithm: str, participants: list[list[int]], steps: list[int], settings: dict[str, Any]
+) -> list[Round]:
+    """The reference on the same data and settings as a run, with the participants that the run drew."""
     known = Settings(**{name: value for name, value in settings.items() if name in SETTINGS})
-    data = run.data
-    assert len(run.participants) == rounds
-    return federate(algorithm, data.start, data.gradients, data.sizes, steps, run.participants, known)
+    given = (algorithm, data.start, data.gradients, data.sizes, steps, participants, known, data.tensors)
+    return from_root(lambda: federate(*given))
 
 
 def disagreement(x: np.ndarray, expected: np.ndarray, start: np.ndarray) -> float:

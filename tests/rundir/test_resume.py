@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import h5py
+import numpy as np
 import pytest
 import torch
 from method_cases import CASES
@@ -161,9 +162,12 @@ def test_other_settings_are_refused_by_name(data, run_dir, capsys):
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1)])
-def test_resumed_on_another_number_of_ranks(before, after, data, run_dir):
-    settings = dict(COMMON, algorithm="scaffold", precision="fp64", rounds=8)
+@pytest.mark.parametrize(
+    ("algorithm", "before", "after"), [("scaffold", 1, 3), ("scaffold", 3, 1), ("feddr", 3, 1), ("fedpd", 1, 3)]
+)
+def test_resumed_on_another_number_of_ranks(algorithm, before, after, data, run_dir):
+    case = CASES[algorithm]
+    settings = {**COMMON, **case.settings, **case.requires, "algorithm": algorithm, "precision": "fp64", "rounds": 8}
     whole = run_here(data, run_dir / "whole", **settings)
     for ranks, part in ((before, dict(settings, rounds=4)), (after, dict(settings, resume=True))):
         if ranks == 1:
@@ -176,16 +180,28 @@ def test_resumed_on_another_number_of_ranks(before, after, data, run_dir):
     assert disagreement(resumed.x, whole.x, data.start) < 1e-10
 
 
-@pytest.mark.parametrize("algorithm", CASES)
-def test_extended_run_is_the_longer_run_to_the_bit(algorithm, data, run_dir):
-    settings = dict(COMMON, **{**CASES[algorithm].settings, "algorithm": algorithm})
+@pytest.mark.parametrize(
+    ("algorithm", "change"),
+    [(algorithm, {}) for algorithm in CASES]
+    + [("fedlamb", dict(m_start="client", v_start="client")), ("mimelite", dict(base="adam"))],
+    ids=str,
+)
+def test_extended_run_is_the_longer_run_to_the_bit(algorithm, change, data, run_dir):
+    """Stopped after round 3, which is one in which nobody communicates in FedPD."""
+    case = CASES[algorithm]
+    settings = {**COMMON, **case.settings, **case.requires, **change, "algorithm": algorithm}
     whole = run_here(data, run_dir / "whole", **{**settings, "rounds": 6})
-    run_here(data, run_dir / "parts", **{**settings, "rounds": 2})
+    run_here(data, run_dir / "parts", **{**settings, "rounds": 3})
     run_here(data, run_dir / "parts", **{**settings, "rounds": 6, "resume": True})
     resumed = Run(run_dir / "parts", data)
     assert resumed.participants == whole.participants
     assert [record["round"] for record in resumed.metrics] == list(range(1, 7))
     assert all(torch.equal(resumed.model[name], whole.model[name]) for name in data.names)
+    assert set(resumed.server) == set(whole.server)
+    assert all(np.array_equal(resumed.server[name], whole.server[name]) for name in whole.server)
+    assert resumed.clients.keys() == whole.clients.keys()
+    for client, vectors in whole.clients.items():
+        assert all(np.array_equal(resumed.clients[client][name], vectors[name]) for name in vectors)
 
 
 def test_resuming_a_finished_run_changes_nothing(data, run_dir):
