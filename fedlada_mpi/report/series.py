@@ -20,7 +20,10 @@ MEASURES = {
 }
 PERCENT = ("test_acc", "train_acc")
 # Distinguishable also for colour-blind readers, on white and on black.
-_OTHERS = ("#6f5fc9", "#b8336a", "#5b8c2a", "#3f8f9c")
+_OTHERS = (
+    *("#6f5fc9", "#b8336a", "#5b8c2a", "#3f8f9c", "#8c5a3c", "#c2542d", "#4a6fa5", "#9a7d0a", "#7b3f8c", "#2f7d5b"),
+    *("#b35c8f", "#56707a", "#a34747"),
+)
 _SEQUENCE = ("#440154", "#3b528b", "#21918c", "#5ec962", "#d8b30f", "#e8762c", "#c0266d", "#7a5195")
 
 
@@ -30,7 +33,7 @@ def colours(groups: Sequence[Group]) -> list[str]:
     several = [m for m in methods if sum(g.method == m for g in groups) > 1]
     chosen, seen = [], dict.fromkeys(methods, 0)
     for one in groups:
-        base = _own_colour(one.method) or _OTHERS[methods.index(one.method) % len(_OTHERS)]
+        base = _colour(one.method, methods)
         index, many = seen[one.method], sum(g.method == one.method for g in groups)
         seen[one.method] += 1
         if one.method not in several:
@@ -42,8 +45,12 @@ def colours(groups: Sequence[Group]) -> list[str]:
     return chosen
 
 
-def _own_colour(method: str) -> str:
-    return algorithms.find(method).colour if method in algorithms.names() else ""
+def _colour(method: str, methods: Sequence[str]) -> str:
+    """A method's own colour; without one, a colour by its place among all methods, the same in every figure."""
+    known = algorithms.names()
+    if method in known and (own := algorithms.find(method).colour):
+        return own
+    return _OTHERS[(known if method in known else methods).index(method) % len(_OTHERS)]
 
 
 def _shade(colour: str, fraction: float) -> str:
