@@ -78,7 +78,7 @@ class Algorithm:
 
     name: ClassVar[str] = ""  # of a built-in method, on the command line
     label: ClassVar[str] = ""  # in reports; without one, the name of the class
-    colour: ClassVar[str] = ""  # in reports; without one, the next free one
+    colour: ClassVar[str] = ""  # of a built-in method, in reports; without one, the next free one
     year: ClassVar[int] = 9999  # of publication; reports list methods in this order
 
     down: tuple[str, ...] = ("x",)  # server vectors that every rank receives each round
