@@ -168,11 +168,7 @@ def settings_of(algorithm: str) -> dict[str, Setting]:
     """All settings of a run with this method."""
     from .algorithms import find  # which imports this module
 
-    hypers = find(algorithm).hypers
-    for name in hypers:
-        if name in SETTINGS:
-            raise UserError(f"--algorithm {algorithm}: its own setting {name} is one that all methods have: rename it")
-    return {**SETTINGS, **hypers}
+    return {**SETTINGS, **find(algorithm).hypers}
 
 
 # Settings that only some schedules of the local rate have.

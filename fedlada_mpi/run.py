@@ -29,6 +29,7 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any
     """The command's own options, and the settings that were given."""
     parser = argparse.ArgumentParser(
         prog="python -m fedlada_mpi.run",
+        usage="%(prog)s [options] [settings], listed by --help",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -58,7 +58,7 @@ class Session:
         digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
         if ":" in config.model:
             self._refuse_different_models(digests[checkpoint.MODEL])
-        self.algorithm = a = algorithms.create(config, self.network.layout.tensors)
+        self.algorithm = a = world.collectively(lambda: algorithms.create(config, self.network.layout.tensors))
         size = self.network.layout.size
         engine = world.collectively(lambda: create_engine(self.network, config, self.device))
         capture = capture_on(self.device) if engine.capturable else None
@@ -139,7 +139,12 @@ class Session:
                 lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
                 print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}", flush=True)
             status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, progress).run(start)
-        summary = {"status": status, **summarise(recorder.records, config.targets), "environment": self.environment()}
+        summary = {
+            "status": status,
+            "method": self.algorithm.title(),
+            **summarise(recorder.records, config.targets),
+            "environment": self.environment(),
+        }
         results.write(out, self.network.state_dict(silo.s.x.cpu()), summary)
         print(closing_lines(summary, recorder.records, str(out)), flush=True)
         return status

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..config import SETTINGS, Config, Setting, coerce
 from ..errors import UserError, did_you_mean
-from ..own import load_object
+from ..own import load_object, users_code
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 __all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "create", "find", "hyper", "names"]
@@ -22,7 +22,7 @@ __all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "create",
 @cache
 def _built_in() -> dict[str, type[Algorithm]]:
     for module in pkgutil.iter_modules(__path__):
-        if module.name != "step":  # the local step, which needs torch
+        if module.name not in ("step", "trial"):  # of all methods, and they need torch
             importlib.import_module(f"{__name__}.{module.name}")
 
     def below(cls: type[Algorithm]) -> Iterator[type[Algorithm]]:
@@ -68,4 +68,14 @@ def find(name: str) -> type[Algorithm]:
 
 def create(config: Config, tensors: Sequence[Sequence[slice]] = ((slice(None),),)) -> Algorithm:
     """The method that the settings name; ``tensors``: where each parameter tensor is in a flat vector."""
-    return find(config.algorithm)(config, tensors)
+    cls = find(config.algorithm)
+    if ":" in config.algorithm:
+        from .trial import try_out
+
+        what = f"--algorithm {config.algorithm}"
+        with users_code(what, "a method as in docs/methods.md"):
+            try:
+                try_out(cls(config, tensors), tensors)
+            except UserError as error:
+                raise UserError(f"{what}: {error}") from None
+    return cls(config, tensors)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import rng
-from ..config import Config, Setting, hyper
+from ..config import SETTINGS, Config, Setting, hyper
+from ..errors import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
@@ -23,6 +24,9 @@ else:
     Tensor = Any  # settings are read without waiting for torch
 
 __all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "hyper"]
+
+# Attributes of every method's objects, and options of the command.
+RESERVED = ("config", "tensors", "eta_g", "moves_point", "help", "resume", "overwrite", "print_config")
 
 
 class RebindError(TypeError):
@@ -74,7 +78,7 @@ class Algorithm:
 
     name: ClassVar[str] = ""  # of a built-in method, on the command line
     label: ClassVar[str] = ""  # in reports; without one, the name of the class
-    colour: ClassVar[str] = ""  # in reports; without one, the next free one
+    colour: ClassVar[str] = ""  # of a built-in method, in reports; without one, the next free one
     year: ClassVar[int] = 9999  # of publication; reports list methods in this order
 
     down: tuple[str, ...] = ("x",)  # server vectors that every rank receives each round
@@ -110,15 +114,24 @@ class Algorithm:
                 f"{cls.__name__} overrides before_clip and must declare elementwise: False, or True if it leaves "
                 "parameters without a gradient at zero"
             )
-        shadowed = [n for n, value in vars(cls).items() if isinstance(value, Setting) and n in vars(Algorithm)]
+        taken = {*vars(Algorithm), *SETTINGS, *RESERVED}
+        shadowed = [n for n, value in vars(cls).items() if isinstance(value, Setting) and n in taken]
         if shadowed:
-            raise TypeError(f"{cls.__name__}: {shadowed[0]} cannot be a setting, as every method has it; rename it")
+            raise TypeError(
+                f"{cls.__name__}: {shadowed[0]} cannot be its own setting, as all methods have it: rename it"
+            )
         cls.hypers = {
             name: value.named(name)
             for parent in reversed(cls.__mro__)
             for name, value in vars(parent).items()
             if isinstance(value, Setting)
         }
+        known = [*SETTINGS, *cls.hypers]
+        for name in (*cls.requires, *(name for preset in cls.presets.values() for name in preset)):
+            if name not in known:
+                raise TypeError(
+                    f"{cls.__name__}: its preset has an unknown setting {name!r}{did_you_mean(name, known)}"
+                )
 
     def __init__(self, config: Config, tensors: Sequence[Sequence[slice]] = ((slice(None),),)):
         """``tensors``: where each parameter tensor is in a flat vector, for methods with norms of single ones."""

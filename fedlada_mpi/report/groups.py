@@ -81,6 +81,11 @@ class Group:
         return self.settings["algorithm"]
 
     @property
+    def method_name(self) -> str:
+        recorded = next((run.method for run in self.runs if run.method), "")
+        return recorded if recorded and self.method not in algorithms.names() else method_name(self.method)
+
+    @property
     def done(self) -> int:
         return max(run.done for run in self.runs)
 
@@ -182,7 +187,7 @@ def labels(groups: Sequence[Group]) -> list[str]:
         same_method = [g for g in groups if g.method == one.method and g.dataset == one.dataset]
         varied = {n for n, v in one.settings.items() if n != "dataset" and any(g.settings[n] != v for g in same_method)}
         shown = varied if len(varied) == 1 else set(own) - shared
-        names.append(" ".join([method_name(one.method), *(show(n, v) for n, v in one.settings.items() if n in shown)]))
+        names.append(" ".join([one.method_name, *(show(n, v) for n, v in one.settings.items() if n in shown)]))
     return names
 
 

@@ -30,6 +30,7 @@ class Run:
     series: dict[str, np.ndarray]
     by_rank: dict[str, np.ndarray] = field(default_factory=dict)
     status: str = "unfinished"
+    method: str = ""  # the label of a user's own, where the run has recorded it
     skipped: int = 0
 
     @property
@@ -109,7 +110,9 @@ def read(directory: Path) -> Run:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
     run = Run(directory, values, *_columns(records), by_rank=_by_rank(records), skipped=skipped)
     try:
-        run.status = printable(str(read_json(directory / "summary.json")["status"]))
+        summary = read_json(directory / "summary.json")
+        run.status = printable(str(summary["status"]))
+        run.method = printable(str(summary.get("method", "")))
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, LookupError):

@@ -58,7 +58,7 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group]) -> Table:
             stats[value] = one.over(measure) if one else Stat()
             if one and differing:
                 used = ", ".join(show(n, one.settings[n]) for n in differing)
-                note = f"{method_name(one.method)} on {dataset_name(one.dataset)} was run with {used}."
+                note = f"{one.method_name} on {dataset_name(one.dataset)} was run with {used}."
                 notes += [note] if note not in notes else []
         printed = not all(math.isnan(p) for p in column["paper"])
         columns += [Column(n, column["name"]) for n in (("ours", "paper", "difference") if printed else ("ours",))]

@@ -1,0 +1,96 @@
+"""A user's own method, tried on random vectors before a run: its declarations, and one round of all its hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+
+import torch
+
+from ..errors import UserError
+from .base import Algorithm, ClientVectors, Round, Vectors
+
+CLIENTS = 2
+PER_CLIENT = ("x", "g", "g1", "full_g", "k", "steps", "compute_copy")
+
+
+def check_declarations(a: Algorithm) -> None:
+    """Raise ``UserError`` where what a method declares contradicts itself."""
+    for kind in ("down", "derived", "private", "up", "uniform", "scalars", "slots", "client_state"):
+        names = getattr(a, kind)
+        if not isinstance(names, tuple) or not all(isinstance(n, str) and n.isidentifier() for n in names):
+            raise UserError(f'{kind}: got {names!r}, expected a tuple of names, such as ("x",)')
+    server, client = (*a.down, *a.derived, *a.private), (*a.slots, *a.client_state)
+    for kinds, names in (
+        ("down, derived and private", server),
+        ("up and scalars", (*a.up, *a.scalars)),
+        ("slots and client_state", client),
+    ):
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UserError(f"{twice[0]} is declared twice in {kinds}: leave one of them")
+    if "x" not in a.down:
+        raise UserError(f'down: got {a.down!r}, expected x among them, such as ("x",)')
+    taken = [name for name in client if name in PER_CLIENT]
+    if taken:
+        raise UserError(f"slots and client_state: {taken[0]} is one that all clients have: leave it out or rename it")
+    other = [name for name in a.uniform if name not in (*a.up, *a.scalars)]
+    if other:
+        raise UserError(f"uniform: {other[0]} is neither in up nor in scalars")
+    if a.gradients not in (1, 2):
+        raise UserError(f"gradients: got {a.gradients!r}, expected 1 or 2")
+
+
+def try_out(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> None:
+    """One round of two clients with one step; raises ``UserError`` for a result that is not a declared one."""
+    check_declarations(a)
+    size = max((place.stop or 1 for place in chain.from_iterable(tensors)), default=1)
+    shape = (CLIENTS, size)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        on_root = Vectors(**{name: torch.zeros(size) for name in (*a.down, *a.derived, *a.private)})
+        on_root.x.normal_()
+        a.start(on_root)
+        s = Vectors(**{name: getattr(on_root, name) for name in (*a.down, *a.derived)})
+        c = ClientVectors(**{name: torch.zeros(shape) for name in ("x", *a.slots, *a.client_state)})
+        c.g, c.steps, c.compute_copy = torch.randn(shape), torch.ones(CLIENTS, 1), None
+        for name, used in (("g1", a.gradients == 2), ("full_g", a.full_gradient)):
+            if used:
+                setattr(c, name, torch.randn(shape))
+        if a.step_index:
+            c.k = torch.zeros(CLIENTS, 1)
+        r = Round(0, a.config.lr, 1.0, CLIENTS, max(CLIENTS, a.config.clients))
+        if a.client_state:
+            a.enter(c, s)
+        a.begin(c, s, r)
+        point = a.point(c, s, torch.tensor(r.lr))
+        if point is not None:
+            _check("point", point, shape)
+        d = c.g
+        for hook in (a.before_clip, a.direction, a.after_decay):
+            d = hook(c, s, d)
+            _check(hook.__name__, d, shape)
+        sent = a.finish(c, s, r)
+        for name, expected in _sent(a, size):
+            if not isinstance(sent, Mapping) or name not in sent:
+                got = ", ".join(map(str, sent)) if isinstance(sent, Mapping) else type(sent).__name__
+                raise UserError(
+                    f"finish returns {got}, expected a dict with {name}, which is declared in up or scalars"
+                )
+            _check(f"finish, {name}", sent[name], expected, "[C, d]" if name in a.up else "[C, 1]")
+        mean = {name: sent[name].mean(0) for name in a.up}
+        mean |= {name: sent[name].double().mean() for name in a.scalars}
+        before = s.x.clone()
+        a.server(on_root, mean, r)
+        a.derive(s, before, r)
+
+
+def _sent(a: Algorithm, size: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    yield from ((name, (CLIENTS, size)) for name in a.up)
+    yield from ((name, (CLIENTS, 1)) for name in a.scalars)
+
+
+def _check(what: str, value: object, shape: tuple[int, int], kind: str = "[C, d]") -> None:
+    got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    if got != list(shape):
+        raise UserError(f"{what} returns {got}, expected a tensor {kind}, here {list(shape)}")

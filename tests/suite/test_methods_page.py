@@ -1,0 +1,56 @@
+"""docs/methods.md: its table is that of the classes, and its tutorial does what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from methods_table import code_lines, table
+from repository import ROOT
+
+PAGE = (ROOT / "docs" / "methods.md").read_text()
+
+
+def test_table_of_the_methods():
+    assert table() in PAGE, "python tests/helpers/methods_table.py prints the table as it should be"
+
+
+def test_lines_of_code():
+    assert code_lines('"""Prose.\n\nmore"""\n\n# why\nx = 1\n\n\ndef f():\n    """Prose."""\n    return x\n') == 3
+
+
+@pytest.mark.serial
+def test_tutorial(tmp_path):
+    """Its files and commands, literally, in an empty directory."""
+    tutorial = PAGE.partition("## A method of your own")[2]
+    blocks = re.findall(r"^```(python|toml|bash)\n(.*?)^```", tutorial, re.MULTILINE | re.DOTALL)
+    files = {"python": "my_method.py", "toml": "compare.toml"}
+    assert [kind for kind, _ in blocks] == ["python", "bash", "bash", "toml", "bash", "bash"]
+    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    shown = ""
+    for kind, text in blocks:
+        if kind in files:
+            (tmp_path / files[kind]).write_text(text)
+            continue
+        done = subprocess.run(
+            ["bash", "-e", "-c", text],
+            cwd=tmp_path,
+            env={**os.environ, **paths, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        shown += done.stdout
+    assert "settings of my_method.py:Tether:\n  --pull PULL" in shown
+    assert re.search(r"^pull +0.2 +preset digits, my_method.py:Tether$", shown, re.MULTILINE)
+    assert "resumed after round 2" in shown
+    assert "4 runs of 4 settings" in shown
+    assert "my_method.py:Tether round, 10 participants" in shown
+    tables = "".join(path.read_text() for path in (tmp_path / "report" / "tables").glob("*.md"))
+    for name in ("FedAvg", "FedLADA", "Tethered FedAvg pull=0.05", "Tethered FedAvg pull=0.5"):
+        assert f"| {name} |" in tables
