@@ -116,6 +116,10 @@ def _take(path: Path, me: dict[str, Any]) -> None:
             holder = _read(path)
             if holder is None:
                 continue
+            if not holder and os.path.lexists(path) and not path.is_file():
+                raise Busy(
+                    f"{path} is not a regular file, as a lock is: move it away, or choose another directory"
+                ) from None
             if not holder and not _abandoned(path, holder, me):
                 time.sleep(1)
                 continue

@@ -255,12 +255,15 @@ def test_missing_and_short_files(copy):
 
 
 def test_another_format_version(copy):
-    manifest = read_manifest(copy)
     with h5py.File(copy / "silo_0001.h5", "r+") as file:
+        size = (copy / "silo_0001.h5").stat().st_size
         file.attrs["format"] = 2
+    text = (copy / "manifest.json").read_text()
+    other = text.replace(f'"bytes": {size}', f'"bytes": {(copy / "silo_0001.h5").stat().st_size}')
+    (copy / "manifest.json").write_text(other)
+    manifest = read_manifest(copy)
     with pytest.raises(UserError, match=r"silo_0001\.h5: .*format 2, expected format 1"):
         read_silos(manifest, [0], verify=False)
-    text = (copy / "manifest.json").read_text()
     (copy / "manifest.json").write_text(text.replace('"format": 1', '"format": 9'))
     with pytest.raises(UserError, match=r"manifest\.json: shards of format 9, expected format 1"):
         read_manifest(copy)

@@ -13,7 +13,7 @@ import pytest
 from hostile import DAMAGES, OBSTACLES, damage_file
 from repository import ROOT
 
-from fedlada_mpi import grid
+from fedlada_mpi import algorithms, grid
 from fedlada_mpi.experiments import experiments, load
 from fedlada_mpi.rundir import lock
 
@@ -77,6 +77,7 @@ def test_the_papers_experiments_have_the_papers_sizes():
         "communication": 7 * 5,
         "global_vs_local": 3 * 5,
         "digits": 4 * 3,
+        "family": len(algorithms.names()) * 3,
     }
 
 
