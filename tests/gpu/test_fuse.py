@@ -83,6 +83,8 @@ FUSABLE = {
     "square": lambda c, g, h: c.v.add_(g**2),
     "sqrt": lambda c, g, h: c.m.add_((g * g + 1).sqrt()),
     "reflected": lambda c, g, h: c.m.add_(1 - 2 * g + 3 / (g * g + 1)),
+    "sign_": lambda c, g, h: c.v.add_((c.m - g).sign_()),
+    "a number of each client": lambda c, g, h: c.m.add_(h / c.steps),
     "g in place": lambda c, g, h: g.mul_(0.5).add_(c.x, alpha=0.1),
     "a copy of a vector that changes later": lambda c, g, h: (c.v.copy_(c.m), c.m.mul_(2), c.v.add_(c.m)),
 }
@@ -115,6 +117,7 @@ def as_a_step(*operations):
 def fused_and_plain(step, warns: str | None = None) -> None:
     """Two steps, fused and as written, must agree."""
     clients = {n: random(2, 300) for n in ("x", "m", "v", "g")}
+    clients["steps"] = torch.tensor([[2.0], [5.0]], device=DEVICE)
     s, lr = Vectors(h=random(300)), torch.tensor(0.1, device=DEVICE)
     fused, plain = (ClientVectors(**{n: v.clone() for n, v in clients.items()}) for _ in range(2))
     made, method = Fused(step), algorithms.create(resolve({}).config)
