@@ -45,6 +45,15 @@ def try_out(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> None:
     """One round of two clients with one step; raises ``UserError`` for a result that is not a declared one."""
     check_declarations(a)
     size = max((place.stop or 1 for place in chain.from_iterable(tensors)), default=1)
+    # What a client finds in its slots is what another one left there.
+    if _round(a, size, left_in_slots=0.0) and not _round(a, size, left_in_slots=torch.nan):
+        raise UserError(
+            f"begin leaves values of another client in {' or '.join(f'c.{n}' for n in a.slots)}: set all slots"
+        )
+
+
+def _round(a: Algorithm, size: int, left_in_slots: float) -> bool:
+    """Whether all that is sent is finite."""
     shape = (CLIENTS, size)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -52,7 +61,8 @@ def try_out(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> None:
         on_root.x.normal_()
         a.start(on_root)
         s = Vectors(**{name: getattr(on_root, name) for name in (*a.down, *a.derived)})
-        c = ClientVectors(**{name: torch.zeros(shape) for name in ("x", *a.slots, *a.client_state)})
+        c = ClientVectors(**{name: torch.zeros(shape) for name in ("x", *a.client_state)})
+        vars(c).update({name: torch.full(shape, left_in_slots) for name in a.slots})
         c.g, c.steps, c.compute_copy = torch.randn(shape), torch.ones(CLIENTS, 1), None
         for name, used in (("g1", a.gradients == 2), ("full_g", a.full_gradient)):
             if used:
@@ -66,10 +76,12 @@ def try_out(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> None:
         point = a.point(c, s, torch.tensor(r.lr))
         if point is not None:
             _check("point", point, shape)
-        d = c.g
+        d = c.g.clone()
         for hook in (a.before_clip, a.direction, a.after_decay):
             d = hook(c, s, d)
             _check(hook.__name__, d, shape)
+            _refuse_state(hook.__name__, d, c, s)
+        c.x.sub_(d.mul_(r.lr))
         sent = a.finish(c, s, r)
         for name, expected in _sent(a, size):
             if not isinstance(sent, Mapping) or name not in sent:
@@ -83,6 +95,16 @@ def try_out(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> None:
         before = s.x.clone()
         a.server(on_root, mean, r)
         a.derive(s, before, r)
+        return all(bool(value.isfinite().all()) for value in sent.values())
+
+
+def _refuse_state(hook: str, value: torch.Tensor, c: ClientVectors, s: Vectors) -> None:
+    """The step multiplies what it gets by the rate, in place: that must not be a vector that lives on."""
+    for owner, vectors in (("c", c), ("s", s)):
+        for name, vector in vars(vectors).items():
+            if vector is not None and value.untyped_storage().data_ptr() == vector.untyped_storage().data_ptr():
+                itself = f"{owner}.{name}"
+                raise UserError(f"{hook} returns {itself}, which the step would overwrite: return {itself}.clone()")
 
 
 def _sent(a: Algorithm, size: int) -> Iterator[tuple[str, tuple[int, int]]]:

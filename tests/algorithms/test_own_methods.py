@@ -38,6 +38,12 @@ WRONG = {
     "def direction(self, c, s, g): return g + s.v": "'Vectors' object has no attribute 'v' (",
     "private = ('h',)\n    def direction(self, c, s, g): return g + s.h": "'Vectors' object has no attribute 'h' (",
     "def server(self, s, mean, r): s.x = s.x - mean['offset']": "x = ... does not update the vector x: write in place",
+    "slots = ('m',)\n    def direction(self, c, s, g): return c.m.mul_(0.9).add_(g)": (
+        "direction returns c.m, which the step would overwrite: return c.m.clone()"
+    ),
+    "slots = ('m',)\n    def direction(self, c, s, g): return g.copy_(c.m.mul_(0.9).add_(g))": (
+        "begin leaves values of another client in c.m: set all slots"
+    ),
     "def begin(self, c, s): pass": "takes 3 positional arguments but 4 were given",
 }
 
