@@ -28,10 +28,18 @@ def chunk_count(clients: int, limit: int) -> int:
     return -(-clients // limit) if limit else min(clients, 1)
 
 
+MOST_ROUNDS = 5000  # that are drawn in advance, which takes a third of a second
+
+
 def most_participants(config: Config, rank_of: np.ndarray, start: int) -> np.ndarray:
-    """The most participants that each rank has in a round after ``start``; ``rank_of`` has the rank of every client."""
+    """The most participants that each rank has in a round after ``start``; ``rank_of`` has the rank of every client.
+
+    Of a run with very many rounds it is the most that a rank could have, as drawing them all would delay its start.
+    """
     clients = np.bincount(rank_of)
     bound = np.minimum(clients, _number(config)) if config.sampling == "fixed" else clients
+    if config.rounds - start > MOST_ROUNDS:
+        return bound
     most = np.zeros_like(clients)
     for t in range(start, config.rounds):
         chosen = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)

@@ -165,6 +165,11 @@ def test_who_trains_at_once_by_hand():
     assert costs.memory == 1000
 
 
+def test_a_run_of_very_many_rounds_starts_at_once():
+    config = Config(algorithm="fedavg", clients=50, participation=0.25, rounds=2**31 - 1)
+    assert most_participants(config, np.arange(50) // 20, 0).tolist() == [13, 13, 10], "the most that there can be"
+
+
 @pytest.mark.parametrize(
     "before", [dict(ranks=SIZE + 1, transport="host"), dict(ranks=SIZE, transport="elsewhere"), {}]
 )
