@@ -21,6 +21,11 @@ def shortened(value: object, length: int = 80) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says; its type, if it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class UserError(Exception):
     """Bad input; the message says, in one line, what was given, what is allowed and what to type."""
 

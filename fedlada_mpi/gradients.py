@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from .config import Config
-from .errors import UserError
+from .errors import UserError, first_line
 from .gpu.side_stream import SideStream
 from .models import Network
 from .models.layers import Kernels, Stack
@@ -124,8 +124,7 @@ class GenericEngine(Engine):
             self.capturable = False
             with users_code(f"--model {network.name}", "a model that torch.func can differentiate"):
                 self._try()
-            reason = str(error).strip().splitlines()[0]
-            self.description = f"generic, one client after another ({reason})"
+            self.description = f"generic, one client after another ({first_line(error)})"
 
     def _try(self) -> None:
         """A step of two clients and an evaluation, which must not draw random numbers."""

@@ -15,7 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from .errors import UserError, shortened
+from .errors import UserError, first_line, shortened
 from .inputs import check_path, read_bytes
 
 
@@ -27,7 +27,7 @@ def users_code(what: str, expected: str) -> Iterator[None]:
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        message = (str(error).strip().splitlines() or ["no message"])[0]
+        message = first_line(error) if str(error).strip() else "no message"
         place = _place(error) or f"; expected {expected}"
         raise UserError(f"{what}: {type(error).__name__}: {message}{place}") from error
 

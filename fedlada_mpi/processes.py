@@ -23,6 +23,15 @@ def machine_memory() -> float:
     return float(math.prod(map(os.sysconf, names))) if set(names) <= os.sysconf_names.keys() else math.inf
 
 
+def available_memory() -> float:
+    """Bytes that this machine can still give to a program; all that it has, where the system does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return machine_memory()
+
+
 def start_time(pid: int) -> str:
     """When a process began, in the kernel's clock ticks; empty where /proc does not say."""
     try:

@@ -134,9 +134,12 @@ class Trainer:
 
     def _add_gradient(self, parts: Parts, batch: Plan) -> None:
         c, _ = parts[0]
-        values = c.x if c.compute_copy is None else c.compute_copy
-        self.engine.gradients(values, c.g, self.gather(batch), self.data.labels[batch.index], batch.weight, batch.keys)
+        self.engine.gradients(_values(c), c.g, *self._drawn(batch))
         c.full_g.add_(c.g)
+
+    def _drawn(self, batch: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Images, labels, weights and keys, as ``Engine.gradients`` takes them."""
+        return self.gather(batch), self.data.labels[batch.index], batch.weight, batch.keys
 
     def _step(self, parts: Parts, batch: Plan) -> None:
         """One local step of the clients in ``parts``."""
@@ -144,8 +147,7 @@ class Trainer:
         lr = self.buffers.lr
         for tail in gradient_free:
             self.side_stream.submit(partial(self.local_step, self.algorithm, *tail, lr, True, True))
-        values = c.x if c.compute_copy is None else c.compute_copy
-        drawn = (self.gather(batch), self.data.labels[batch.index], batch.weight, batch.keys)
+        values, drawn = _values(c), self._drawn(batch)
         losses = None
         if self.algorithm.gradients == 2:
             losses = self.engine.gradients(values, c.g, *drawn)
@@ -215,6 +217,11 @@ class Trainer:
         for name, values in zip(numbers, each, strict=True):
             scalars[name] += float((values * weights_of(name))[good].sum())
         return squares, finite
+
+
+def _values(c: ClientVectors) -> Tensor:
+    """``c.x`` in the type that products are computed in."""
+    return c.x if c.compute_copy is None else c.compute_copy
 
 
 def _row_norms(rows: Tensor) -> Tensor:

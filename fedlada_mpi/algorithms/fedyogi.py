@@ -10,9 +10,14 @@ from .base import Tensor
 from .fedadam import FedAdam
 
 
+def yogi(v: Tensor, g: Tensor, beta2: float) -> None:
+    """In place: v - (1 - beta2) * g * g * sign(v - g * g)."""
+    square = g * g
+    v.sub_((v - square).sign_().mul_(square), alpha=1 - beta2)
+
+
 class FedYogi(FedAdam):
     name, label, year, colour = "fedyogi", "FedYogi", 2021, ""
 
     def second_moment(self, v: Tensor, delta: Tensor) -> None:
-        square = delta * delta
-        v.sub_((v - square).sign_().mul_(square), alpha=1 - self.beta2)
+        yogi(v, delta, self.beta2)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..config import Config
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from .fedyogi import yogi
 
 
 class LocalAdaptivity(Algorithm):
@@ -52,8 +53,7 @@ class LocalAdaptivity(Algorithm):
         elif self.optimizer == "adam":
             c.v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         else:
-            square = g * g
-            c.v.sub_((c.v - square).sign_().mul_(square), alpha=1 - self.beta2)
+            yogi(c.v, g, self.beta2)
         p = 1 / (c.v.sqrt() + self.eps)
         if not self.has_moment:
             c.A.add_(p)

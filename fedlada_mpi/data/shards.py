@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import h5py
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .checksums import first_wrong
 from .manifest import FORMAT, MANIFEST, TEST_FILE, Manifest, read_manifest, silo_file
 
@@ -122,8 +122,9 @@ def _opened(manifest: Manifest, name: str) -> Iterator[h5py.h5f.FileID]:
             file.close()
     # h5py raises any of these on a file that is not as it expects.
     except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: not a shard of {MANIFEST} ({reason}): {_prepare_again(manifest)}") from None
+        raise UserError(
+            f"{path}: not a shard of {MANIFEST} ({first_line(error)}): {_prepare_again(manifest)}"
+        ) from None
 
 
 def _check_attributes(file: h5py.h5f.FileID, manifest: Manifest) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from ..inputs import reason, require_regular
 from . import Network
 from .trial import tensors
@@ -22,7 +22,7 @@ def load_initial(path: Path, network: Network, dtype: torch.dtype) -> None:
             warnings.simplefilter("ignore")
             state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a file make the unpickler raise
-        why = reason(error) if isinstance(error, OSError) else (str(error).splitlines() or [type(error).__name__])[0]
+        why = reason(error) if isinstance(error, OSError) else first_line(error)
         raise UserError(f"--init: cannot read {path} as a state_dict: {why}") from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"--init: {path} is not a state_dict of tensors: expected one such as a run's model.pt")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import pi
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -49,11 +48,6 @@ class Draws(TorchDispatchMode):
     def __init__(self, keys: Tensor, stacked: bool):
         super().__init__()
         self.keys, self.stacked, self.count = keys, stacked, 0
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

@@ -505,8 +505,7 @@ def federate(
     history = []
     for t, participants in enumerate(rounds):
         rate = s.lr * s.lr_decay**t
-        weights = np.array([sizes[i] if s.weighting == "size" else 1 for i in participants], float)
-        weights /= weights.sum()
+        weights = reference.weights_of(participants, sizes, s)
         finals, sent = [], []
         for i in participants:
             final, message = rule.client(i, x, gradients[i], steps[i], rate)

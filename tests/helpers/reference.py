@@ -102,6 +102,12 @@ def local_adaptive(
     return x, v_hat, directions
 
 
+def weights_of(participants: Sequence[int], sizes: Sequence[int], s: Settings) -> np.ndarray:
+    """Of the mean over the participants; they add up to one."""
+    weights = np.array([sizes[i] if s.weighting == "size" else 1 for i in participants], float)
+    return weights / weights.sum()
+
+
 def federate(
     method: str,
     x: np.ndarray,
@@ -124,8 +130,7 @@ def federate(
     history = []
     for t, participants in enumerate(rounds):
         rate = s.lr * s.lr_decay**t
-        weights = np.array([sizes[i] if s.weighting == "size" else 1 for i in participants], float)
-        weights /= weights.sum()
+        weights = weights_of(participants, sizes, s)
         finals, extras, directions = [], [], []
         for i in participants:
             grad, g_a, c, mine = gradients[i], state["g_a"], state["c"], c_i[i]

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ...errors import UserError
+from ...errors import UserError, first_line
 from ...processes import process_map, usable_cores
 from .bounds import read_file, read_member
 
@@ -88,5 +88,6 @@ def decoding(path: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UserError(f"{path}: cannot be decoded ({reason}), expected a complete image: copy it again") from None
+        raise UserError(
+            f"{path}: cannot be decoded ({first_line(error)}), expected a complete image: copy it again"
+        ) from None
