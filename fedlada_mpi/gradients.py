@@ -21,7 +21,7 @@ from .gpu.side_stream import SideStream
 from .models import Network
 from .models.layers import Kernels, Stack
 from .models.randomness import Draws
-from .models.trial import tied
+from .models.trial import as_users_see, tied
 from .own import users_code
 
 
@@ -80,6 +80,7 @@ class StackedEngine(Engine):
         self.network, self.forward, self.kernels = network, network.forward, kernels
         self.description = "stacked" if kernels is None else "stacked, compiled kernels"
         self.side_stream = SideStream(device)
+        self.unused = [e for e in network.layout.entries if e.name not in network.forward.used]
         self._stacks: dict[tuple[int, int, int], Stack] = {}
 
     def gradients(
@@ -87,9 +88,14 @@ class StackedEngine(Engine):
     ) -> Tensor:
         key = (values.data_ptr(), grads.data_ptr(), len(values))
         if key not in self._stacks:
-            self._stacks[key] = Stack(self.network.layout, values, grads, self.kernels, self.side_stream)
+            self._stacks[key] = self.network.stack(values, grads, self.kernels, self.side_stream)
+        stack = self._stacks[key]
+        for unused in self.unused:
+            unused.live(grads).zero_()
+        if self.network.draws:
+            stack.draws = Draws(keys, stacked=True)
         with torch.enable_grad():
-            losses = weighted_loss(self.forward(self._stacks[key], images), labels, weight)
+            losses = weighted_loss(self.forward(stack, images), labels, weight)
             losses.sum().backward()
         self.side_stream.join()
         return losses.detach()
@@ -103,7 +109,7 @@ class StackedEngine(Engine):
     @torch.no_grad()
     def logits(self, x: Tensor, images: Tensor) -> Tensor:
         live = x[: self.network.layout.live]
-        stack = Stack(self.network.layout, live.to(images.dtype).unsqueeze(0), None, self.kernels, self.side_stream)
+        stack = self.network.stack(live.to(images.dtype).unsqueeze(0), None, self.kernels, self.side_stream)
         return self.forward(stack, images.unsqueeze(0))[0]
 
 
@@ -117,7 +123,8 @@ class GenericEngine(Engine):
         self.constants: dict[torch.dtype, dict[str, Tensor]] = {}
         self.draws = False  # whether layers draw random numbers in training
         self.capturable = True
-        self.description = "generic (functional torch; the stacked path is several times faster)"
+        why = f": {network.in_the_way}" if network.in_the_way else ""
+        self.description = f"generic (functional torch{why})"
         try:
             self._try()
         except RuntimeError as error:
@@ -159,7 +166,7 @@ class GenericEngine(Engine):
         every = {**self.constants[images.dtype], **parameters}
         every |= {name: every[first] for name, first in self.tied.items()}
         # Where a whole layer is used twice, torch's own way of tying would leave these values in the module.
-        return functional_call(self.network.module, every, (images.permute(0, 3, 1, 2),), tie_weights=False)
+        return functional_call(self.network.module, every, (as_users_see(images),), tie_weights=False)
 
     def _loss(self, parameters: dict[str, Tensor], images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         return weighted_loss(self._forward(parameters, images), labels, weight)

@@ -77,7 +77,7 @@ class Session:
         stacked = c.engine != "generic"
         network = models.build(c.model, m.classes, m.image_shape, c.activation, c.seed, stacked=stacked)
         if c.engine == "stacked" and network.forward is None:
-            raise UserError(f"--engine stacked: {c.model} has no stacked layers; use --engine generic or auto")
+            raise UserError(f"--engine stacked: {network.in_the_way}; use --engine generic or auto")
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
             load_initial(Path(c.init), network, self.dtype)
         return network

@@ -15,20 +15,32 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .norm_kernels import group_norm, group_norm_backward
 from .triton_support import TILE, available, check, jit, power, tl, triton, vector
 
-__all__ = ["available", "col2im", "gather", "group_norm", "group_norm_backward", "im2col", "max_pool"]
+__all__ = [
+    "available",
+    "col2im",
+    "depthwise",
+    "depthwise_input_gradient",
+    "depthwise_weight_gradient",
+    "gather",
+    "group_norm",
+    "group_norm_backward",
+    "im2col",
+    "max_pool",
+]
 
 
 class Window(Protocol):
     """What the kernels need of ``models.columns.Window``."""
 
     @property
-    def stride(self) -> int: ...
+    def stride(self) -> tuple[int, int]: ...
 
     @property
-    def padding(self) -> int: ...
+    def padding(self) -> tuple[int, int]: ...
 
     @property
     def out(self) -> tuple[int, int]: ...
@@ -90,8 +102,8 @@ def _im2col_rows(
 def _geometry(shape: torch.Size, window: Window) -> tuple[int, ...]:
     """What is a constant to kernels: the shape of maps [C, N, rows, columns, channels] and the window over them."""
     (r0, r1), (c0, c1) = window.taps
-    top, left = window.padding - r0, window.padding - c0
-    return *shape[2:], *window.out, top, left, window.stride, r1 - r0, c1 - c0
+    top, left = window.padding[0] - r0, window.padding[1] - c0
+    return *shape[2:], *window.out, top, left, window.stride[0], r1 - r0, c1 - c0
 
 
 def im2col(x: Tensor, window: Window, width: int) -> Tensor:

@@ -197,7 +197,7 @@ def _add_partials(
 
 def group_norm_backward(
     dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
-    has_residual: bool, gamma_grad: Tensor, beta_grad: Tensor, side_stream: SideStream,
+    has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     count, n, *size, channels = x.shape
     x = x.contiguous()
@@ -211,8 +211,21 @@ def group_norm_backward(
         dout, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels, groups,
         images, rows, lanes, num_warps=warps, maxnreg=64 if warps == 16 else None,  # two programs fit a processor
     )  # fmt: skip
-    lanes = min(power(2 * channels), 32)
-    add = _add_partials[(triton.cdiv(2 * channels, lanes), count)]
-    arguments = (partial, gamma_grad, beta_grad, blocks, gamma_grad.stride(0), channels, SUMMANDS, lanes)
-    side_stream.submit(lambda: add(*arguments), partial)
+    if gamma_grad is not None or beta_grad is not None:
+        side_stream.submit(lambda: _of_parameters(partial, gamma_grad, beta_grad), partial)
     return dx, (dout if has_residual and out is None else dresidual)
+
+
+def _of_parameters(partial: Tensor, gamma_grad: Tensor | None, beta_grad: Tensor | None) -> None:
+    """Add up the programs' sums; one of the two may be frozen."""
+    count, blocks, _, channels = partial.shape
+    targets = (gamma_grad, beta_grad)
+    if gamma_grad is None or beta_grad is None:
+        targets = tuple(partial.new_empty(2, count, channels))
+    lanes = min(power(2 * channels), 32)
+    _add_partials[(triton.cdiv(2 * channels, lanes), count)](
+        partial, *targets, blocks, targets[0].stride(0), channels, SUMMANDS, lanes
+    )
+    for given, total in zip((gamma_grad, beta_grad), targets, strict=True):
+        if given is not None and given is not total:
+            given.copy_(total)

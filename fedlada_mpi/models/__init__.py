@@ -1,30 +1,35 @@
 """Models by name: ``resnet18``, ``lenet``, ``cnn``, or a user's own ``package.module:function``.
 
 A user's function takes ``(classes, image_shape)``, with ``image_shape`` (rows, columns, channels), and returns an
-``nn.Module`` with an ordinary NCHW forward; it trains on the generic path (functional torch), slower than the stacked
-one. Its frozen parameters and its buffers are constants: neither trained nor sent.
+``nn.Module`` with an ordinary NCHW forward. Like the built-in models it is put onto the stacked layers (``tracing.py``);
+one that cannot be trains on the generic path (functional torch), which is slower. Its frozen parameters and its buffers
+are constants: neither trained nor sent.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, did_you_mean, shortened
+from ..gpu.side_stream import SideStream
 from ..own import load_object, users_code
-from .architectures import Architecture, cnn, lenet, resnet18
-from .layers import Stack
-from .layout import Kernel, Layout
+from .agreement import disagreement
+from .architectures import cnn, lenet, resnet18
+from .layers import Kernels, Stack
+from .layout import Layout
+from .randomness import Draws
+from .tracing import NotTraceable, Traced, trace
 from .trial import tensors, try_out
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
 
-MODELS: dict[str, Callable[[int, ImageShape, str], Architecture]] = {
+MODELS: dict[str, Callable[[int, ImageShape, str], nn.Module]] = {
     "resnet18": resnet18,
     "lenet": lenet,
     "cnn": cnn,
@@ -33,31 +38,56 @@ MODELS: dict[str, Callable[[int, ImageShape, str], Architecture]] = {
 
 @dataclass
 class Network:
-    """A plain module, its flat layout and, where there is one, the stacked forward."""
+    """A plain module, its flat layout and, where it could be traced, the stacked forward."""
 
     name: str
     module: nn.Module
     image_shape: ImageShape
     layout: Layout  # of the parameters that are trained
-    forward: Callable[[Stack, Tensor], Tensor] | None = None
+    forward: Traced | None = None
     constants: dict[str, Tensor] = field(default_factory=dict)  # frozen parameters and buffers
+    draws: bool = False  # whether stacked layers draw random numbers in training
+    in_the_way: str = ""  # why there is no stacked forward
+
+    def stack(
+        self,
+        values: Tensor,
+        grads: Tensor | None = None,
+        kernels: Kernels | None = None,
+        side_stream: SideStream | None = None,
+    ) -> Stack:
+        """The parameters ``values`` [C, live or more] for the stacked forward, and where their gradients go."""
+        constants = self._stacked_constants(values.dtype, values.device) if self.constants else {}
+        return Stack(self.layout, values, grads, kernels, side_stream, constants)
+
+    def _stacked_constants(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        """As the stacked layers read them."""
+        assert self.forward is not None
+        numbers = {name: value for name, value in self.constants.items() if value.is_floating_point()}
+        kernels = {name: kernel for name, kernel in self.forward.kernels.items() if name in numbers}
+        layout = Layout([(n, v.shape) for n, v in numbers.items()], kernels, groups=self.forward.groups)
+        views = layout.views(layout.pack(numbers, dtype).to(device))
+        return views | {name: value.to(device) for name, value in self.constants.items() if name not in numbers}
 
     def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
         """What the stacked forward saves for the backward pass, and the largest columns once more."""
         assert self.forward is not None
         values, alive = torch.zeros(1, self.layout.live), []
+        stack = self.stack(values, values)
+        if self.draws:
+            stack.draws = Draws(torch.zeros(1, dtype=torch.int64), stacked=True)
         saved: dict[int, int] = {}
-        own = values.untyped_storage().data_ptr()
+        own = {value.untyped_storage().data_ptr() for value in stack.value.values()}
 
         def save(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            if storage.data_ptr() != own:
+            if storage.data_ptr() not in own:
                 saved[storage.data_ptr()] = storage.nbytes()
                 alive.append(tensor)  # or the next one could get its address
             return tensor
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
-            self.forward(Stack(self.layout, values, values), torch.zeros(1, 1, *image_shape))
+            self.forward(stack, torch.zeros(1, 1, *image_shape))
         return (sum(saved.values()) + max(saved.values())) * images * dtype.itemsize // values.element_size()
 
     def initial(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -92,8 +122,6 @@ def build(
     """The network ``name`` for images [H, W, C], initialised from ``seed`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        forward: Callable[[Stack, Tensor], Tensor] | None = None
-        maps: dict[str, Kernel] = {}
         if ":" in name:
             function = load_object("--model", name, "package.module:function")
             with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
@@ -101,28 +129,38 @@ def build(
             module = try_out(name, module, classes, image_shape)
         elif name in MODELS:
             try:
-                module, forward, maps = MODELS[name](classes, image_shape, activation)
+                module = MODELS[name](classes, image_shape, activation)
             except ValueError as error:
                 raise UserError(f"--model {name}: {error}") from None
         else:
             known = f"{', '.join(MODELS)}, or package.module:function"
             raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, MODELS)}")
+    network = _generic(name, module, image_shape)
+    if not stacked:
+        return network
+    try:
+        return _stacked(network, users_own=name not in MODELS)
+    except NotTraceable as error:
+        network.in_the_way = str(error)
+        return network
+
+
+def _generic(name: str, module: nn.Module, image_shape: ImageShape) -> Network:
     parameters = [(n, p.shape) for n, p in module.named_parameters() if p.requires_grad]
-    if not stacked or forward is None:
-        trained = {n for n, _ in parameters}
-        constants = {n: t.detach().clone() for n, t in tensors(module).items() if n not in trained}
-        return Network(name, module, image_shape, Layout(parameters), constants=constants)
-    kernels = {n: _kernel(s) for n, s in parameters if len(s) > 1} | maps
-    layout = Layout(parameters, kernels)
-    seen = Stack(layout, torch.zeros(1, layout.size))
-    with torch.no_grad():
-        forward(seen, torch.zeros(1, 1, *image_shape))
-    dead = {name: window.dead for name, window in seen.windows.items() if window.dead}
-    return Network(name, module, image_shape, Layout(parameters, kernels, dead), forward)
+    trained = {n for n, _ in parameters}
+    constants = {n: t.detach().clone() for n, t in tensors(module).items() if n not in trained}
+    return Network(name, module, image_shape, Layout(parameters), constants=constants)
 
 
-def _kernel(shape: torch.Size) -> Kernel:
-    """A convolution's weights as they are, a linear layer's as a 1x1 kernel."""
-    out, channels, *size = shape
-    height, width = size or (1, 1)
-    return out, channels, height, width
+def _stacked(network: Network, users_own: bool) -> Network:
+    """The network with a stacked forward; a user's own is compared with the plain module."""
+    traced = trace(network.module, network.image_shape)
+    parameters = [(e.name, e.shape) for e in network.layout.entries]
+    trained = {name for name, _ in parameters}
+    # Frozen layers keep all taps: only what is trained has gradient-free parts.
+    dead = {name: taps for name, taps in traced.dead.items() if name in trained}
+    layout = Layout(parameters, traced.kernels, dead, traced.groups)
+    stacked = replace(network, layout=layout, forward=traced)
+    if users_own and (found := disagreement(stacked)):
+        raise NotTraceable(found)
+    return stacked

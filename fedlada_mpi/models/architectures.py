@@ -1,18 +1,12 @@
-"""The built-in models, each twice over the same parameters: the plain ``nn.Module`` that users load
-``model.pt`` into, and a stacked forward (``layers.py``) that trains C of them at once."""
+"""The built-in models, as plain modules; ``tracing.py`` puts them onto the stacked layers, as it does with users' own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from . import layers
-from .layers import Stack
-from .layout import Kernel
 
 GROUPS = 2
 SMU_MU = 2.5  # the paper leaves mu open; the larger, the closer to ReLU
@@ -22,11 +16,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
     "smu": lambda x: 0.5 * (x + x * torch.erf(SMU_MU * x)),
 }
-
-
-# The plain module, the stacked forward over the same parameters, and the shapes that linear layers after a map have as
-# kernels over it, by the name of their weights.
-Architecture: TypeAlias = tuple[nn.Module, Callable[[Stack, Tensor], Tensor], dict[str, Kernel]]
 
 
 class Activation(nn.Module):
@@ -82,32 +71,12 @@ class ResNet18(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str) -> Architecture:
+def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str) -> nn.Module:
     """ResNet-18 with its ImageNet stem; GroupNorm(2) for every BatchNorm."""
-    module = ResNet18(classes, image_shape[2])
-
-    def block(p: Stack, name: str, x: Tensor, stride: int) -> Tensor:
-        shortcut = x
-        if f"{name}.downsample.0.weight" in p.value:
-            shortcut = layers.conv(p, f"{name}.downsample.0", x, 1, stride)
-            shortcut = layers.norm(p, f"{name}.downsample.1", shortcut, GROUPS, relu=False)
-        x = layers.conv(p, f"{name}.conv1", x, 3, stride, padding=1)
-        x = layers.norm(p, f"{name}.bn1", x, GROUPS)
-        x = layers.conv(p, f"{name}.conv2", x, 3, padding=1)
-        return layers.norm(p, f"{name}.bn2", x, GROUPS, residual=shortcut)
-
-    def forward(p: Stack, x: Tensor) -> Tensor:
-        x = layers.conv(p, "conv1", x, 7, stride=2, padding=3)
-        x = layers.max_pool(p, layers.norm(p, "bn1", x, GROUPS), 3, stride=2, padding=1)
-        for layer in range(1, 5):
-            x = block(p, f"layer{layer}.0", x, 1 if layer == 1 else 2)
-            x = block(p, f"layer{layer}.1", x, 1)
-        return layers.linear(p, "fc", x.mean((2, 3)))
-
-    return module, forward, {}
+    return ResNet18(classes, image_shape[2])
 
 
-def lenet(classes: int, image_shape: tuple[int, int, int], activation: str) -> Architecture:
+def lenet(classes: int, image_shape: tuple[int, int, int], activation: str) -> nn.Module:
     """conv 64, pool, conv 64, pool, 384, 192, classes."""
     rows, columns, channels = image_shape
     rows, columns = ((s - 4) // 2 - 4 for s in (rows, columns))
@@ -130,18 +99,10 @@ def lenet(classes: int, image_shape: tuple[int, int, int], activation: str) -> A
         ("fc3", nn.Linear(192, classes)),
     ):
         module.add_module(name, layer)
-    act = ACTIVATIONS[activation]
-
-    def forward(p: Stack, x: Tensor) -> Tensor:
-        x = layers.max_pool(p, act(layers.conv(p, "conv1", x, 5)), 2)
-        x = layers.max_pool(p, act(layers.conv(p, "conv2", x, 5)), 2)
-        x = act(layers.linear(p, "fc1", x))
-        return layers.linear(p, "fc3", act(layers.linear(p, "fc2", x)))
-
-    return module, forward, {"fc1.weight": (384, 64, rows, columns)}
+    return module
 
 
-def cnn(classes: int, image_shape: tuple[int, int, int], activation: str) -> Architecture:
+def cnn(classes: int, image_shape: tuple[int, int, int], activation: str) -> nn.Module:
     """Two small convolutions and a linear layer; for 8x8 digits and for tests."""
     rows, columns, channels = image_shape
     rows, columns = rows // 2, columns // 2
@@ -156,10 +117,4 @@ def cnn(classes: int, image_shape: tuple[int, int, int], activation: str) -> Arc
         ("fc", nn.Linear(32 * rows * columns, classes)),
     ):
         module.add_module(name, layer)
-    act = ACTIVATIONS[activation]
-
-    def forward(p: Stack, x: Tensor) -> Tensor:
-        x = layers.max_pool(p, act(layers.conv(p, "conv1", x, 3, padding=1)), 2)
-        return layers.linear(p, "fc", act(layers.conv(p, "conv2", x, 3, padding=1)))
-
-    return module, forward, {"fc.weight": (classes, 32, rows, columns)}
+    return module

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+
+Pair: TypeAlias = tuple[int, int]
+
+
+def pair(value: int | Sequence[int]) -> Pair:
+    """Rows and columns of what torch gives as one number or as two."""
+    rows, columns = (value, value) if isinstance(value, int) else value
+    return rows, columns
 
 
 @dataclass(frozen=True)
@@ -18,52 +29,61 @@ class Window:
 
     rows: int
     columns: int
-    kernel: int
-    stride: int
-    padding: int
+    kernel: Pair
+    stride: Pair = (1, 1)
+    padding: Pair = (0, 0)
+    dilation: Pair = (1, 1)
 
-    def _out(self, size: int) -> int:
-        return (size + 2 * self.padding - self.kernel) // self.stride + 1
+    @property
+    def even(self) -> bool:
+        """Whether taps are adjacent and steps as long both ways: what columns are made for."""
+        return self.dilation == (1, 1) and self.stride[0] == self.stride[1]
 
-    def _live(self, size: int) -> tuple[int, int]:
+    def _out(self, size: int, axis: int) -> int:
+        reach = self.dilation[axis] * (self.kernel[axis] - 1) + 1
+        return (size + 2 * self.padding[axis] - reach) // self.stride[axis] + 1
+
+    def _live(self, size: int, axis: int) -> Pair:
         """The first live tap along a side of the map, and the one after the last."""
-        places = [o * self.stride - self.padding for o in range(self._out(size))]
-        taps = [k for k in range(self.kernel) if any(0 <= place + k < size for place in places)]
+        if not self.even:
+            return 0, self.kernel[axis]
+        places = [o * self.stride[axis] - self.padding[axis] for o in range(self._out(size, axis))]
+        taps = [k for k in range(self.kernel[axis]) if any(0 <= place + k < size for place in places)]
         return taps[0], taps[-1] + 1
 
     @property
-    def out(self) -> tuple[int, int]:
+    def out(self) -> Pair:
         """Rows and columns of the output."""
-        return self._out(self.rows), self._out(self.columns)
+        return self._out(self.rows, 0), self._out(self.columns, 1)
 
     @property
-    def taps(self) -> tuple[tuple[int, int], tuple[int, int]]:
+    def taps(self) -> tuple[Pair, Pair]:
         """The live rows and columns of the kernel."""
-        return self._live(self.rows), self._live(self.columns)
+        return self._live(self.rows, 0), self._live(self.columns, 1)
 
     @property
     def pointwise(self) -> bool:
         """Whether every output pixel sees one input pixel, its own."""
         (r0, r1), (c0, c1) = self.taps
-        return (r1 - r0, c1 - c0, self.stride) == (1, 1, 1)
+        return (r1 - r0, c1 - c0) == (1, 1) and self.stride == (1, 1)
 
     @property
     def dead(self) -> list[int]:
         """The taps outside them, counted row by row."""
         (r0, r1), (c0, c1) = self.taps
-        k = self.kernel
-        return [t for t in range(k * k) if not (r0 <= t // k < r1 and c0 <= t % k < c1)]
+        height, width = self.kernel
+        return [t for t in range(height * width) if not (r0 <= t // width < r1 and c0 <= t % width < c1)]
 
 
 def im2col(x: Tensor, window: Window, width: int) -> Tensor:
     """[C, N, H, W, ch] -> [C, N*H'*W', width]: the live taps' inputs of every output pixel, zero-padded."""
     (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
     count, n, rows, columns, channels = x.shape
-    s, p = window.stride, window.padding
+    s, (pr, pc) = window.stride[0], window.padding
     if window.pointwise and channels == width:
         return x.reshape(count, n * rows * columns, channels)
     # From the first live tap of the first output to the last live tap of the last one.
-    low, high = [r0 - p, c0 - p], [(h - 1) * s + r1 - p, (w - 1) * s + c1 - p]
+    low, high = [r0 - pr, c0 - pc], [(h - 1) * s + r1 - pr, (w - 1) * s + c1 - pc]
     x = F.pad(x, (0, 0, -low[1], high[1] - columns, -low[0], high[0] - rows))
     patches = x.unfold(2, r1 - r0, s).unfold(3, c1 - c0, s).permute(0, 1, 2, 3, 5, 6, 4)
     used = (r1 - r0) * (c1 - c0) * channels
@@ -78,12 +98,12 @@ def col2im(cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
     """The transpose of ``im2col``: every input pixel sums what its columns received."""
     (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
     count, n, rows, columns, channels = shape
-    s, p = window.stride, window.padding
+    s, (pr, pc) = window.stride[0], window.padding
     if window.pointwise and channels == cols.shape[-1]:
         return cols.reshape(shape)
     used = (r1 - r0) * (c1 - c0) * channels
     cols = cols[..., :used].unflatten(-1, (r1 - r0, c1 - c0, channels)).unflatten(1, (n, h, w))
-    top, left = p - r0, p - c0
+    top, left = pr - r0, pc - c0
     height, length = (h - 1) * s + r1 - r0, (w - 1) * s + c1 - c0
     x = cols.new_zeros(count, n, max(height, top + rows), max(length, left + columns), channels)
     for i in range(r1 - r0):

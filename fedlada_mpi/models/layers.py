@@ -8,6 +8,7 @@ the specification of the GPU kernels in ``gpu/layer_kernels.py``, which replace 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from ..gpu.side_stream import SideStream
 from .columns import Window, col2im, im2col
 from .layout import Layout
+from .randomness import Draws
 
 
 class LayerSteps(Protocol):
@@ -28,17 +30,23 @@ class LayerSteps(Protocol):
     def col2im(self, cols: Tensor, window: Window, shape: torch.Size) -> Tensor: ...
 
     def group_norm(
-        self, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, relu: bool
+        self, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, relu: bool, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def group_norm_backward(
         self, dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
-        has_residual: bool, gamma_grad: Tensor, beta_grad: Tensor, side_stream: SideStream,
+        has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
     ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
 
 
 class Kernels(LayerSteps, Protocol):
-    """Compiled kernels: the steps above, and two whole operations."""
+    """Compiled kernels: the steps above, and whole operations."""
+
+    def depthwise(self, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor: ...
+
+    def depthwise_input_gradient(self, dout: Tensor, weight: Tensor, window: Window, shape: torch.Size) -> Tensor: ...
+
+    def depthwise_weight_gradient(self, grad: Tensor, x: Tensor, dout: Tensor, window: Window) -> None: ...
 
     def max_pool(self, x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor: ...
 
@@ -51,7 +59,8 @@ class Kernels(LayerSteps, Protocol):
 class Stack:
     """C models' parameters and where their gradients go: ``value[name]``, ``grad[name]``, each [C, ...].
 
-    Gradients of parameters are computed on the side stream: only those of activations hold up the next layer.
+    Frozen parameters and buffers are values without a gradient. Gradients of parameters are computed on the side stream:
+    only those of activations hold up the next layer.
     """
 
     def __init__(
@@ -61,17 +70,51 @@ class Stack:
         grads: Tensor | None = None,
         kernels: Kernels | None = None,
         side_stream: SideStream | None = None,
+        constants: Mapping[str, Tensor] | None = None,
     ):
         self.value = layout.views(values)
         self.grad: dict[str, Tensor | None] = dict.fromkeys(self.value)
         if grads is not None:
             self.grad.update(layout.views(grads))
+        for name, constant in (constants or {}).items():
+            self.value[name], self.grad[name] = constant.expand(len(values), *constant.shape), None
+        self.training = grads is not None
+        self.draws: Draws | None = None  # the random numbers of a step, where layers draw some
         self.kernels = kernels
         self.steps: LayerSteps = kernels or _Plain()
         self.side_stream = side_stream or SideStream(values.device)
-        self.windows: dict[str, Window] = {}
-        # Ties the first layer, whose input needs no gradient, into the backward pass.
+        # Ties layers whose input needs no gradient into the backward pass.
         self.anchor = torch.zeros((), dtype=values.dtype, device=values.device, requires_grad=grads is not None)
+        self.fixed = self.anchor.detach()
+
+    def anchor_of(self, *names: str | None) -> Tensor:
+        """For a layer with these parameters: what needs a gradient if one of them does."""
+        return self.anchor if any(self.grad.get(name or "") is not None for name in names) else self.fixed
+
+    def parameter(self, name: str) -> Tensor:
+        """[C, ...] for torch's own operations, which give its gradient by autograd."""
+        value, grad = self.value[name], self.grad[name]
+        return value if grad is None else _Parameter.apply(self.anchor, value, grad)
+
+    def affine(self, name: str | None, channels: int, value: float) -> tuple[Tensor, Tensor | None]:
+        """Scale or shift [C, channels] of a norm and its gradient; ``value`` for one that has none."""
+        if name is not None:
+            return self.value[name], self.grad[name]
+        count = len(next(iter(self.value.values())))
+        return self.anchor.detach().new_full((1, channels), value).expand(count, channels), None
+
+
+class _Parameter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, value: Tensor, grad: Tensor) -> Tensor:
+        ctx.grad = grad
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor | None, ...]:
+        ctx.grad.copy_(dvalue)
+        return None, None, None
 
 
 # A weight gradient sums over all pixels of all images: a long product with few rows and columns. Cut into this
@@ -97,23 +140,31 @@ def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
 LARGE = 1 << 22
 
 
-def use_library(x: Tensor, window: Window) -> bool:
+def use_library(x: Tensor, window: Window, groups: int = 1) -> bool:
     """Whether the library's convolution, called for one client after another, is faster than columns."""
+    if not window.even:
+        return True
+    if groups > 1 and not x.is_cuda:
+        return True
     if window.dead or x.dtype == torch.float64:
         return False
     if x.is_cuda:
         # For one model on many images, without a gradient that would need the columns again; and on tensor cores only:
         # in full float32 the library's channels-last convolution is far slower than columns.
         narrow = x.dtype != torch.float32 or torch.backends.cudnn.allow_tf32
-        return narrow and len(x) == 1 and not torch.is_grad_enabled() and window.kernel > 1 and x.shape[-1] % 8 == 0
+        alone = len(x) == 1 and not torch.is_grad_enabled()
+        return narrow and alone and window.kernel != (1, 1) and x.shape[-1] % 8 == 0
+    taps = window.kernel[0] * window.kernel[1]
     rows = x.shape[1] * window.out[0] * window.out[1]
-    return x.dtype == torch.float32 and rows * window.kernel**2 * x.shape[-1] * x.element_size() > LARGE
+    return x.dtype == torch.float32 and rows * taps * x.shape[-1] * x.element_size() > LARGE
 
 
 def torch_kernel(weight: Tensor, window: Window, channels: int) -> Tensor:
-    """Stored weights [rows, out] as torch has them, [out, in, k, k]; a view."""
-    k = window.kernel
-    return weight[: k * k * channels].view(k, k, channels, -1).permute(3, 2, 0, 1)
+    """Stored weights [rows, out] or [groups, rows, out] as torch has them, [groups, out, in, rows, columns]; a view."""
+    height, width = window.kernel
+    grouped = weight if weight.dim() == 3 else weight.unsqueeze(0)
+    used = grouped[:, : height * width * channels]
+    return used.view(len(used), height, width, channels, -1).permute(0, 4, 3, 1, 2)
 
 
 class _LibraryConvolution(torch.autograd.Function):
@@ -122,19 +173,24 @@ class _LibraryConvolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
-        bias_grad: Tensor | None, window: Window, p: Stack,
+        bias_grad: Tensor | None, window: Window, groups: int, p: Stack,
     ) -> Tensor:  # fmt: skip
+        channels = x.shape[-1] // groups
+        steps = (window.stride, window.padding, window.dilation, groups)
+
         def of(c: int) -> Tensor:
-            kernel = torch_kernel(weight[c], window, x.shape[-1])
+            kernel = torch_kernel(weight[c], window, channels).flatten(0, 1)
             b = None if bias is None else bias[c]
-            return F.conv2d(x[c].permute(0, 3, 1, 2), kernel, b, window.stride, window.padding).permute(0, 2, 3, 1)
+            return F.conv2d(x[c].permute(0, 3, 1, 2), kernel, b, *steps).permute(0, 2, 3, 1)
 
         ctx.save_for_backward(x, weight)
-        ctx.window, ctx.grads = window, (grad, bias_grad)
+        ctx.window, ctx.groups, ctx.grads = window, groups, (grad, bias_grad)
         if len(x) == 1:
             return of(0).unsqueeze(0)
-        out = x.new_empty(*x.shape[:2], *window.out, weight.shape[-1])
-        for c in range(len(x)):
+        first = of(0)
+        out = x.new_empty(len(x), *first.shape)
+        out[0] = first
+        for c in range(1, len(x)):
             out[c] = of(c)
         return out
 
@@ -142,50 +198,103 @@ class _LibraryConvolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         (x, weight), (grad, bias_grad), window = ctx.saved_tensors, ctx.grads, ctx.window
-        wanted = (ctx.needs_input_grad[0], True, bias_grad is not None)
-        steps = ([window.stride] * 2, [window.padding] * 2, [1, 1], False, [0, 0], 1)
+        channels = x.shape[-1] // ctx.groups
+        wanted = (ctx.needs_input_grad[0], grad is not None, bias_grad is not None)
+        steps = (window.stride, window.padding, window.dilation, False, [0, 0], ctx.groups)
         dx = torch.empty_like(x) if wanted[0] else None
         for c in range(len(x)):
             image, d = x[c].permute(0, 3, 1, 2), dout[c].permute(0, 3, 1, 2)
-            kernel = torch_kernel(weight[c], window, x.shape[-1])
+            kernel = torch_kernel(weight[c], window, channels).flatten(0, 1)
             di, dk, db = torch.ops.aten.convolution_backward(d, image, kernel, [len(kernel)], *steps, wanted)
-            torch_kernel(grad[c], window, x.shape[-1]).copy_(dk)
+            if grad is not None:
+                target = torch_kernel(grad[c], window, channels)
+                target.copy_(dk.view(target.shape))
             if dx is not None:
                 dx[c] = di.permute(0, 2, 3, 1)
             if bias_grad is not None:
                 bias_grad[c] = db
-        return dx, None, None, None, None, None, None, None
+        return dx, None, None, None, None, None, None, None, None
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
-        bias_grad: Tensor | None, window: Window, p: Stack,
+        bias_grad: Tensor | None, window: Window, groups: int, p: Stack,
     ) -> Tensor:  # fmt: skip
+        shape = x.shape
+        if groups > 1:  # each group is a model of its own
+            x = x.unflatten(-1, (groups, -1)).movedim(-2, 1).flatten(0, 1)
+            weight = weight.flatten(0, 1)
         cols = p.steps.im2col(x, window, weight.shape[1])
-        out = torch.bmm(cols, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), cols, weight)
         ctx.save_for_backward(cols, weight)
-        ctx.window, ctx.shape, ctx.p, ctx.grads = window, x.shape, p, (grad, bias_grad)
-        return out.view(*x.shape[:2], *window.out, out.shape[-1])
+        ctx.window, ctx.shape, ctx.groups, ctx.p, ctx.grads = window, x.shape, groups, p, (grad, bias_grad)
+        if groups > 1:
+            out = torch.bmm(cols, weight).unflatten(0, (-1, groups)).movedim(1, 2).flatten(-2)
+            out = out if bias is None else out + bias.unsqueeze(1)
+        else:
+            out = torch.bmm(cols, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), cols, weight)
+        return out.view(*shape[:2], *window.out, out.shape[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         cols, weight = ctx.saved_tensors
-        grad, bias_grad = ctx.grads
-        dout = dout.reshape(dout.shape[0], -1, dout.shape[-1])
+        (grad, bias_grad), groups = ctx.grads, ctx.groups
+        dout = each = dout.reshape(dout.shape[0], -1, dout.shape[-1])
+        if groups > 1:
+            each = dout.unflatten(-1, (groups, -1)).movedim(-2, 1).flatten(0, 1)
 
         def of_parameters() -> None:
-            product_into(grad, cols, dout)
+            if grad is not None:
+                target = grad if groups == 1 else torch.empty_like(grad).flatten(0, 1)
+                product_into(target, cols, each)
+                if groups > 1:
+                    grad.copy_(target.view(grad.shape))
             if bias_grad is not None:
                 torch.sum(dout, 1, out=bias_grad)
 
-        ctx.p.side_stream.submit(of_parameters, cols, dout)
+        if grad is not None or bias_grad is not None:
+            ctx.p.side_stream.submit(of_parameters, cols, dout, each)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = ctx.p.steps.col2im(torch.bmm(dout, weight.mT), ctx.window, ctx.shape)
-        return dx, None, None, None, None, None, None, None
+            dx = ctx.p.steps.col2im(torch.bmm(each, weight.mT), ctx.window, ctx.shape)
+            if groups > 1:
+                dx = dx.unflatten(0, (-1, groups)).movedim(1, -2).flatten(-2)
+        return dx, None, None, None, None, None, None, None, None
+
+
+class _Depthwise(torch.autograd.Function):
+    """Every channel with a kernel of its own: too little arithmetic for products."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
+        bias_grad: Tensor | None, window: Window, kernels: Kernels, side_stream: SideStream,
+    ) -> Tensor:  # fmt: skip
+        x = x.contiguous()
+        ctx.save_for_backward(x, weight)
+        ctx.window, ctx.kernels, ctx.side_stream, ctx.grads = window, kernels, side_stream, (grad, bias_grad)
+        return kernels.depthwise(x, weight, bias, window)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), (grad, bias_grad), window = ctx.saved_tensors, ctx.grads, ctx.window
+        dout = dout.contiguous()
+
+        def of_parameters() -> None:
+            if grad is not None:
+                ctx.kernels.depthwise_weight_gradient(grad, x, dout, window)
+            if bias_grad is not None:
+                torch.sum(dout.flatten(1, -2), 1, out=bias_grad)
+
+        if grad is not None or bias_grad is not None:
+            ctx.side_stream.submit(of_parameters, x, dout)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx = ctx.kernels.depthwise_input_gradient(dout, weight, window, x.shape)
+        return dx, None, None, None, None, None, None, None, None
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -193,10 +302,10 @@ class _GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gamma: Tensor, gamma_grad: Tensor | None, beta: Tensor, beta_grad: Tensor | None,
-        groups: int, residual: Tensor | None, relu: bool, p: Stack,
+        ctx: Any, x: Tensor, anchor: Tensor, gamma: Tensor, gamma_grad: Tensor | None, beta: Tensor,
+        beta_grad: Tensor | None, groups: int, eps: float, residual: Tensor | None, relu: bool, p: Stack,
     ) -> Tensor:  # fmt: skip
-        out, mean, rstd = p.steps.group_norm(x, gamma, beta, groups, residual, relu)
+        out, mean, rstd = p.steps.group_norm(x, gamma, beta, groups, residual, relu, eps)
         ctx.save_for_backward(x, gamma, mean, rstd, out if relu else None)
         ctx.groups, ctx.p, ctx.has_residual, ctx.grads = groups, p, residual is not None, (gamma_grad, beta_grad)
         return out
@@ -208,7 +317,7 @@ class _GroupNorm(torch.autograd.Function):
         dx, dresidual = ctx.p.steps.group_norm_backward(
             dout.contiguous(), x, gamma, mean, rstd, out, ctx.groups, ctx.has_residual, *ctx.grads, ctx.p.side_stream
         )
-        return dx, None, None, None, None, None, dresidual, None, None
+        return dx, None, None, None, None, None, None, None, dresidual, None, None
 
 
 def group_norm(
@@ -230,7 +339,7 @@ def group_norm(
 
 def group_norm_backward(
     dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
-    has_residual: bool, gamma_grad: Tensor, beta_grad: Tensor, side_stream: SideStream,
+    has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     count, n, *_, channels = x.shape
     if out is not None:
@@ -241,8 +350,10 @@ def group_norm_backward(
     normal = (x.reshape(grouped).to(wide) - mean) * rstd
 
     def of_parameters() -> None:
-        beta_grad.copy_(dy.sum((1, 2)).reshape(count, channels))
-        gamma_grad.copy_((dy * normal).sum((1, 2)).reshape(count, channels))
+        if beta_grad is not None:
+            beta_grad.copy_(dy.sum((1, 2)).reshape(count, channels))
+        if gamma_grad is not None:
+            gamma_grad.copy_((dy * normal).sum((1, 2)).reshape(count, channels))
 
     side_stream.submit(of_parameters, dy, normal)
     dnormal = dy * gamma.reshape(count, 1, 1, groups, -1)
@@ -259,23 +370,39 @@ class _Plain:
     group_norm_backward = staticmethod(group_norm_backward)
 
 
-def conv(p: Stack, name: str, x: Tensor, kernel: int, stride: int = 1, padding: int = 0) -> Tensor:
-    window = Window(x.shape[2], x.shape[3], kernel, stride, padding)
-    weight, bias = f"{name}.weight", f"{name}.bias"
-    p.windows[weight] = window
-    layer = _LibraryConvolution if use_library(x, window) else _Convolution
-    return layer.apply(x, p.anchor, p.value[weight], p.grad[weight], p.value.get(bias), p.grad.get(bias), window, p)
+def conv(p: Stack, x: Tensor, weight: str, bias: str | None, window: Window, groups: int = 1) -> Tensor:
+    """[C, N, rows, columns, in] -> [C, N, rows', columns', out]."""
+    parameters = (p.value[weight], p.grad[weight], p.value.get(bias or ""), p.grad.get(bias or ""))
+    anchor = p.anchor_of(weight, bias)
+    if use_library(x, window, groups):
+        return _LibraryConvolution.apply(x, anchor, *parameters, window, groups, p)
+    if groups == x.shape[-1] > 1 and parameters[0].dim() == 3:
+        if p.kernels is not None:
+            return _Depthwise.apply(x, anchor, *parameters, window, p.kernels, p.side_stream)
+        return _LibraryConvolution.apply(x, anchor, *parameters, window, groups, p)
+    return _Convolution.apply(x, anchor, *parameters, window, groups, p)
 
 
-def linear(p: Stack, name: str, x: Tensor) -> Tensor:
-    """[C, N, in] -> [C, N, out]; a map is flattened first. A product of 1x1 columns."""
-    flat = x.reshape(*x.shape[:2], 1, 1, -1)
-    return conv(p, name, flat, 1).flatten(2)
+def linear(p: Stack, x: Tensor, weight: str, bias: str | None) -> Tensor:
+    """[C, N, ..., in] -> [C, N, ..., out]: a product of 1x1 columns."""
+    pixels = x.reshape(*x.shape[:2], -1, 1, x.shape[-1])
+    return conv(p, pixels, weight, bias, Window(pixels.shape[2], 1, (1, 1))).view(*x.shape[:-1], -1)
 
 
-def norm(p: Stack, name: str, x: Tensor, groups: int, residual: Tensor | None = None, relu: bool = True) -> Tensor:
-    weight, bias = f"{name}.weight", f"{name}.bias"
-    return _GroupNorm.apply(x, p.value[weight], p.grad[weight], p.value[bias], p.grad[bias], groups, residual, relu, p)
+def norm(
+    p: Stack, x: Tensor, weight: str | None, bias: str | None, groups: int, eps: float = 1e-5,
+    residual: Tensor | None = None, relu: bool = False,
+) -> Tensor:  # fmt: skip
+    """Of each image and group of channels in x [C, N, rows, columns, channels]."""
+    channels = x.shape[-1]
+    gamma, beta = p.affine(weight, channels, 1.0), p.affine(bias, channels, 0.0)
+    return _GroupNorm.apply(x, p.anchor_of(weight, bias), *gamma, *beta, groups, eps, residual, relu, p)
+
+
+def layer_norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: float) -> Tensor:
+    """Over the last axis of x [C, N, ..., channels]: every pixel is an image of its own."""
+    pixels = x.reshape(len(x), -1, 1, 1, x.shape[-1])
+    return norm(p, pixels, weight, bias, 1, eps).view(x.shape)
 
 
 def max_pool(p: Stack, x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:

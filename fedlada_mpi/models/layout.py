@@ -40,12 +40,13 @@ class Entry:
     offset: int
     kernel: Kernel | None = None
     taps: tuple[int, ...] = ()
+    groups: int = 1  # of a convolution; each has a product of its own
     gradient_free_rows: int = 0
     gradient_free_offset: int = 0
 
     def live(self, flat: Tensor) -> Tensor:
         """The parameter in ``flat`` [..., live or more], without its gradient-free rows."""
-        return flat[..., self.offset : self.offset + prod(self.stored)].view(*flat.shape[:-1], *self.stored)
+        return flat[..., self.offset : self.offset + prod(self.stored)].view((*flat.shape[:-1], *self.stored))
 
     def gradient_free(self, flat: Tensor) -> Tensor:
         """The gradient-free rows of a product's weights in ``flat`` [size]."""
@@ -58,6 +59,11 @@ class Entry:
             self.live(flat).copy_(value)
             return
         out, channels, *_ = self.kernel
+        if self.groups > 1:
+            products = value.reshape(self.groups, out // self.groups, *self.kernel[1:]).permute(0, 3, 4, 2, 1)
+            rows = products.reshape(self.groups, -1, out // self.groups)
+            self.live(flat)[:, : rows.shape[1]].copy_(rows)
+            return
         rows = value.reshape(self.kernel).permute(2, 3, 1, 0).reshape(-1, channels, out)[list(self.taps)].flatten(0, 1)
         split = len(rows) - self.gradient_free_rows
         self.live(flat)[:split].copy_(rows[:split])
@@ -67,6 +73,10 @@ class Entry:
         if self.kernel is None:
             return self.live(flat).clone()
         out, channels, height, width = self.kernel
+        if self.groups > 1:
+            used = self.live(flat)[:, : height * width * channels]
+            products = used.view(self.groups, height, width, channels, -1).permute(0, 4, 3, 1, 2)
+            return products.reshape(self.shape).contiguous()
         split = channels * height * width - self.gradient_free_rows
         rows = torch.cat((self.live(flat)[:split], self.gradient_free(flat))).view(-1, channels, out)
         value = torch.empty_like(rows)
@@ -80,22 +90,28 @@ class Layout:
         parameters: Iterable[tuple[str, Sequence[int]]],
         kernels: Mapping[str, Kernel] | None = None,
         dead: Mapping[str, Sequence[int]] | None = None,
+        groups: Mapping[str, int] | None = None,
     ):
-        """``kernels`` names the weights of products; ``dead`` the taps of each that never meet data."""
-        kernels, dead = kernels or {}, dead or {}
+        """``kernels`` names the weights of products; ``dead`` the taps of each that never meet data; ``groups`` those
+        that are one product per group, which have no dead taps."""
+        kernels, dead, groups = kernels or {}, dead or {}, groups or {}
         entries: list[Entry] = []
         offset = gradient_free = 0
         for name, torch_shape in parameters:
             shape, kernel = tuple(torch_shape), kernels.get(name)
             if kernel is None:
                 entries.append(Entry(name, shape, shape, offset))
+            elif (count := groups.get(name, 1)) > 1:
+                out, channels, height, width = kernel
+                stored = (count, round_up(height * width * channels, ROWS), out // count)
+                entries.append(Entry(name, shape, stored, offset, kernel, groups=count))
             else:
                 out, channels, height, width = kernel
                 gone = list(dead.get(name, ()))
                 taps = [t for t in range(height * width) if t not in gone]
                 stored = (round_up(len(taps) * channels, ROWS), out)
                 rows = len(gone) * channels
-                entries.append(Entry(name, shape, stored, offset, kernel, (*taps, *gone), rows, gradient_free))
+                entries.append(Entry(name, shape, stored, offset, kernel, (*taps, *gone), 1, rows, gradient_free))
                 gradient_free = round_up(gradient_free + rows * out, ALIGN)
             offset = round_up(offset + prod(entries[-1].stored), ALIGN)
         self.live, self.size = offset, offset + gradient_free

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, shortened
 from ..own import users_code
+from .randomness import Draws
 
 IMAGES = 2
 
@@ -20,29 +23,36 @@ def try_out(model: str, module: object, classes: int, image_shape: tuple[int, in
     draw = torch.Generator().manual_seed(0)
     images = torch.randn(IMAGES, channels, rows, columns, generator=draw)
     other = torch.cat((images[:1], torch.randn(IMAGES - 1, channels, rows, columns, generator=draw)))
-    _check_outputs(model, _outputs(model, module.eval(), images), classes)  # also gives lazy layers their shapes
+    # Also gives lazy layers their shapes and initial values.
+    _check_outputs(model, _outputs(model, module.eval(), images, None), classes)
     if not any(p.requires_grad for p in module.parameters()):
         raise UserError(f"--model {model} has nothing to train: expected parameters with requires_grad")
     before = {name: value.detach().clone() for name, value in tensors(module).items()}
-    trained = _outputs(model, module.train(), images)
+    _refuse_random_evaluation(model, module, images)
+    trained = _outputs(model, module.train(), images, _same_draws())
     changed = [n for n, value in tensors(module).items() if not _same(value, before[n])]
     if changed:
         raise UserError(
             f"--model {model} changes {', '.join(changed[:3])} in its forward pass: layers with running statistics, "
             "such as BatchNorm, have no federated mean; use GroupNorm or LayerNorm"
         )
-    if not _close(trained, _outputs(model, module, images)):
+    if not _close(trained, _outputs(model, module, images, _same_draws())):
         raise UserError(
             f"--model {model}: two passes over the same batch differ; layers must not keep state, and must draw random "
             "numbers with torch, not with random or numpy"
         )
     # Batches are padded, so that those of all clients have one size.
-    if not _close(trained[0], _outputs(model, module, other)[0]):
+    if not _close(trained[0], _outputs(model, module, other, _same_draws())[0]):
         raise UserError(
             f"--model {model}: the outputs of an image depend on the other images of its batch, as with BatchNorm; "
             "use GroupNorm or LayerNorm"
         )
     return module
+
+
+def as_users_see(images: Tensor) -> Tensor:
+    """Images [N, rows, columns, channels] as users' modules take them; contiguous, as many of them use ``view``."""
+    return images.permute(0, 3, 1, 2).contiguous()
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -69,11 +79,22 @@ def tied(module: nn.Module) -> dict[str, str]:
     }
 
 
-def _outputs(model: str, module: nn.Module, images: Tensor) -> Tensor:
-    """Of a forward pass that draws the same random numbers every time."""
+def _refuse_random_evaluation(model: str, module: nn.Module, images: Tensor) -> None:
+    draws = _same_draws()
+    _outputs(model, module, images, draws)
+    if draws.count:
+        raise UserError(f"--model {model} draws random numbers in evaluation; F.dropout needs training=self.training")
+
+
+def _same_draws() -> Draws:
+    return Draws(torch.zeros(1, dtype=torch.int64), stacked=False)
+
+
+def _outputs(model: str, module: nn.Module, images: Tensor, draws: Draws | None) -> Tensor:
+    """Of a forward pass, which draws these random numbers."""
     kind = next((t.dtype for t in module.parameters() if t.is_floating_point()), torch.float32)
-    torch.manual_seed(0)
-    with torch.no_grad(), users_code(f"--model {model}", f"a model that takes images {list(images.shape[1:])}"):
+    expected = f"a model that takes images {list(images.shape[1:])}"
+    with torch.no_grad(), users_code(f"--model {model}", expected), draws or nullcontext():
         return module(images.to(kind))
 
 

@@ -25,7 +25,7 @@ from fedlada_mpi.gpu import layer_kernels, norm_kernels
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
 from fedlada_mpi.models import columns, layers
-from fedlada_mpi.models.columns import Window
+from fedlada_mpi.models.columns import Window, pair
 from fedlada_mpi.models.layout import Layout
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -126,7 +126,7 @@ GEOMETRIES = [
     + [(*geometry, torch.bfloat16) for geometry in GEOMETRIES[:2]],
 )
 def test_columns(shape, kernel, stride, padding, dtype):
-    window = Window(*shape[:2], kernel, stride, padding)
+    window = Window(*shape[:2], *(pair(v) for v in (kernel, stride, padding)))
     (r0, r1), (c0, c1) = window.taps
     used = (r1 - r0) * (c1 - c0) * shape[2]
     width = -(-used // 16) * 16
@@ -187,6 +187,56 @@ def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
     assert (dresidual is None) == (not with_residual)
     if with_residual:
         assert torch.equal(dresidual, dout if mask is None else dout * (mask > 0))
+
+
+@kernels_run
+def test_a_norm_with_one_frozen_parameter():
+    gamma, beta = flat_views(2, 16)
+    x, side_stream = random(2, 3, 2, 2, 16), SideStream(DEVICE)
+    _, mean, rstd = layer_kernels.group_norm(x, gamma, beta, 2, None, False)
+    grads = [torch.zeros(2, 16, device=DEVICE) for _ in range(4)]
+    arguments = (x.flip(0), x, gamma, mean, rstd, None, 2, False)
+    layer_kernels.group_norm_backward(*arguments, grads[0], grads[1], side_stream)
+    layer_kernels.group_norm_backward(*arguments, grads[2], None, side_stream)
+    layer_kernels.group_norm_backward(*arguments, None, grads[3], side_stream)
+    layer_kernels.group_norm_backward(*arguments, None, None, side_stream)
+    side_stream.join()
+    assert grads[0].norm() > 0
+    assert torch.equal(grads[2], grads[0])
+    assert torch.equal(grads[3], grads[1])
+
+
+@kernels_run
+@pytest.mark.parametrize(
+    ("shape", "kernel", "stride", "padding", "dtype"),
+    [
+        ((8, 8, 12), (7, 7), 1, 3, torch.float32),
+        ((5, 7, 16), (3, 3), 2, 1, torch.float32),
+        ((4, 4, 96), (3, 1), 1, 0, torch.bfloat16),
+        ((2, 2, 8), (5, 5), 2, 2, torch.float32),
+    ],
+)
+def test_depthwise(shape, kernel, stride, padding, dtype):
+    window = Window(*shape[:2], kernel, pair(stride), pair(padding))
+    taps, channels = prod(kernel), shape[2]
+    x = random(2, 3, *shape, dtype=dtype)
+    # Rows of a flat vector, as a layout stores them.
+    flat = random(2, 80 * channels, dtype=dtype)
+    weight, bias = flat[:, : 64 * channels].view(2, 64, channels), flat[:, 64 * channels : 65 * channels]
+    out = layer_kernels.depthwise(x, weight, bias, window)
+    dout = random(*out.shape, dtype=dtype)
+    dx = layer_kernels.depthwise_input_gradient(dout, weight, window, x.shape)
+    grad = torch.zeros(2, 64, channels, device=DEVICE, dtype=dtype)
+    layer_kernels.depthwise_weight_gradient(grad, x, dout, window)
+    for c in range(2):
+        image = x[c].double().permute(0, 3, 1, 2).requires_grad_()
+        taps_of = weight[c, :taps].double().T.reshape(channels, 1, *kernel).requires_grad_()
+        exact = F.conv2d(image, taps_of, bias[c].double(), stride, padding, groups=channels)
+        exact.backward(dout[c].double().permute(0, 3, 1, 2))
+        agree(out[c], exact.detach().permute(0, 2, 3, 1), dtype)
+        agree(dx[c], image.grad.permute(0, 2, 3, 1), dtype)
+        agree(grad[c, :taps], taps_of.grad.reshape(channels, taps).T, dtype)
+    assert not grad[:, taps:].any()
 
 
 def around(flat: torch.Tensor, channels: int) -> list[torch.Tensor]:
@@ -265,7 +315,7 @@ def test_gather(dtype, channels):
 @kernels_run
 def test_double_precision_is_refused():
     with pytest.raises(TypeError, match="float64"):
-        layer_kernels.im2col(random(1, 1, 4, 4, 16, dtype=torch.float64), Window(4, 4, 3, 1, 1), 144)
+        layer_kernels.im2col(random(1, 1, 4, 4, 16, dtype=torch.float64), Window(4, 4, (3, 3), (1, 1), (1, 1)), 144)
 
 
 @kernels_run
@@ -282,10 +332,13 @@ def test_layers_together():
     x, labels = random(2, 2, 8, 8, 3), torch.tensor([0, 3, 1, 2], device=DEVICE)
 
     def forward(p):
-        y = layers.norm(p, "one", layers.conv(p, "stem", x, 7, 2, 3), 2)
+        y = layers.conv(p, x, "stem.weight", None, Window(8, 8, (7, 7), (2, 2), (3, 3)))
+        y = layers.norm(p, y, "one.weight", "one.bias", 2, relu=True)
         y = p.kernels.max_pool(y, 3, 2, 1) if p.kernels else plain_max_pool(y, 3, 2, 1)
-        y = layers.norm(p, "two", layers.conv(p, "conv", y, 3, 2, 1), 2, residual=layers.conv(p, "down", y, 1, 2))
-        return layers.linear(p, "fc", y.mean((2, 3)))
+        shortcut = layers.conv(p, y, "down.weight", None, Window(2, 2, (1, 1), (2, 2)))
+        y = layers.conv(p, y, "conv.weight", None, Window(2, 2, (3, 3), (2, 2), (1, 1)))
+        y = layers.norm(p, y, "two.weight", "two.bias", 2, residual=shortcut, relu=True)
+        return layers.linear(p, y.mean((2, 3)), "fc.weight", "fc.bias")
 
     results = []
     for chosen in (None, layer_kernels):

@@ -198,11 +198,11 @@ def test_gradient_free_parameters_have_no_gradient_whatever_the_images():
 @pytest.mark.parametrize(
     ("window", "out", "taps", "dead"),
     [
-        (Window(1, 1, 3, 1, 1), (1, 1), ((1, 2), (1, 2)), [0, 1, 2, 3, 5, 6, 7, 8]),
-        (Window(2, 2, 3, 2, 1), (1, 1), ((1, 3), (1, 3)), [0, 1, 2, 3, 6]),
-        (Window(1, 4, 3, 1, 1), (1, 4), ((1, 2), (0, 3)), [0, 1, 2, 6, 7, 8]),
-        (Window(8, 8, 3, 1, 1), (8, 8), ((0, 3), (0, 3)), []),
-        (Window(2, 2, 1, 2, 0), (1, 1), ((0, 1), (0, 1)), []),
+        (Window(1, 1, (3, 3), (1, 1), (1, 1)), (1, 1), ((1, 2), (1, 2)), [0, 1, 2, 3, 5, 6, 7, 8]),
+        (Window(2, 2, (3, 3), (2, 2), (1, 1)), (1, 1), ((1, 3), (1, 3)), [0, 1, 2, 3, 6]),
+        (Window(1, 4, (3, 3), (1, 1), (1, 1)), (1, 4), ((1, 2), (0, 3)), [0, 1, 2, 6, 7, 8]),
+        (Window(8, 8, (3, 3), (1, 1), (1, 1)), (8, 8), ((0, 3), (0, 3)), []),
+        (Window(2, 2, (1, 1), (2, 2), (0, 0)), (1, 1), ((0, 1), (0, 1)), []),
     ],
 )
 def test_taps_that_meet_data(window, out, taps, dead):
@@ -252,7 +252,7 @@ def test_large_convolutions_of_the_cpu_are_the_librarys_own():
     network = models.build("lenet", 10, (32, 32, 3))
     layout = network.layout
     x, labels = torch.randn(2, 20, 32, 32, 3), torch.randint(10, (2, 20))
-    assert layers.use_library(x, Window(32, 32, 5, 1, 0))
+    assert layers.use_library(x, Window(32, 32, (5, 5), (1, 1), (0, 0)))
     values, grads = torch.stack([layout.pack(network.module.state_dict())] * 2), torch.zeros(2, layout.live)
     logits = network.forward(layers.Stack(layout, values, grads), x)
     F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()

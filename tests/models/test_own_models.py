@@ -125,7 +125,8 @@ def own(tmp_path, monkeypatch):
 
 
 def engine_of(name: str, classes: int = 3) -> GenericEngine:
-    network = models.build(f"users_own:{name}", classes, (8, 8, 2))
+    """The engine of models that cannot be traced; ``test_tracing.py`` has the other."""
+    network = models.build(f"users_own:{name}", classes, (8, 8, 2), stacked=False)
     engine = create_engine(network, resolve({}).config, torch.device("cpu"))
     assert isinstance(engine, GenericEngine)
     return engine
@@ -218,7 +219,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     with pytest.raises(UserError) as found:
-        engine_of(name)
+        models.build(f"users_own:{name}", 3, (8, 8, 2))
     assert str(found.value).startswith("--model")
     assert REFUSED[name] in str(found.value)
 

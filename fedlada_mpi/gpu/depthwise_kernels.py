@@ -1,0 +1,160 @@
+"""Convolutions with a kernel of its own for every channel: forward, and the gradients of input and weights."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .triton_support import TILE, check, jit, power, tl, triton
+
+
+class Window(Protocol):
+    """What the kernels need of ``models.columns.Window``."""
+
+    @property
+    def kernel(self) -> tuple[int, int]: ...
+
+    @property
+    def stride(self) -> tuple[int, int]: ...
+
+    @property
+    def padding(self) -> tuple[int, int]: ...
+
+    @property
+    def out(self) -> tuple[int, int]: ...
+
+
+@jit
+def _tile(channels, PIXELS: tl.constexpr, LANES: tl.constexpr):
+    """The program's pixels [PIXELS, 1] and channels [1, LANES]."""
+    blocks = (channels + LANES - 1) // LANES
+    pixel = tl.program_id(0) // blocks * PIXELS + tl.arange(0, PIXELS)[:, None]
+    return pixel, tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)[None, :]
+
+
+@jit(do_not_specialize=["pixels", "weight_stride", "bias_stride"])
+def _forward(
+    x, weight, bias, out, pixels, weight_stride, bias_stride, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr,
+    OUT_H: tl.constexpr, OUT_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    pixel, channel = _tile(CHANNELS, PIXELS, LANES)
+    inside = (pixel < pixels) & (channel < CHANNELS)
+    image, place = pixel // (OUT_H * OUT_W), pixel % (OUT_H * OUT_W)
+    top, left = place // OUT_W * STRIDE - TOP, place % OUT_W * STRIDE - LEFT
+    x += client * (pixels // (OUT_H * OUT_W)) * (H * W * CHANNELS)
+    weight += client * weight_stride
+    total = tl.zeros([PIXELS, LANES], tl.float32)
+    if bias is not None:
+        total += tl.load(bias + client * bias_stride + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+    for tap in range(KERNEL_H * KERNEL_W):
+        h, w = top + tap // KERNEL_W, left + tap % KERNEL_W
+        valid = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        value = tl.load(x + ((image * H + h) * W + w) * CHANNELS + channel, mask=valid, other=0.0).to(tl.float32)
+        factor = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+        total += value * factor
+    tl.store(out + client * pixels * CHANNELS + pixel * CHANNELS + channel, total.to(out.dtype.element_ty), mask=inside)
+
+
+@jit(do_not_specialize=["pixels", "weight_stride"])
+def _input_gradient(
+    dout, weight, dx, pixels, weight_stride, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr,
+    OUT_H: tl.constexpr, OUT_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr,
+    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    pixel, channel = _tile(CHANNELS, PIXELS, LANES)
+    inside = (pixel < pixels) & (channel < CHANNELS)
+    image, place = pixel // (H * W), pixel % (H * W)
+    bottom, right = place // W + TOP, place % W + LEFT
+    dout += client * (pixels // (H * W)) * (OUT_H * OUT_W * CHANNELS)
+    weight += client * weight_stride
+    total = tl.zeros([PIXELS, LANES], tl.float32)
+    for tap in range(KERNEL_H * KERNEL_W):
+        h, w = bottom - tap // KERNEL_W, right - tap % KERNEL_W
+        valid = inside & (h >= 0) & (h % STRIDE == 0) & (h < OUT_H * STRIDE)
+        valid = valid & (w >= 0) & (w % STRIDE == 0) & (w < OUT_W * STRIDE)
+        source = ((image * OUT_H + h // STRIDE) * OUT_W + w // STRIDE) * CHANNELS + channel
+        value = tl.load(dout + source, mask=valid, other=0.0).to(tl.float32)
+        factor = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+        total += value * factor
+    tl.store(dx + client * pixels * CHANNELS + pixel * CHANNELS + channel, total.to(dx.dtype.element_ty), mask=inside)
+
+
+@jit(do_not_specialize=["pixels", "chunks"])
+def _weight_gradient(
+    x, dout, partial, pixels, chunks, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, OUT_H: tl.constexpr,
+    OUT_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr, KERNEL_H: tl.constexpr,
+    KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, TAPS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The sums over PIXELS output pixels of a client."""
+    client, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    channel = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
+    tap = tl.arange(0, TAPS)[:, None]
+    known = (tap < KERNEL_H * KERNEL_W) & (channel < CHANNELS)
+    x += client * (pixels // (OUT_H * OUT_W)) * (H * W * CHANNELS)
+    dout += client * pixels * CHANNELS
+    total = tl.zeros([TAPS, LANES], tl.float32)
+    for i in range(PIXELS):
+        pixel = tl.zeros([1, 1], tl.int32) + (chunk * PIXELS + i)
+        image, place = pixel // (OUT_H * OUT_W), pixel % (OUT_H * OUT_W)
+        h, w = place // OUT_W * STRIDE - TOP + tap // KERNEL_W, place % OUT_W * STRIDE - LEFT + tap % KERNEL_W
+        valid = known & (pixel < pixels) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+        value = tl.load(x + ((image * H + h) * W + w) * CHANNELS + channel, mask=valid, other=0.0).to(tl.float32)
+        seen = (pixel < pixels) & (channel < CHANNELS)
+        total += value * tl.load(dout + pixel * CHANNELS + channel, mask=seen, other=0.0).to(tl.float32)
+    partial += (client * chunks + chunk) * (KERNEL_H * KERNEL_W * CHANNELS)
+    tl.store(partial + tap * CHANNELS + channel, total, mask=known)
+
+
+def _geometry(shape: torch.Size, window: Window) -> tuple[int, ...]:
+    """What is a constant to kernels: the shape of maps [C, N, rows, columns, channels] and the window over them."""
+    return *shape[2:], *window.out, *window.padding, window.stride[0], *window.kernel
+
+
+def _lanes(channels: int) -> int:
+    return min(power(channels), 64)
+
+
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
+    """Of maps [C, N, rows, columns, channels] with weights [C, taps or more, channels]."""
+    count, n, *_, channels = x.shape
+    out = x.new_empty(count, n, *window.out, channels)
+    check("depthwise convolution", x, out)
+    pixels, lanes = n * window.out[0] * window.out[1], _lanes(channels)
+    at_once = TILE // 2 // lanes
+    grid = (triton.cdiv(pixels, at_once) * triton.cdiv(channels, lanes), count)
+    strides = (weight.stride(0), 0 if bias is None else bias.stride(0))
+    _forward[grid](x, weight, bias, out, pixels, *strides, *_geometry(x.shape, window), at_once, lanes)
+    return out
+
+
+def depthwise_input_gradient(dout: Tensor, weight: Tensor, window: Window, shape: torch.Size) -> Tensor:
+    count, n, rows, columns, channels = shape
+    dx = dout.new_empty(shape)
+    check("depthwise convolution", dx, dout)
+    pixels, lanes = n * rows * columns, _lanes(channels)
+    at_once = TILE // 2 // lanes
+    grid = (triton.cdiv(pixels, at_once) * triton.cdiv(channels, lanes), count)
+    _input_gradient[grid](dout, weight, dx, pixels, weight.stride(0), *_geometry(shape, window), at_once, lanes)
+    return dx
+
+
+PIXELS = 64  # of a program that sums weight gradients
+
+
+def depthwise_weight_gradient(grad: Tensor, x: Tensor, dout: Tensor, window: Window) -> None:
+    """Into ``grad`` [C, taps or more, channels]."""
+    count, n, *_, channels = x.shape
+    taps, pixels = window.kernel[0] * window.kernel[1], n * window.out[0] * window.out[1]
+    chunks = triton.cdiv(pixels, PIXELS)
+    check("depthwise convolution", x, dout)
+    partial = torch.empty(count, chunks, taps, channels, dtype=torch.float32, device=x.device)
+    lanes = min(power(channels), max(TILE // power(taps), 16))
+    _weight_gradient[(triton.cdiv(channels, lanes), chunks, count)](
+        x, dout, partial, pixels, chunks, *_geometry(x.shape, window), PIXELS, power(taps), lanes
+    )
+    torch.sum(partial, 1, dtype=grad.dtype, out=grad[:, :taps])

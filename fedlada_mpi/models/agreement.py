@@ -1,0 +1,105 @@
+"""Whether stacked layers give what a user's module gives: tried in double precision before a run relies on them."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..errors import first_line
+from .randomness import Draws
+from .trial import as_users_see, tensors, tied
+
+if TYPE_CHECKING:
+    from . import Network
+
+CLIENTS, IMAGES = 2, 2
+CLOSE = 1e-8  # of the largest number
+
+
+def disagreement(network: Network) -> str:
+    """In what the stacked forward differs from the module; sets whether its layers draw random numbers."""
+    draw = torch.Generator().manual_seed(0)
+    images = torch.randn(CLIENTS, IMAGES, *network.image_shape, generator=draw, dtype=torch.float64)
+    # Different models, so that a mix-up of clients is seen.
+    start = network.initial(torch.float64).repeat(CLIENTS, 1)
+    states = []
+    for row in start:
+        state = network.layout.unpack(row)
+        states.append({n: v + 0.01 * torch.randn(v.shape, generator=draw, dtype=v.dtype) for n, v in state.items()})
+    values = torch.stack([network.layout.pack(state, torch.float64) for state in states])
+    keys = torch.arange(CLIENTS)
+    try:
+        logits, grads, network.draws = _stacked(network, values, images, keys)
+        evaluated = _evaluated(network, values, images)
+    except Exception as error:  # of torch's own operations on shapes that they do not take
+        return f"its stacked layers fail: {first_line(error)}"
+    module = copy.deepcopy(network.module).double()
+    for client, state in enumerate(states):
+        expected, gradient = _plain(module, state, images[client], keys[client : client + 1])
+        for name, value in network.layout.unpack(_whole(network, grads[client])).items():
+            if not _close(value, gradient[name]):
+                return f"the gradient of {name} on stacked layers is not that of the module"
+        evaluation = _plain_evaluated(module, state, images[client])
+        if not _close(logits[client], expected) or not _close(evaluated[client], evaluation):
+            return "the outputs on stacked layers are not those of the module"
+    return ""
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return bool((a - b).abs().max() <= CLOSE * (1 + b.abs().max()))
+
+
+def _whole(network: Network, grads: Tensor) -> Tensor:
+    """With the gradient-free parts, whose gradient is zero."""
+    whole = torch.zeros(network.layout.size, dtype=grads.dtype)
+    whole[: len(grads)] = grads
+    return whole
+
+
+def _loss(logits: Tensor) -> Tensor:
+    """Any smooth function in which all outputs count."""
+    return (logits.log_softmax(-1)[..., 0] + 0.1 * logits.square().sum(-1)).sum()
+
+
+def _stacked(network: Network, values: Tensor, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, bool]:
+    assert network.forward is not None
+    grads = torch.zeros(CLIENTS, network.layout.live, dtype=values.dtype)
+    stack = network.stack(values, grads)
+    stack.draws = Draws(keys, stacked=True)
+    with torch.enable_grad():
+        logits = network.forward(stack, images)
+        _loss(logits).backward()
+    return logits.detach(), grads, stack.draws.count > 0
+
+
+@torch.no_grad()
+def _evaluated(network: Network, values: Tensor, images: Tensor) -> Tensor:
+    assert network.forward is not None
+    return torch.cat([network.forward(network.stack(v[None]), i[None]) for v, i in zip(values, images, strict=True)])
+
+
+def _call(module: nn.Module, state: dict[str, Tensor], images: Tensor, training: bool) -> Tensor:
+    given = {**tensors(module), **state}
+    given |= {name: given[first] for name, first in tied(module).items()}
+    output: Tensor = functional_call(module.train(training), given, (as_users_see(images),), tie_weights=False)
+    return output
+
+
+def _plain(
+    module: nn.Module, state: dict[str, Tensor], images: Tensor, key: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    leaves = {name: value.clone().requires_grad_() for name, value in state.items()}
+    with torch.enable_grad(), Draws(key, stacked=False):
+        logits = _call(module, leaves, images, training=True)
+        gradients = torch.autograd.grad(_loss(logits), list(leaves.values()), allow_unused=True)
+    zeros = [torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), gradients, strict=True)]
+    return logits.detach(), dict(zip(leaves, zeros, strict=True))
+
+
+@torch.no_grad()
+def _plain_evaluated(module: nn.Module, state: dict[str, Tensor], images: Tensor) -> Tensor:
+    return _call(module, state, images, training=False)
