@@ -50,12 +50,13 @@ def _forward(
     total = tl.zeros([PIXELS, LANES], tl.float32)
     if bias is not None:
         total += tl.load(bias + client * bias_stride + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
-    for tap in range(KERNEL_H * KERNEL_W):
-        h, w = top + tap // KERNEL_W, left + tap % KERNEL_W
-        valid = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        value = tl.load(x + ((image * H + h) * W + w) * CHANNELS + channel, mask=valid, other=0.0).to(tl.float32)
-        factor = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
-        total += value * factor
+    for i in range(KERNEL_H):
+        for j in tl.static_range(KERNEL_W):
+            h, w, tap = top + i, left + j, i * KERNEL_W + j
+            valid = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+            value = tl.load(x + ((image * H + h) * W + w) * CHANNELS + channel, mask=valid, other=0.0).to(tl.float32)
+            factor = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+            total += value * factor
     tl.store(out + client * pixels * CHANNELS + pixel * CHANNELS + channel, total.to(out.dtype.element_ty), mask=inside)
 
 
@@ -73,14 +74,15 @@ def _input_gradient(
     dout += client * (pixels // (H * W)) * (OUT_H * OUT_W * CHANNELS)
     weight += client * weight_stride
     total = tl.zeros([PIXELS, LANES], tl.float32)
-    for tap in range(KERNEL_H * KERNEL_W):
-        h, w = bottom - tap // KERNEL_W, right - tap % KERNEL_W
-        valid = inside & (h >= 0) & (h % STRIDE == 0) & (h < OUT_H * STRIDE)
-        valid = valid & (w >= 0) & (w % STRIDE == 0) & (w < OUT_W * STRIDE)
-        source = ((image * OUT_H + h // STRIDE) * OUT_W + w // STRIDE) * CHANNELS + channel
-        value = tl.load(dout + source, mask=valid, other=0.0).to(tl.float32)
-        factor = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
-        total += value * factor
+    for i in range(KERNEL_H):
+        for j in tl.static_range(KERNEL_W):
+            h, w, tap = bottom - i, right - j, i * KERNEL_W + j
+            valid = inside & (h >= 0) & (h % STRIDE == 0) & (h < OUT_H * STRIDE)
+            valid = valid & (w >= 0) & (w % STRIDE == 0) & (w < OUT_W * STRIDE)
+            source = ((image * OUT_H + h // STRIDE) * OUT_W + w // STRIDE) * CHANNELS + channel
+            value = tl.load(dout + source, mask=valid, other=0.0).to(tl.float32)
+            factor = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+            total += value * factor
     tl.store(dx + client * pixels * CHANNELS + pixel * CHANNELS + channel, total.to(dx.dtype.element_ty), mask=inside)
 
 
@@ -88,7 +90,7 @@ def _input_gradient(
 def _weight_gradient(
     x, dout, partial, pixels, chunks, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, OUT_H: tl.constexpr,
     OUT_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr, KERNEL_H: tl.constexpr,
-    KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, TAPS: tl.constexpr, LANES: tl.constexpr,
+    KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, TAPS: tl.constexpr, LANES: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
     """The sums over PIXELS output pixels of a client."""
     client, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1)
@@ -98,14 +100,16 @@ def _weight_gradient(
     x += client * (pixels // (OUT_H * OUT_W)) * (H * W * CHANNELS)
     dout += client * pixels * CHANNELS
     total = tl.zeros([TAPS, LANES], tl.float32)
-    for i in range(PIXELS):
-        pixel = tl.zeros([1, 1], tl.int32) + (chunk * PIXELS + i)
-        image, place = pixel // (OUT_H * OUT_W), pixel % (OUT_H * OUT_W)
-        h, w = place // OUT_W * STRIDE - TOP + tap // KERNEL_W, place % OUT_W * STRIDE - LEFT + tap % KERNEL_W
-        valid = known & (pixel < pixels) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-        value = tl.load(x + ((image * H + h) * W + w) * CHANNELS + channel, mask=valid, other=0.0).to(tl.float32)
-        seen = (pixel < pixels) & (channel < CHANNELS)
-        total += value * tl.load(dout + pixel * CHANNELS + channel, mask=seen, other=0.0).to(tl.float32)
+    down, right = tap // KERNEL_W - TOP, tap % KERNEL_W - LEFT
+    for begin in range(chunk * PIXELS, (chunk + 1) * PIXELS, UNROLLED):
+        for i in tl.static_range(UNROLLED):
+            pixel = tl.zeros([1, 1], tl.int32) + (begin + i)
+            image, place = pixel // (OUT_H * OUT_W), pixel % (OUT_H * OUT_W)
+            h, w = place // OUT_W * STRIDE + down, place % OUT_W * STRIDE + right
+            valid = known & (pixel < pixels) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+            value = tl.load(x + ((image * H + h) * W + w) * CHANNELS + channel, mask=valid, other=0.0).to(tl.float32)
+            seen = (pixel < pixels) & (channel < CHANNELS)
+            total += value * tl.load(dout + pixel * CHANNELS + channel, mask=seen, other=0.0).to(tl.float32)
     partial += (client * chunks + chunk) * (KERNEL_H * KERNEL_W * CHANNELS)
     tl.store(partial + tap * CHANNELS + channel, total, mask=known)
 
@@ -144,6 +148,7 @@ def depthwise_input_gradient(dout: Tensor, weight: Tensor, window: Window, shape
 
 
 PIXELS = 64  # of a program that sums weight gradients
+UNROLLED = 4  # of them at a time, so that loads overlap
 
 
 def depthwise_weight_gradient(grad: Tensor, x: Tensor, dout: Tensor, window: Window) -> None:
@@ -155,6 +160,6 @@ def depthwise_weight_gradient(grad: Tensor, x: Tensor, dout: Tensor, window: Win
     partial = torch.empty(count, chunks, taps, channels, dtype=torch.float32, device=x.device)
     lanes = min(power(channels), max(TILE // power(taps), 16))
     _weight_gradient[(triton.cdiv(channels, lanes), chunks, count)](
-        x, dout, partial, pixels, chunks, *_geometry(x.shape, window), PIXELS, power(taps), lanes
+        x, dout, partial, pixels, chunks, *_geometry(x.shape, window), PIXELS, power(taps), lanes, UNROLLED
     )
     torch.sum(partial, 1, dtype=grad.dtype, out=grad[:, :taps])

@@ -29,6 +29,8 @@ class LayerSteps(Protocol):
 
     def col2im(self, cols: Tensor, window: Window, shape: torch.Size) -> Tensor: ...
 
+    def column_sums(self, target: Tensor, rows: Tensor) -> None: ...
+
     def group_norm(
         self, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, relu: bool, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]: ...
@@ -252,7 +254,7 @@ class _Convolution(torch.autograd.Function):
                 if groups > 1:
                     grad.copy_(target.view(grad.shape))
             if bias_grad is not None:
-                torch.sum(dout, 1, out=bias_grad)
+                ctx.p.steps.column_sums(bias_grad, dout)
 
         if grad is not None or bias_grad is not None:
             ctx.p.side_stream.submit(of_parameters, cols, dout, each)
@@ -287,7 +289,7 @@ class _Depthwise(torch.autograd.Function):
             if grad is not None:
                 ctx.kernels.depthwise_weight_gradient(grad, x, dout, window)
             if bias_grad is not None:
-                torch.sum(dout.flatten(1, -2), 1, out=bias_grad)
+                ctx.kernels.column_sums(bias_grad, dout.flatten(1, -2))
 
         if grad is not None or bias_grad is not None:
             ctx.side_stream.submit(of_parameters, x, dout)
@@ -318,6 +320,33 @@ class _GroupNorm(torch.autograd.Function):
             dout.contiguous(), x, gamma, mean, rstd, out, ctx.groups, ctx.has_residual, *ctx.grads, ctx.p.side_stream
         )
         return dx, None, None, None, None, None, None, None, dresidual, None, None
+
+
+class _Scale(torch.autograd.Function):
+    """Channels, the last axis, times a factor of each."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, factor: Tensor, grad: Tensor | None, p: Stack) -> Tensor:
+        factor = factor.reshape(len(x), *(1,) * (x.dim() - 2), -1)
+        ctx.save_for_backward(x, factor)
+        ctx.grad, ctx.p = grad, p
+        return x * factor
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, factor = ctx.saved_tensors
+        if ctx.grad is not None:
+            target = ctx.grad.view(len(x), -1)
+            ctx.p.side_stream.submit(
+                lambda: ctx.p.steps.column_sums(target, (dout * x).reshape(len(x), -1, x.shape[-1])), dout, x
+            )
+        return dout * factor if ctx.needs_input_grad[0] else None, None, None, None, None
+
+
+def column_sums(target: Tensor, rows: Tensor) -> None:
+    """target [C, n] = the sums over the rows of [C, length, n]."""
+    torch.sum(rows, 1, out=target)
 
 
 def group_norm(
@@ -366,6 +395,7 @@ class _Plain:
 
     im2col = staticmethod(im2col)
     col2im = staticmethod(col2im)
+    column_sums = staticmethod(column_sums)
     group_norm = staticmethod(group_norm)
     group_norm_backward = staticmethod(group_norm_backward)
 
@@ -403,6 +433,11 @@ def layer_norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: f
     """Over the last axis of x [C, N, ..., channels]: every pixel is an image of its own."""
     pixels = x.reshape(len(x), -1, 1, 1, x.shape[-1])
     return norm(p, pixels, weight, bias, 1, eps).view(x.shape)
+
+
+def scale(p: Stack, x: Tensor, factor: str) -> Tensor:
+    """x [C, N, ..., channels] times a factor of each channel."""
+    return _Scale.apply(x, p.anchor_of(factor), p.value[factor], p.grad[factor], p)
 
 
 def max_pool(p: Stack, x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:

@@ -699,6 +699,10 @@ class _Translation:
         shape = (1,) * (rank - len(shape)) + tuple(shape)
         if len(shape) != rank or any(s not in (1, size) for s, size in zip(shape, axes.shape, strict=True)):
             return None
+        along = [axis for axis, size in enumerate(shape) if size == axes.shape[axis] and size > 1]
+        if function is torch.mul and len(along) == 1 and axes.order[-1] == along[0] and self.alone(other):
+            name = str(self.owned(other))
+            return self.emit(lambda p, value: layers.scale(p, value, name), [x], axes)
         plain = Axes.plain(shape)
 
         def with_parameter(p: Stack, value: Tensor, parameter: Tensor) -> Tensor:

@@ -190,6 +190,16 @@ def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
 
 
 @kernels_run
+@pytest.mark.parametrize(("length", "width", "dtype"), [(700, 40, torch.float32), (20, 96, torch.bfloat16)])
+def test_column_sums(length, width, dtype):
+    rows, around = random(3, length, width, dtype=dtype), torch.full((3, width + 9), 5.0, device=DEVICE, dtype=dtype)
+    layer_kernels.column_sums(around[:, 4 : 4 + width], rows)
+    agree(around[:, 4 : 4 + width], rows.double().sum(1), dtype)
+    assert (around[:, :4] == 5).all()
+    assert (around[:, 4 + width :] == 5).all()
+
+
+@kernels_run
 def test_a_norm_with_one_frozen_parameter():
     gamma, beta = flat_views(2, 16)
     x, side_stream = random(2, 3, 2, 2, 16), SideStream(DEVICE)
