@@ -6,7 +6,7 @@ gathers its batch from the uint8 images on the device, without the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -27,13 +27,56 @@ class Plan:
     right: Tensor  # columns that the crop moves over the image
     keys: Tensor  # int64 [K, C], of the random numbers that a user's layers draw
 
-    def at(self, step: int | Tensor, count: int) -> Plan:
-        """Step ``step`` of the first ``count`` clients, [C, B]; a step on the device is read there."""
 
-        def pick(array: Tensor) -> Tensor:
-            return array[step] if isinstance(step, int) else array.index_select(0, step)[0]
+@dataclass
+class Batch(Plan):
+    """A step of a plan, [C, B], and the labels of its images."""
 
-        return Plan(*(pick(getattr(self, f.name)[:, :count]) for f in fields(self)))
+    labels: Tensor  # int64
+
+
+class PlanBuffer:
+    """A plan on the device, for any plan of at most ``steps`` steps and ``clients`` clients.
+
+    All of a step is adjacent in memory, in words of eight bytes, so that a step whose number is known only on the device
+    is read there by one operation.
+    """
+
+    def __init__(self, steps: int, clients: int, width: int, dtype: torch.dtype, device: torch.device):
+        whole, half = torch.int64, torch.int32
+        each = dict(index=whole, labels=whole, weight=dtype, keys=whole, down=half, right=half, flip=torch.bool)
+        self.steps = steps
+        self.fields: dict[str, tuple[torch.dtype, int, int, int]] = {}  # type, elements of a client, first word, words
+        first = 0
+        for name, kind in each.items():
+            elements = 1 if name == "keys" else width
+            words = -(-clients * elements * kind.itemsize // 8)
+            self.fields[name] = (kind, elements, first, words)
+            first += words
+        self.words = torch.zeros(steps, first, dtype=torch.int64, device=device)
+
+    def load(self, plan: Plan, labels: Tensor) -> None:
+        """A new plan; ``labels`` are those of the rank's images."""
+        steps, count = plan.keys.shape
+        buffer = self._of(self.words[:steps], count)
+        for name, host in vars(plan).items():
+            getattr(buffer, name).copy_(host)
+        buffer.labels.copy_(labels[buffer.index])
+
+    def at(self, step: int | Tensor, count: int) -> Batch:
+        """Step ``step`` of the first ``count`` clients; a step on the device is read there."""
+        words = self.words[step] if isinstance(step, int) else self.words.index_select(0, step)[0]
+        return self._of(words, count)
+
+    def _of(self, words: Tensor, count: int) -> Batch:
+        """The fields of the first ``count`` clients in ``words`` [..., words]; views."""
+
+        def field(name: str) -> Tensor:
+            kind, elements, first, length = self.fields[name]
+            values = words[..., first : first + length].view(kind)[..., : count * elements]
+            return values if name == "keys" else values.unflatten(-1, (count, elements))
+
+        return Batch(**{name: field(name) for name in self.fields})
 
 
 def local_steps(config: Config, sizes: np.ndarray) -> np.ndarray:

@@ -82,6 +82,7 @@ class Bench:
 
     def __init__(self, config: Config, clients: int, device: torch.device):
         shape, classes, images = SHAPES[config.dataset]
+        config = replace(config, clients=clients, participation=1.0)  # all of them, every round
         self.config, self.device, self.clients = config, device, clients
         dtype = set_precision(config.precision)
         draw = np.random.default_rng(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import fields
 from functools import cached_property
 from typing import TypeAlias
 
@@ -12,14 +11,14 @@ import torch
 from torch import Tensor
 
 from .algorithms import Algorithm, ClientVectors, Vectors
-from .batches import LocalData, Plan, local_steps
+from .batches import LocalData, PlanBuffer, local_steps
 from .config import Config
 from .errors import UserError
 from .gradients import Engine
 from .models.layout import Layout
 from .processes import machine_memory
 
-PLAN_BYTES = 2 * 25  # of one image in a round's plan: 8 + 8 + 1 + 4 + 4 (see ``Plan``), on the host and on the device
+PLAN_BYTES = 25 + 33  # of one image in a round's plan: 8 + 8 + 1 + 4 + 4 (see ``Plan``), on the device also its label
 
 # Clients' vectors with the server's: of the live parameters, and of the gradient-free ones where clients share them.
 Parts: TypeAlias = "list[tuple[ClientVectors, Vectors]]"
@@ -98,11 +97,8 @@ class ClientBuffers:
         self.plan = self._plan(self.max_steps)
         self.all_batches = self._plan(self.max_batches if self.algorithm.full_gradient else 0)
 
-    def _plan(self, steps: int) -> Plan:
-        shape = (steps, self.capacity, self.batch_width)
-        types = dict(index=torch.int64, weight=self.dtype, flip=torch.bool, down=torch.int32, right=torch.int32)
-        keys = self._zeros(*shape[:2], dtype=torch.int64)
-        return Plan(**{name: self._zeros(*shape, dtype=kind) for name, kind in types.items()}, keys=keys)
+    def _plan(self, steps: int) -> PlanBuffer:
+        return PlanBuffer(steps, self.capacity, self.batch_width, self.dtype, self.device)
 
     def _zeros(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
@@ -114,12 +110,6 @@ class ClientBuffers:
         if self.algorithm.step_index:
             c.k = self._zeros(count, 1)
         return c
-
-    @staticmethod
-    def load(target: Plan, plan: Plan) -> None:
-        for f in fields(Plan):
-            host = getattr(plan, f.name)
-            getattr(target, f.name)[: host.shape[0], : host.shape[1]].copy_(host)
 
     def parts(self, s: Vectors, count: int) -> Parts:
         """The first ``count`` clients' state with the server's vectors: live parameters, then gradient-free ones."""

@@ -95,8 +95,13 @@ class StackedEngine(Engine):
         if self.network.draws:
             stack.draws = Draws(keys, stacked=True)
         with torch.enable_grad():
-            losses = weighted_loss(self.forward(stack, images), labels, weight)
-            losses.sum().backward()
+            logits = self.forward(stack, images)
+            if self.kernels is None:
+                losses = weighted_loss(logits, labels, weight)
+                losses.sum().backward()
+            else:
+                losses, dlogits = self.kernels.cross_entropy(logits.detach(), labels, weight)
+                logits.backward(dlogits)
         self.side_stream.join()
         return losses.detach()
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from . import rng
 from .algorithms import Algorithm, ClientVectors, Round, Vectors
 from .algorithms.step import local_step
-from .batches import LocalData, Plan, all_batches, gather, local_steps, plan
+from .batches import Batch, LocalData, Plan, all_batches, gather, local_steps, plan
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts, rows
 from .config import Config
 from .costs import chunk_count
@@ -57,6 +58,8 @@ class Trainer:
         self.side_stream = SideStream(device)
         self.steps = _steps(self.buffers, "plan", capture)
         self.full_pass = _steps(self.buffers, "all_batches", capture)
+        self.plans_ahead = capture is not None
+        self.ahead: tuple[int, list[int], Any] = (-1, [], None)  # round, rows of its first chunk, their plan
         self.local_step: LocalStep = local_step
         if engine.kernels is not None and algorithm.fusable:
             from .gpu.fuse import Fused  # which imports Triton
@@ -67,14 +70,18 @@ class Trainer:
     def round(self, s: Vectors, r: Round, participants: np.ndarray, sums: dict[str, Tensor]) -> Totals:
         """Train the rank's ``participants`` and add their weighted contributions to ``sums``."""
         totals = Totals(scalars=dict.fromkeys(self.algorithm.scalars, 0.0))
-        rows = np.flatnonzero(np.isin(self.data.client_ids, participants))
-        limit = self.config.max_clients_at_once or self.memory.clients_that_fit
-        for chunk in chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit):
+        for chunk in self._chunks(participants):
             try:
                 self._train(s, r, chunk, sums, totals)
             except torch.cuda.OutOfMemoryError as error:
                 raise UserError(_out_of_memory(len(chunk), str(error))) from None
         return totals
+
+    def _chunks(self, participants: np.ndarray) -> Iterator[np.ndarray]:
+        """Rows of the rank's participants that train together."""
+        rows = np.flatnonzero(np.isin(self.data.client_ids, participants))
+        limit = self.config.max_clients_at_once or self.memory.clients_that_fit
+        return chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit)
 
     def _train(self, s: Vectors, r: Round, chunk: np.ndarray, sums: dict[str, Tensor], totals: Totals) -> None:
         """Train the clients of a chunk: begin, their local steps, then what they send."""
@@ -86,8 +93,7 @@ class Trainer:
             self.full_pass.clear()
             self.engine.release_buffers()
             buffers.allocate(len(chunk))
-        whose = (self.config, r.t, clients, data.starts[chunk], sizes, buffers.batch_width, buffers.dtype)
-        buffers.load(buffers.plan, plan(*whose))
+        buffers.plan.load(self._planned(r.t, chunk), data.labels)
         buffers.lr.fill_(r.lr)
         parts = buffers.parts(s, len(chunk))
         self._begin(parts, r, clients, steps)
@@ -96,17 +102,40 @@ class Trainer:
         if self.steps.prepare(self._step, s, [running for running, _ in schedule]):
             self._begin(parts, r, clients, steps)
         if self.algorithm.full_gradient:
-            self._full_gradient(parts, s, all_batches(*whose))
+            self._full_gradient(parts, s, all_batches(*self._whose(r.t, chunk)))
         done = 0
         for running, length in schedule:
             self.steps.run(self._step, s, running, done, length)
             done = length
+        if self.plans_ahead:  # while the GPU computes
+            self._plan_ahead(r.t + 1)
         weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
         losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
         norms2, finite = self._finish(parts, r, clients, weights, losses, sums, totals.scalars)
         totals.loss += float(losses[finite].sum())
         totals.offset_norm2 += float((norms2 * weights)[finite].sum())
         totals.nonfinite += clients[~finite].tolist()
+
+    def _whose(self, t: int, chunk: np.ndarray) -> tuple[Any, ...]:
+        """What the batches of a chunk in round ``t`` are planned from."""
+        data, buffers = self.data, self.buffers
+        clients, starts, sizes = data.client_ids[chunk], data.starts[chunk], data.sizes[chunk]
+        return self.config, t, clients, starts, sizes, buffers.batch_width, buffers.dtype
+
+    def _planned(self, t: int, chunk: np.ndarray) -> Plan:
+        if (t, chunk.tolist()) == self.ahead[:2]:
+            return self.ahead[2]
+        return plan(*self._whose(t, chunk))
+
+    def _plan_ahead(self, t: int) -> None:
+        """The first batches of round ``t``, whose participants are known before the server calls them."""
+        c = self.config
+        if t >= c.rounds or self.ahead[0] == t:
+            return
+        participants = rng.participants(c.clients, c.participation, c.sampling, c.seed, t)
+        for chunk in self._chunks(participants):
+            self.ahead = (t, chunk.tolist(), plan(*self._whose(t, chunk)))
+            break
 
     def _begin(self, parts: Parts, r: Round, clients: np.ndarray, steps: np.ndarray) -> None:
         self.buffers.k.zero_()
@@ -124,7 +153,7 @@ class Trainer:
     def _full_gradient(self, parts: Parts, s: Vectors, batches: Plan) -> None:
         """``c.full_g``, at the clients' present ``c.x``."""
         count, buffers = len(parts[0][0].x), self.buffers
-        buffers.load(buffers.all_batches, batches)
+        buffers.all_batches.load(batches, self.data.labels)
         self.full_pass.prepare(self._add_gradient, s, [count])
         buffers.k.zero_()
         for c, _ in parts:
@@ -132,16 +161,16 @@ class Trainer:
         self.full_pass.run(self._add_gradient, s, count, 0, len(batches.keys))
         buffers.k.zero_()
 
-    def _add_gradient(self, parts: Parts, batch: Plan) -> None:
+    def _add_gradient(self, parts: Parts, batch: Batch) -> None:
         c, _ = parts[0]
         self.engine.gradients(_values(c), c.g, *self._drawn(batch))
         c.full_g.add_(c.g)
 
-    def _drawn(self, batch: Plan) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _drawn(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Images, labels, weights and keys, as ``Engine.gradients`` takes them."""
-        return self.gather(batch), self.data.labels[batch.index], batch.weight, batch.keys
+        return self.gather(batch), batch.labels, batch.weight, batch.keys
 
-    def _step(self, parts: Parts, batch: Plan) -> None:
+    def _step(self, parts: Parts, batch: Batch) -> None:
         """One local step of the clients in ``parts``."""
         (c, s), *gradient_free = parts
         lr = self.buffers.lr
@@ -162,7 +191,7 @@ class Trainer:
             for each, _ in parts:
                 each.k.add_(1)
 
-    def gather(self, b: Plan) -> Tensor:
+    def gather(self, b: Batch) -> Tensor:
         """The batch of a step, augmented and normalised, in the type that products are computed in."""
         images, normalise, kernels = self.data.images, self.data.normalise, self.engine.kernels
         if kernels is not None:
@@ -244,7 +273,7 @@ class LocalStep(Protocol):
     ) -> None: ...
 
 
-Step: TypeAlias = Callable[[Parts, Plan], None]
+Step: TypeAlias = Callable[[Parts, Batch], None]
 
 
 class Steps(Protocol):
@@ -305,7 +334,7 @@ class CapturedSteps:
 
         def counted_step() -> None:
             step(parts, plan.at(k, count))
-            k.add_(1).remainder_(len(plan.keys))
+            k.add_(1).remainder_(plan.steps)
 
         self.graphs[count, s.x.data_ptr()] = self.capture(counted_step)
 

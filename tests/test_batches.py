@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlada_mpi.batches import Normaliser, Plan, gather, local_steps, plan
+from fedlada_mpi.batches import Normaliser, Plan, PlanBuffer, gather, local_steps, plan
 from fedlada_mpi.config import Config
 
 
@@ -146,10 +146,17 @@ def test_gather_against_one_image_at_a_time():
         np.testing.assert_allclose(plain[place], (image / 255.0 - mean) / std, atol=1e-12)
 
 
-def test_one_step_of_a_plan_by_number_and_by_tensor():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_step_of_a_plan_by_number_and_by_tensor(dtype):
     found = planned(Config(local_epochs=2, batch_size=2, augment="paper"), [5, 5, 5])
-    by_number, by_tensor = found.at(3, 2), found.at(torch.tensor([3]), 2)
-    for f in fields(Plan):
-        expected = getattr(found, f.name)[3, :2]
-        assert torch.equal(getattr(by_number, f.name), expected)
-        assert torch.equal(getattr(by_tensor, f.name), expected)
+    found.weight = found.weight.to(dtype)
+    labels = torch.arange(200) * 7 % 11
+    buffer = PlanBuffer(9, 4, 2, dtype, torch.device("cpu"))
+    buffer.load(planned(Config(local_epochs=3, batch_size=2), [5, 5, 5, 5]), labels)  # of which nothing may be left
+    buffer.load(found, labels)
+    by_number, by_tensor = buffer.at(3, 2), buffer.at(torch.tensor([3]), 2)
+    for step in (by_number, by_tensor):
+        assert torch.equal(step.labels, labels[found.index[3, :2]])
+        for f in fields(Plan):
+            assert torch.equal(getattr(step, f.name), getattr(found, f.name)[3, :2])
+

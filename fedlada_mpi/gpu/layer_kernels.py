@@ -23,6 +23,7 @@ __all__ = [
     "available",
     "col2im",
     "column_sums",
+    "cross_entropy",
     "depthwise",
     "depthwise_input_gradient",
     "depthwise_weight_gradient",
@@ -196,17 +197,57 @@ CHUNK = 256  # rows that a program adds up
 def column_sums(target: Tensor, rows: Tensor) -> None:
     """target [C, n] = the sums over the rows of [C, length, n]."""
     count, length, width = rows.shape
-    rows, chunks, lanes = rows.contiguous(), triton.cdiv(length, CHUNK), min(power(width), 64)
+    rows, chunks = rows.contiguous(), triton.cdiv(length, CHUNK)
+    # Wide tiles for few rows, such as the pieces of a product.
+    lanes = min(power(width), max(TILE // power(min(length, CHUNK)), 64))
     check("sums of columns", rows)
     partial = target
     if chunks > 1:
         partial = torch.empty(count, chunks, width, dtype=torch.float32, device=rows.device)
     grid = (triton.cdiv(width, lanes), chunks, count)
     _column_sums[grid](
-        rows, partial, length, chunks, partial.stride(0), width, CHUNK, TILE // lanes, lanes
+        rows, partial, length, chunks, partial.stride(0), width, min(power(length), CHUNK),
+        min(power(length), TILE // lanes), lanes,
     )
     if chunks > 1:
         torch.sum(partial, 1, dtype=target.dtype, out=target)
+
+
+@jit(do_not_specialize=["images"])
+def _cross_entropy(
+    logits, labels, weight, losses, dlogits, images, CLASSES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
+):
+    client = tl.program_id(0)
+    lane = tl.arange(0, LANES)[None, :]
+    loss = tl.zeros([ROWS, 1], tl.float32)
+    for begin in range(0, images, ROWS):
+        row = begin + tl.arange(0, ROWS)[:, None]
+        image = client * images + row
+        label = tl.load(labels + image, mask=row < images, other=0).to(tl.int32)
+        share = tl.load(weight + image, mask=row < images, other=0.0)
+        mask = (row < images) & (lane < CLASSES)
+        value = tl.load(logits + image * CLASSES + lane, mask=mask, other=float("-inf")).to(tl.float32)
+        value = tl.where(row < images, value, 0.0)
+        value -= tl.max(value, 1, keep_dims=True)
+        power = tl.exp(value)
+        total = tl.sum(power, 1, keep_dims=True)
+        right = lane == label
+        loss += share * (tl.log(total) - tl.sum(tl.where(right, value, 0.0), 1, keep_dims=True))
+        gradient = share * (power / total - tl.where(right, 1.0, 0.0))
+        tl.store(dlogits + image * CLASSES + lane, gradient.to(dlogits.dtype.element_ty), mask=mask)
+    tl.store(losses + client + tl.arange(0, 1)[:, None], tl.sum(loss, 0, keep_dims=True))
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every client, [C], and the gradient of their sum, for logits [C, N, classes]; ``weight`` is 0 for padding."""
+    count, n, classes = logits.shape
+    logits, labels, weight = (t.contiguous() for t in (logits, labels, weight))
+    check("cross-entropy", logits)
+    losses, dlogits = torch.empty(count, dtype=torch.float32, device=logits.device), torch.empty_like(logits)
+    lanes = power(classes)
+    rows = max(min(power(n), TILE // lanes), 1)
+    _cross_entropy[(count,)](logits, labels, weight, losses, dlogits, n, classes, rows, lanes)
+    return losses, dlogits
 
 
 @jit(do_not_specialize=["images"])

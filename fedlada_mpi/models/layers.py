@@ -44,6 +44,8 @@ class LayerSteps(Protocol):
 class Kernels(LayerSteps, Protocol):
     """Compiled kernels: the steps above, and whole operations."""
 
+    def cross_entropy(self, logits: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]: ...
+
     def depthwise(self, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor: ...
 
     def depthwise_input_gradient(self, dout: Tensor, weight: Tensor, window: Window, shape: torch.Size) -> Tensor: ...
@@ -124,7 +126,7 @@ class _Parameter(torch.autograd.Function):
 PIECES = 8
 
 
-def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
+def product_into(target: Tensor, a: Tensor, b: Tensor, steps: LayerSteps) -> None:
     """target [C, m, n] = a^T @ b with a [C, length, m], b [C, length, n]."""
     count, length, m = a.shape
     n = b.shape[-1]
@@ -132,8 +134,7 @@ def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
     pieces = PIECES if a.is_cuda and tiles < 200 and length % PIECES == 0 and length >= 128 * PIECES else 1
     if pieces > 1:
         a, b = (v.view(count * pieces, length // pieces, v.shape[-1]) for v in (a, b))
-        parts = torch.bmm(a.mT, b).view(count, pieces, m, n)
-        torch.sum(parts, 1, dtype=target.dtype, out=target)
+        steps.column_sums(target.view(count, m * n), torch.bmm(a.mT, b).view(count, pieces, m * n))
     else:
         torch.bmm(a.mT, b, out=target)
 
@@ -250,7 +251,7 @@ class _Convolution(torch.autograd.Function):
         def of_parameters() -> None:
             if grad is not None:
                 target = grad if groups == 1 else torch.empty_like(grad).flatten(0, 1)
-                product_into(target, cols, each)
+                product_into(target, cols, each, ctx.p.steps)
                 if groups > 1:
                     grad.copy_(target.view(grad.shape))
             if bias_grad is not None:

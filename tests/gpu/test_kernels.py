@@ -24,6 +24,7 @@ from fedlada_mpi.doctor import machine
 from fedlada_mpi.gpu import layer_kernels, norm_kernels
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
+from fedlada_mpi.gradients import weighted_loss
 from fedlada_mpi.models import columns, layers
 from fedlada_mpi.models.columns import Window, pair
 from fedlada_mpi.models.layout import Layout
@@ -197,6 +198,20 @@ def test_column_sums(length, width, dtype):
     agree(around[:, 4 : 4 + width], rows.double().sum(1), dtype)
     assert (around[:, :4] == 5).all()
     assert (around[:, 4 + width :] == 5).all()
+
+
+@kernels_run
+@pytest.mark.parametrize(("n", "classes", "dtype"), [(5, 10, torch.float32), (70, 200, torch.bfloat16)])
+def test_cross_entropy(n, classes, dtype):
+    logits, labels = 5 * random(3, n, classes, dtype=dtype), torch.arange(3 * n, device=DEVICE).view(3, n) % classes
+    weight = torch.full((3, n), 1 / n, device=DEVICE)
+    weight[1, 2:] = 0  # padding
+    losses, dlogits = layer_kernels.cross_entropy(logits, labels, weight)
+    wide = logits.double().requires_grad_()
+    exact = weighted_loss(wide, labels, weight.double())
+    exact.sum().backward()
+    agree(losses, exact.detach(), torch.float32)
+    agree(dlogits, wide.grad, dtype)
 
 
 @kernels_run
