@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .sum_kernels import column_sums
 from .triton_support import TILE, check, jit, power, tl, triton
 
 
@@ -119,8 +120,10 @@ def _geometry(shape: torch.Size, window: Window) -> tuple[int, ...]:
     return *shape[2:], *window.out, *window.padding, window.stride[0], *window.kernel
 
 
-def _lanes(channels: int) -> int:
-    return min(power(channels), 64)
+def _tile_size(channels: int) -> tuple[int, int]:
+    """Pixels and channels of a program: few enough channels that a row of pixels stays in the cache of its processor."""
+    lanes = min(power(channels), 32)
+    return TILE // lanes, lanes
 
 
 def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
@@ -128,8 +131,7 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) ->
     count, n, *_, channels = x.shape
     out = x.new_empty(count, n, *window.out, channels)
     check("depthwise convolution", x, out)
-    pixels, lanes = n * window.out[0] * window.out[1], _lanes(channels)
-    at_once = TILE // 2 // lanes
+    pixels, (at_once, lanes) = n * window.out[0] * window.out[1], _tile_size(channels)
     grid = (triton.cdiv(pixels, at_once) * triton.cdiv(channels, lanes), count)
     strides = (weight.stride(0), 0 if bias is None else bias.stride(0))
     _forward[grid](x, weight, bias, out, pixels, *strides, *_geometry(x.shape, window), at_once, lanes)
@@ -140,8 +142,7 @@ def depthwise_input_gradient(dout: Tensor, weight: Tensor, window: Window, shape
     count, n, rows, columns, channels = shape
     dx = dout.new_empty(shape)
     check("depthwise convolution", dx, dout)
-    pixels, lanes = n * rows * columns, _lanes(channels)
-    at_once = TILE // 2 // lanes
+    pixels, (at_once, lanes) = n * rows * columns, _tile_size(channels)
     grid = (triton.cdiv(pixels, at_once) * triton.cdiv(channels, lanes), count)
     _input_gradient[grid](dout, weight, dx, pixels, weight.stride(0), *_geometry(shape, window), at_once, lanes)
     return dx
@@ -162,4 +163,4 @@ def depthwise_weight_gradient(grad: Tensor, x: Tensor, dout: Tensor, window: Win
     _weight_gradient[(triton.cdiv(channels, lanes), chunks, count)](
         x, dout, partial, pixels, chunks, *_geometry(x.shape, window), PIXELS, power(taps), lanes, UNROLLED
     )
-    torch.sum(partial, 1, dtype=grad.dtype, out=grad[:, :taps])
+    column_sums(grad.view(count, -1)[:, : taps * channels], partial.view(count, chunks, taps * channels))

@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .channel_kernels import bias_activation, bias_activation_backward, scale
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .norm_kernels import group_norm, group_norm_backward
+from .sum_kernels import column_sums
 from .triton_support import TILE, available, check, jit, power, tl, triton, vector
 
 __all__ = [
     "available",
+    "bias_activation",
+    "bias_activation_backward",
     "col2im",
     "column_sums",
     "cross_entropy",
@@ -32,6 +36,7 @@ __all__ = [
     "group_norm_backward",
     "im2col",
     "max_pool",
+    "scale",
 ]
 
 
@@ -173,44 +178,6 @@ def col2im(cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
     grid = (triton.cdiv(dx[0].numel(), TILE // 2), len(dx))
     _col2im[grid](cols, dx, shape[1], *geometry, width, run, TILE // 2 // run)
     return dx
-
-
-@jit(do_not_specialize=["length", "chunks"])
-def _column_sums(
-    rows, partial, length, chunks, stride, WIDTH: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
-    LANES: tl.constexpr,
-):  # fmt: skip
-    client, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1)
-    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
-    rows += client * length * WIDTH
-    total = tl.zeros([ROWS, LANES], tl.float32)
-    for begin in tl.static_range(0, CHUNK, ROWS):
-        row = chunk * CHUNK + begin + tl.arange(0, ROWS)[:, None]
-        total += tl.load(rows + row * WIDTH + lane, mask=(row < length) & (lane < WIDTH), other=0.0).to(tl.float32)
-    at = partial + client * stride + chunk * WIDTH + lane
-    tl.store(at, tl.sum(total, 0, keep_dims=True).to(partial.dtype.element_ty), mask=lane < WIDTH)
-
-
-CHUNK = 256  # rows that a program adds up
-
-
-def column_sums(target: Tensor, rows: Tensor) -> None:
-    """target [C, n] = the sums over the rows of [C, length, n]."""
-    count, length, width = rows.shape
-    rows, chunks = rows.contiguous(), triton.cdiv(length, CHUNK)
-    # Wide tiles for few rows, such as the pieces of a product.
-    lanes = min(power(width), max(TILE // power(min(length, CHUNK)), 64))
-    check("sums of columns", rows)
-    partial = target
-    if chunks > 1:
-        partial = torch.empty(count, chunks, width, dtype=torch.float32, device=rows.device)
-    grid = (triton.cdiv(width, lanes), chunks, count)
-    _column_sums[grid](
-        rows, partial, length, chunks, partial.stride(0), width, min(power(length), CHUNK),
-        min(power(length), TILE // lanes), lanes,
-    )
-    if chunks > 1:
-        torch.sum(partial, 1, dtype=target.dtype, out=target)
 
 
 @jit(do_not_specialize=["images"])

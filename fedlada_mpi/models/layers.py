@@ -8,7 +8,8 @@ the specification of the GPU kernels in ``gpu/layer_kernels.py``, which replace 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -29,7 +30,9 @@ class LayerSteps(Protocol):
 
     def col2im(self, cols: Tensor, window: Window, shape: torch.Size) -> Tensor: ...
 
-    def column_sums(self, target: Tensor, rows: Tensor) -> None: ...
+    def column_sums(self, target: Tensor, rows: Tensor, times: Tensor | None = None) -> None: ...
+
+    def scale(self, x: Tensor, factor: Tensor) -> Tensor: ...
 
     def group_norm(
         self, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, relu: bool, eps: float
@@ -43,6 +46,10 @@ class LayerSteps(Protocol):
 
 class Kernels(LayerSteps, Protocol):
     """Compiled kernels: the steps above, and whole operations."""
+
+    def bias_activation(self, x: Tensor, bias: Tensor, name: str) -> Tensor: ...
+
+    def bias_activation_backward(self, dout: Tensor, x: Tensor, bias: Tensor, name: str) -> Tensor: ...
 
     def cross_entropy(self, logits: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -126,7 +133,7 @@ class _Parameter(torch.autograd.Function):
 PIECES = 8
 
 
-def product_into(target: Tensor, a: Tensor, b: Tensor, steps: LayerSteps) -> None:
+def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
     """target [C, m, n] = a^T @ b with a [C, length, m], b [C, length, n]."""
     count, length, m = a.shape
     n = b.shape[-1]
@@ -134,7 +141,8 @@ def product_into(target: Tensor, a: Tensor, b: Tensor, steps: LayerSteps) -> Non
     pieces = PIECES if a.is_cuda and tiles < 200 and length % PIECES == 0 and length >= 128 * PIECES else 1
     if pieces > 1:
         a, b = (v.view(count * pieces, length // pieces, v.shape[-1]) for v in (a, b))
-        steps.column_sums(target.view(count, m * n), torch.bmm(a.mT, b).view(count, pieces, m * n))
+        parts = torch.bmm(a.mT, b).view(count, pieces, m, n)
+        torch.sum(parts, 1, dtype=target.dtype, out=target)
     else:
         torch.bmm(a.mT, b, out=target)
 
@@ -223,35 +231,43 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
-        bias_grad: Tensor | None, window: Window, groups: int, p: Stack,
+        bias_grad: Tensor | None, window: Window, groups: int, activation: str, p: Stack,
     ) -> Tensor:  # fmt: skip
         shape = x.shape
         if groups > 1:  # each group is a model of its own
             x = x.unflatten(-1, (groups, -1)).movedim(-2, 1).flatten(0, 1)
             weight = weight.flatten(0, 1)
         cols = p.steps.im2col(x, window, weight.shape[1])
-        ctx.save_for_backward(cols, weight)
+        fused = p.kernels if activation and bias is not None else None
         ctx.window, ctx.shape, ctx.groups, ctx.p, ctx.grads = window, x.shape, groups, p, (grad, bias_grad)
         if groups > 1:
             out = torch.bmm(cols, weight).unflatten(0, (-1, groups)).movedim(1, 2).flatten(-2)
             out = out if bias is None else out + bias.unsqueeze(1)
+        elif bias is None or fused is not None:
+            out = torch.bmm(cols, weight)
         else:
-            out = torch.bmm(cols, weight) if bias is None else torch.baddbmm(bias.unsqueeze(1), cols, weight)
+            out = torch.baddbmm(bias.unsqueeze(1), cols, weight)
+        ctx.save_for_backward(cols, weight, *((out, bias) if fused is not None else (None, None)))
+        ctx.activation = activation
+        if fused is not None:
+            out = fused.bias_activation(out, bias, activation)
         return out.view(*shape[:2], *window.out, out.shape[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        cols, weight = ctx.saved_tensors
+        cols, weight, before, bias = ctx.saved_tensors
         (grad, bias_grad), groups = ctx.grads, ctx.groups
         dout = each = dout.reshape(dout.shape[0], -1, dout.shape[-1])
+        if before is not None:
+            dout = each = ctx.p.kernels.bias_activation_backward(dout, before, bias, ctx.activation)
         if groups > 1:
             each = dout.unflatten(-1, (groups, -1)).movedim(-2, 1).flatten(0, 1)
 
         def of_parameters() -> None:
             if grad is not None:
                 target = grad if groups == 1 else torch.empty_like(grad).flatten(0, 1)
-                product_into(target, cols, each, ctx.p.steps)
+                product_into(target, cols, each)
                 if groups > 1:
                     grad.copy_(target.view(grad.shape))
             if bias_grad is not None:
@@ -264,7 +280,7 @@ class _Convolution(torch.autograd.Function):
             dx = ctx.p.steps.col2im(torch.bmm(each, weight.mT), ctx.window, ctx.shape)
             if groups > 1:
                 dx = dx.unflatten(0, (-1, groups)).movedim(1, -2).flatten(-2)
-        return dx, None, None, None, None, None, None, None, None
+        return dx, None, None, None, None, None, None, None, None, None
 
 
 class _Depthwise(torch.autograd.Function):
@@ -328,10 +344,10 @@ class _Scale(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, factor: Tensor, grad: Tensor | None, p: Stack) -> Tensor:
-        factor = factor.reshape(len(x), *(1,) * (x.dim() - 2), -1)
+        factor = factor.reshape(len(x), -1)
         ctx.save_for_backward(x, factor)
         ctx.grad, ctx.p = grad, p
-        return x * factor
+        return p.steps.scale(x, factor)
 
     @staticmethod
     @once_differentiable
@@ -339,15 +355,20 @@ class _Scale(torch.autograd.Function):
         x, factor = ctx.saved_tensors
         if ctx.grad is not None:
             target = ctx.grad.view(len(x), -1)
-            ctx.p.side_stream.submit(
-                lambda: ctx.p.steps.column_sums(target, (dout * x).reshape(len(x), -1, x.shape[-1])), dout, x
-            )
-        return dout * factor if ctx.needs_input_grad[0] else None, None, None, None, None
+            rows, times = (v.reshape(len(x), -1, x.shape[-1]) for v in (dout, x))
+            ctx.p.side_stream.submit(lambda: ctx.p.steps.column_sums(target, rows, times), rows, times)
+        dx = ctx.p.steps.scale(dout, factor) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None
 
 
-def column_sums(target: Tensor, rows: Tensor) -> None:
-    """target [C, n] = the sums over the rows of [C, length, n]."""
-    torch.sum(rows, 1, out=target)
+def column_sums(target: Tensor, rows: Tensor, times: Tensor | None = None) -> None:
+    """target [C, n] = the sums over the rows of [C, length, n], or of its products with another such tensor."""
+    torch.sum(rows if times is None else rows * times, 1, out=target)
+
+
+def scale_channels(x: Tensor, factor: Tensor) -> Tensor:
+    """x [C, ..., channels] times factor [C, channels]."""
+    return x * factor.view(len(x), *(1,) * (x.dim() - 2), -1)
 
 
 def group_norm(
@@ -397,27 +418,42 @@ class _Plain:
     im2col = staticmethod(im2col)
     col2im = staticmethod(col2im)
     column_sums = staticmethod(column_sums)
+    scale = staticmethod(scale_channels)
     group_norm = staticmethod(group_norm)
     group_norm_backward = staticmethod(group_norm_backward)
 
 
-def conv(p: Stack, x: Tensor, weight: str, bias: str | None, window: Window, groups: int = 1) -> Tensor:
+# Those that kernels compute together with the bias before them.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "": lambda x: x,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+def conv(
+    p: Stack, x: Tensor, weight: str, bias: str | None, window: Window, groups: int = 1, activation: str = ""
+) -> Tensor:
     """[C, N, rows, columns, in] -> [C, N, rows', columns', out]."""
     parameters = (p.value[weight], p.grad[weight], p.value.get(bias or ""), p.grad.get(bias or ""))
-    anchor = p.anchor_of(weight, bias)
-    if use_library(x, window, groups):
-        return _LibraryConvolution.apply(x, anchor, *parameters, window, groups, p)
-    if groups == x.shape[-1] > 1 and parameters[0].dim() == 3:
-        if p.kernels is not None:
-            return _Depthwise.apply(x, anchor, *parameters, window, p.kernels, p.side_stream)
-        return _LibraryConvolution.apply(x, anchor, *parameters, window, groups, p)
-    return _Convolution.apply(x, anchor, *parameters, window, groups, p)
+    anchor, after = p.anchor_of(weight, bias), ACTIVATIONS[activation]
+    depthwise = groups == x.shape[-1] > 1 and parameters[0].dim() == 3
+    if use_library(x, window, groups) or (depthwise and p.kernels is None):
+        return after(_LibraryConvolution.apply(x, anchor, *parameters, window, groups, p))
+    if depthwise:
+        return after(_Depthwise.apply(x, anchor, *parameters, window, p.kernels, p.side_stream))
+    if p.kernels is not None and bias is not None and groups == 1:
+        return _Convolution.apply(x, anchor, *parameters, window, groups, activation, p)
+    return after(_Convolution.apply(x, anchor, *parameters, window, groups, "", p))
 
 
-def linear(p: Stack, x: Tensor, weight: str, bias: str | None) -> Tensor:
+def linear(p: Stack, x: Tensor, weight: str, bias: str | None, activation: str = "") -> Tensor:
     """[C, N, ..., in] -> [C, N, ..., out]: a product of 1x1 columns."""
     pixels = x.reshape(*x.shape[:2], -1, 1, x.shape[-1])
-    return conv(p, pixels, weight, bias, Window(pixels.shape[2], 1, (1, 1))).view(*x.shape[:-1], -1)
+    window = Window(pixels.shape[2], 1, (1, 1))
+    return conv(p, pixels, weight, bias, window, activation=activation).view(*x.shape[:-1], -1)
 
 
 def norm(

@@ -269,8 +269,9 @@ class _Translation:
         self.slots = 1  # the first holds the images
         self.values: dict[fx.Node, Any] = {}
         self.parameters: dict[str, Value] = {}
-        # Norms that wait for the addition or ReLU behind them, to take it along.
+        # Norms that wait for the addition or ReLU behind them, to take it along, and products for their activation.
         self.pending: dict[fx.Node, Callable[[Value | None, bool], Value]] = {}
+        self.products: dict[fx.Node, Callable[[str], Value]] = {}
         self.with_residual: set[fx.Node] = set()
         self.kernels: dict[str, Kernel] = {}
         self.groups: dict[str, int] = {}
@@ -351,6 +352,8 @@ class _Translation:
     def value(self, node: fx.Node) -> Any:
         if node in self.pending:
             self.values[node] = self.pending.pop(node)(None, False)
+        if node in self.products:
+            self.values[node] = self.products.pop(node)("")
         return self.values[node]
 
     def arguments(self, arguments: Any) -> Any:
@@ -405,12 +408,12 @@ class _Translation:
         known = [probe[node] for probe in self.graph.probes]
         if not _has_shapes(known[0]) and known[0] == known[1]:
             return known[0]  # the same for any batch
-        if self._takes_residual(node) or self._takes_relu(node):
+        if self._takes_residual(node) or self._takes_relu(node) or self._takes_activation(node):
             return None if node in self.pending else self.values[node]
         layer = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
         arguments, options = self.arguments(node.args), self.arguments(node.kwargs)
         value = self._fast(node, layer, arguments, options)
-        if node in self.pending:
+        if node in self.pending or node in self.products:
             return None
         if value is None:
             value = self._general(node, layer, arguments, options)
@@ -448,7 +451,7 @@ class _Translation:
         if target is F.conv2d:
             return self._conv(node, *arguments, **options)
         if target is F.linear:
-            return self._linear(*arguments, **options)
+            return self._linear(node, *arguments, **options)
         if target is F.group_norm:
             return self._group_norm(node, *arguments, **options)
         if target is F.layer_norm:
@@ -485,7 +488,7 @@ class _Translation:
             sizes = (layer.stride, layer.padding, layer.dilation, layer.groups)
             return self._conv(node, x, self.own(layer, "weight"), self.own(layer, "bias"), *sizes)
         if kind is nn.Linear:
-            return self._linear(x, self.own(layer, "weight"), self.own(layer, "bias"))
+            return self._linear(node, x, self.own(layer, "weight"), self.own(layer, "bias"))
         if kind is nn.GroupNorm:
             affine = (self.own(layer, "weight"), self.own(layer, "bias"))
             return self._group_norm(node, x, layer.num_groups, *affine, layer.eps)
@@ -547,9 +550,13 @@ class _Translation:
         w, b = weight.name, self.owned(bias)
         self.owned(weight)
         axes = Axes.channels_last(out, *window.out)
-        return self.emit(lambda p, value: layers.conv(p, value, w, b, window, groups), [image], axes)
 
-    def _linear(self, x: Value, weight: Any, bias: Any = None) -> Value | None:
+        def with_next(activation: str) -> Value:
+            return self.emit(lambda p, v: layers.conv(p, v, w, b, window, groups, activation), [image], axes)
+
+        return self._product(node, with_next)
+
+    def _linear(self, node: fx.Node, x: Value, weight: Any, bias: Any = None) -> Value | None:
         if not self.alone(weight, bias):
             return None
         out, inner = weight.shape
@@ -564,7 +571,41 @@ class _Translation:
         self.kernels[weight.name] = kernel
         w, b = weight.name, self.owned(bias)
         self.owned(weight)
-        return self.emit(lambda p, value: layers.linear(p, value, w, b), [x], x.axes.resized(last, out))
+
+
+        def with_next(activation: str) -> Value:
+            return self.emit(lambda p, v: layers.linear(p, v, w, b, activation), [x], x.axes.resized(last, out))
+
+        return self._product(node, with_next)
+
+    def _product(self, node: fx.Node, with_next: Callable[[str], Value]) -> Value | None:
+        if len(node.users) == 1 and self._activation(next(iter(node.users))):
+            self.products[node] = with_next
+            return None
+        return with_next("")
+
+    def _activation(self, node: fx.Node) -> str:
+        """Its name in ``layers.ACTIVATIONS``, "" if the node is none of them."""
+        if self._is_relu(node):
+            return "relu"
+        layer = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if layer is not None:
+            if _has_hooks(layer) or type(layer) not in (nn.GELU, nn.SiLU):
+                return ""
+            smooth = layer.approximate if isinstance(layer, nn.GELU) else None
+        elif node.target in (F.gelu, F.silu) and len(node.args) == 1:
+            smooth = node.kwargs.get("approximate", "none") if node.target is F.gelu else None
+        else:
+            return ""
+        return {None: "silu", "none": "gelu", "tanh": "gelu_tanh"}.get(smooth, "")  # type: ignore[call-overload]
+
+    def _takes_activation(self, node: fx.Node) -> bool:
+        """Whether the node is the activation of a product, which takes it along."""
+        if not node.args or node.args[0] not in self.products:
+            return False
+        product = self.products.pop(node.args[0])  # type: ignore[arg-type]
+        self.values[node] = self.values[node.args[0]] = product(self._activation(node))  # type: ignore[index]
+        return True
 
     def _group_norm(
         self, node: fx.Node, x: Value, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5

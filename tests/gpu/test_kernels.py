@@ -215,6 +215,30 @@ def test_cross_entropy(n, classes, dtype):
 
 
 @kernels_run
+@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bias_and_activation(name, dtype):
+    x, dout = 3 * random(2, 7, 24, dtype=dtype), random(2, 7, 24, dtype=dtype)
+    bias = random(2, 50, dtype=dtype)[:, 9:33]
+    out = layer_kernels.bias_activation(x, bias, name)
+    dx = layer_kernels.bias_activation_backward(dout, x, bias, name)
+    wide = x.double().requires_grad_()
+    exact = layers.ACTIVATIONS[name](wide + bias.double().unsqueeze(1))
+    exact.backward(dout.double())
+    agree(out, exact.detach(), dtype)
+    agree(dx, wide.grad, dtype)
+
+
+@kernels_run
+def test_factors_of_channels():
+    x, factor = random(2, 3, 4, 5, 24), random(2, 60)[:, 7:31]
+    agree(layer_kernels.scale(x, factor), layers.scale_channels(x.double(), factor.double()), torch.float32)
+    sums = torch.zeros(2, 24, device=DEVICE)
+    layer_kernels.column_sums(sums, x.flatten(1, -2), x.flip(1).flatten(1, -2))
+    agree(sums, (x.double() * x.flip(1).double()).sum((1, 2, 3)), torch.float32)
+
+
+@kernels_run
 def test_a_norm_with_one_frozen_parameter():
     gamma, beta = flat_views(2, 16)
     x, side_stream = random(2, 3, 2, 2, 16), SideStream(DEVICE)
