@@ -38,8 +38,8 @@ class Batch(Plan):
 class PlanBuffer:
     """A plan on the device, for any plan of at most ``steps`` steps and ``clients`` clients.
 
-    All of a step is adjacent in memory, in words of eight bytes, so that a step whose number is known only on the device
-    is read there by one operation.
+    All of a step is adjacent in memory, in words of eight bytes, so one operation reads a step whose number is known
+    only on the device.
     """
 
     def __init__(self, steps: int, clients: int, width: int, dtype: torch.dtype, device: torch.device):

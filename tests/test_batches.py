@@ -159,4 +159,3 @@ def test_one_step_of_a_plan_by_number_and_by_tensor(dtype):
         assert torch.equal(step.labels, labels[found.index[3, :2]])
         for f in fields(Plan):
             assert torch.equal(getattr(step, f.name), getattr(found, f.name)[3, :2])
-

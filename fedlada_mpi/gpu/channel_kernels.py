@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 from torch import Tensor
 
-from .triton_support import TILE, check, jit, tl, triton
+from .triton_support import TILE, check, jit, power, tl, triton
 
 SQRT_HALF = tl.constexpr(0.7071067811865476) if tl else None
 DENSITY = tl.constexpr(0.3989422804014327) if tl else None  # of a standard normal at 0
@@ -47,63 +49,75 @@ def _slope(value, NAME: tl.constexpr):
 
 
 @jit
-def _places(length, WIDTH: tl.constexpr, TILE: tl.constexpr):
+def _places(length, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
     """The program's elements of its client, which of them there are, and their channels."""
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    return at, at < length, at % WIDTH
+    blocks: tl.constexpr = (WIDTH + LANES - 1) // LANES
+    row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)[:, None]
+    channel = tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)[None, :]
+    return row * WIDTH + channel, (row < length) & (channel < WIDTH), channel
 
 
 @jit(do_not_specialize=["length", "stride"])
-def _bias_activation(x, bias, out, length, stride, WIDTH: tl.constexpr, NAME: tl.constexpr, TILE: tl.constexpr):
+def _bias_activation(
+    x, bias, out, length, stride, NAME: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
+):
     client = tl.program_id(1).to(tl.int64)
-    at, inside, channel = _places(length, WIDTH, TILE)
-    value = tl.load(x + client * length + at, mask=inside, other=0.0).to(tl.float32)
-    value += tl.load(bias + client * stride + channel).to(tl.float32)
-    tl.store(out + client * length + at, _activated(value, NAME).to(out.dtype.element_ty), mask=inside)
+    at, inside, channel = _places(length, WIDTH, ROWS, LANES)
+    at += client * length * WIDTH
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(bias + client * stride + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+    tl.store(out + at, _activated(value, NAME).to(out.dtype.element_ty), mask=inside)
 
 
 @jit(do_not_specialize=["length", "stride"])
 def _bias_activation_backward(
-    dout, x, bias, dx, length, stride, WIDTH: tl.constexpr, NAME: tl.constexpr, TILE: tl.constexpr
+    dout, x, bias, dx, length, stride, NAME: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
     client = tl.program_id(1).to(tl.int64)
-    at, inside, channel = _places(length, WIDTH, TILE)
-    value = tl.load(x + client * length + at, mask=inside, other=0.0).to(tl.float32)
-    value += tl.load(bias + client * stride + channel).to(tl.float32)
-    gradient = tl.load(dout + client * length + at, mask=inside, other=0.0).to(tl.float32) * _slope(value, NAME)
-    tl.store(dx + client * length + at, gradient.to(dx.dtype.element_ty), mask=inside)
+    at, inside, channel = _places(length, WIDTH, ROWS, LANES)
+    at += client * length * WIDTH
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value += tl.load(bias + client * stride + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+    gradient = tl.load(dout + at, mask=inside, other=0.0).to(tl.float32) * _slope(value, NAME)
+    tl.store(dx + at, gradient.to(dx.dtype.element_ty), mask=inside)
 
 
 @jit(do_not_specialize=["length", "stride"])
-def _scale(x, factor, out, length, stride, WIDTH: tl.constexpr, TILE: tl.constexpr):
+def _scale(x, factor, out, length, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
     client = tl.program_id(1).to(tl.int64)
-    at, inside, channel = _places(length, WIDTH, TILE)
-    value = tl.load(x + client * length + at, mask=inside, other=0.0).to(tl.float32)
-    value *= tl.load(factor + client * stride + channel).to(tl.float32)
-    tl.store(out + client * length + at, value.to(out.dtype.element_ty), mask=inside)
+    at, inside, channel = _places(length, WIDTH, ROWS, LANES)
+    at += client * length * WIDTH
+    value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    value *= tl.load(factor + client * stride + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
-def _grid(x: Tensor) -> tuple[int, int]:
+def _cut(x: Tensor) -> tuple[tuple[int, int], int, tuple[int, int, int]]:
+    """The programs of x [C, ..., channels], the rows of a client, and the constants of their tiles."""
     check("channels", x)
-    return triton.cdiv(x[0].numel(), TILE), len(x)
+    width = x.shape[-1]
+    lanes = gcd(width, 256)
+    lanes = lanes if lanes >= 16 else min(power(width), 256)
+    rows, length = TILE // lanes, x[0].numel() // width
+    return (triton.cdiv(length, rows) * triton.cdiv(width, lanes), len(x)), length, (width, rows, lanes)
 
 
 def bias_activation(x: Tensor, bias: Tensor, name: str) -> Tensor:
     """The activation ``name`` of x [C, ..., channels] plus bias [C, channels]."""
-    out = torch.empty_like(x)
-    _bias_activation[_grid(x)](x, bias, out, x[0].numel(), bias.stride(0), x.shape[-1], name, TILE)
+    out, (grid, length, tile) = torch.empty_like(x), _cut(x)
+    _bias_activation[grid](x, bias, out, length, bias.stride(0), name, *tile)
     return out
 
 
 def bias_activation_backward(dout: Tensor, x: Tensor, bias: Tensor, name: str) -> Tensor:
-    dx, dout = torch.empty_like(x), dout.contiguous()
-    _bias_activation_backward[_grid(x)](dout, x, bias, dx, x[0].numel(), bias.stride(0), x.shape[-1], name, TILE)
+    dx, dout, (grid, length, tile) = torch.empty_like(x), dout.contiguous(), _cut(x)
+    _bias_activation_backward[grid](dout, x, bias, dx, length, bias.stride(0), name, *tile)
     return dx
 
 
 def scale(x: Tensor, factor: Tensor) -> Tensor:
     """x [C, ..., channels] times factor [C, channels]."""
     x = x.contiguous()
-    out = torch.empty_like(x)
-    _scale[_grid(x)](x, factor, out, x[0].numel(), factor.stride(0), x.shape[-1], TILE)
+    out, (grid, length, tile) = torch.empty_like(x), _cut(x)
+    _scale[grid](x, factor, out, length, factor.stride(0), *tile)
     return out

@@ -121,7 +121,7 @@ def _geometry(shape: torch.Size, window: Window) -> tuple[int, ...]:
 
 
 def _tile_size(channels: int) -> tuple[int, int]:
-    """Pixels and channels of a program: few enough channels that a row of pixels stays in the cache of its processor."""
+    """Pixels and channels of a program; few channels, so that the pixels around stay in its processor's cache."""
     lanes = min(power(channels), 32)
     return TILE // lanes, lanes
 

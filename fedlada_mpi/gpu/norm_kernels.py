@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -220,9 +221,8 @@ def group_norm_backward(
 def _of_parameters(partial: Tensor, gamma_grad: Tensor | None, beta_grad: Tensor | None) -> None:
     """Add up the programs' sums; one of the two may be frozen."""
     count, blocks, _, channels = partial.shape
-    targets = (gamma_grad, beta_grad)
-    if gamma_grad is None or beta_grad is None:
-        targets = tuple(partial.new_empty(2, count, channels))
+    both = gamma_grad is not None and beta_grad is not None
+    targets: Any = (gamma_grad, beta_grad) if both else tuple(partial.new_empty(2, count, channels))
     lanes = min(power(2 * channels), 32)
     _add_partials[(triton.cdiv(2 * channels, lanes), count)](
         partial, *targets, blocks, targets[0].stride(0), channels, SUMMANDS, lanes

@@ -47,6 +47,6 @@ def column_sums(target: Tensor, rows: Tensor, times: Tensor | None = None) -> No
     _column_sums[grid](
         rows, times, partial, length, chunks, partial.stride(0), width, min(power(length), CHUNK),
         min(power(length), TILE // lanes), lanes,
-    )
+    )  # fmt: skip
     if chunks > 1:
-        torch.sum(partial, 1, dtype=target.dtype, out=target)
+        column_sums(target, partial)

@@ -1,9 +1,9 @@
 """Models by name: ``resnet18``, ``lenet``, ``cnn``, or a user's own ``package.module:function``.
 
 A user's function takes ``(classes, image_shape)``, with ``image_shape`` (rows, columns, channels), and returns an
-``nn.Module`` with an ordinary NCHW forward. Like the built-in models it is put onto the stacked layers (``tracing.py``);
-one that cannot be trains on the generic path (functional torch), which is slower. Its frozen parameters and its buffers
-are constants: neither trained nor sent.
+``nn.Module`` with an ordinary NCHW forward. Like the built-in models it is put onto the stacked layers
+(``translation.py``); one that cannot be trains on the generic path (functional torch), which is slower. Its frozen
+parameters and its buffers are constants: neither trained nor sent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .architectures import cnn, lenet, resnet18
 from .layers import Kernels, Stack
 from .layout import Layout
 from .randomness import Draws
-from .tracing import NotTraceable, Traced, trace
+from .tracing import NotTraceable
+from .translation import Traced, translate
 from .trial import tensors, try_out
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
@@ -154,7 +155,7 @@ def _generic(name: str, module: nn.Module, image_shape: ImageShape) -> Network:
 
 def _stacked(network: Network, users_own: bool) -> Network:
     """The network with a stacked forward; a user's own is compared with the plain module."""
-    traced = trace(network.module, network.image_shape)
+    traced = translate(network.module, network.image_shape)
     parameters = [(e.name, e.shape) for e in network.layout.entries]
     trained = {name for name, _ in parameters}
     # Frozen layers keep all taps: only what is trained has gradient-free parts.

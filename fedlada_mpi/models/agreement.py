@@ -1,4 +1,4 @@
-"""Whether stacked layers give what a user's module gives: tried in double precision before a run relies on them."""
+"""Whether stacked layers give what a user's module gives: tried before a run relies on them."""
 
 from __future__ import annotations
 
@@ -17,28 +17,25 @@ if TYPE_CHECKING:
     from . import Network
 
 CLIENTS, IMAGES = 2, 2
-CLOSE = 1e-8  # of the largest number
+DOUBLE = 2_000_000  # parameters up to which double precision is tried; beyond, it would take too much memory
+CLOSE = {torch.float64: 1e-8, torch.float32: 2e-3}  # of the largest number
 
 
 def disagreement(network: Network) -> str:
     """In what the stacked forward differs from the module; sets whether its layers draw random numbers."""
+    dtype = torch.float64 if network.layout.numel <= DOUBLE else torch.float32
     draw = torch.Generator().manual_seed(0)
-    images = torch.randn(CLIENTS, IMAGES, *network.image_shape, generator=draw, dtype=torch.float64)
-    # Different models, so that a mix-up of clients is seen.
-    start = network.initial(torch.float64).repeat(CLIENTS, 1)
-    states = []
-    for row in start:
-        state = network.layout.unpack(row)
-        states.append({n: v + 0.01 * torch.randn(v.shape, generator=draw, dtype=v.dtype) for n, v in state.items()})
-    values = torch.stack([network.layout.pack(state, torch.float64) for state in states])
+    images = torch.randn(CLIENTS, IMAGES, *network.image_shape, generator=draw, dtype=dtype)
     keys = torch.arange(CLIENTS)
+    values = torch.stack([_different(network, dtype, draw) for _ in range(CLIENTS)])
     try:
         logits, grads, network.draws = _stacked(network, values, images, keys)
         evaluated = _evaluated(network, values, images)
     except Exception as error:  # of torch's own operations on shapes that they do not take
         return f"its stacked layers fail: {first_line(error)}"
-    module = copy.deepcopy(network.module).double()
-    for client, state in enumerate(states):
+    module = copy.deepcopy(network.module).to(dtype)
+    for client, row in enumerate(values):
+        state = network.layout.unpack(row)
         expected, gradient = _plain(module, state, images[client], keys[client : client + 1])
         for name, value in network.layout.unpack(_whole(network, grads[client])).items():
             if not _close(value, gradient[name]):
@@ -49,8 +46,15 @@ def disagreement(network: Network) -> str:
     return ""
 
 
+def _different(network: Network, dtype: torch.dtype, draw: torch.Generator) -> Tensor:
+    """Other parameters for every client, so that a mix-up is seen."""
+    state = network.layout.unpack(network.initial(dtype))
+    noisy = {n: v + 0.01 * torch.randn(v.shape, generator=draw, dtype=dtype) for n, v in state.items()}
+    return network.layout.pack(noisy, dtype)
+
+
 def _close(a: Tensor, b: Tensor) -> bool:
-    return bool((a - b).abs().max() <= CLOSE * (1 + b.abs().max()))
+    return bool((a - b).abs().max() <= CLOSE[a.dtype] * (1 + b.abs().max()))
 
 
 def _whole(network: Network, grads: Tensor) -> Tensor:
@@ -92,7 +96,7 @@ def _call(module: nn.Module, state: dict[str, Tensor], images: Tensor, training:
 def _plain(
     module: nn.Module, state: dict[str, Tensor], images: Tensor, key: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    leaves = {name: value.clone().requires_grad_() for name, value in state.items()}
+    leaves = {name: value.requires_grad_() for name, value in state.items()}
     with torch.enable_grad(), Draws(key, stacked=False):
         logits = _call(module, leaves, images, training=True)
         gradients = torch.autograd.grad(_loss(logits), list(leaves.values()), allow_unused=True)

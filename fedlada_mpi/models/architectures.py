@@ -1,4 +1,4 @@
-"""The built-in models, as plain modules; ``tracing.py`` puts them onto the stacked layers, as it does with users' own."""
+"""The built-in models: plain modules, put onto the stacked layers as users' own are (``translation.py``)."""
 
 from __future__ import annotations
 

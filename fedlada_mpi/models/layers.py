@@ -70,8 +70,8 @@ class Kernels(LayerSteps, Protocol):
 class Stack:
     """C models' parameters and where their gradients go: ``value[name]``, ``grad[name]``, each [C, ...].
 
-    Frozen parameters and buffers are values without a gradient. Gradients of parameters are computed on the side stream:
-    only those of activations hold up the next layer.
+    Frozen parameters and buffers are values without a gradient. Gradients of parameters are computed on the side
+    stream: only those of activations hold up the next layer.
     """
 
     def __init__(
@@ -234,23 +234,25 @@ class _Convolution(torch.autograd.Function):
         bias_grad: Tensor | None, window: Window, groups: int, activation: str, p: Stack,
     ) -> Tensor:  # fmt: skip
         shape = x.shape
+        before = None  # bias and activation, where these are taken together
         if groups > 1:  # each group is a model of its own
             x = x.unflatten(-1, (groups, -1)).movedim(-2, 1).flatten(0, 1)
             weight = weight.flatten(0, 1)
         cols = p.steps.im2col(x, window, weight.shape[1])
-        fused = p.kernels if activation and bias is not None else None
+        fused = p.kernels if activation else None
         ctx.window, ctx.shape, ctx.groups, ctx.p, ctx.grads = window, x.shape, groups, p, (grad, bias_grad)
         if groups > 1:
             out = torch.bmm(cols, weight).unflatten(0, (-1, groups)).movedim(1, 2).flatten(-2)
             out = out if bias is None else out + bias.unsqueeze(1)
-        elif bias is None or fused is not None:
+        elif bias is None:
             out = torch.bmm(cols, weight)
-        else:
+        elif fused is None:
             out = torch.baddbmm(bias.unsqueeze(1), cols, weight)
-        ctx.save_for_backward(cols, weight, *((out, bias) if fused is not None else (None, None)))
+        else:
+            before = torch.bmm(cols, weight)
+            out = fused.bias_activation(before, bias, activation)
+        ctx.save_for_backward(cols, weight, before, bias)
         ctx.activation = activation
-        if fused is not None:
-            out = fused.bias_activation(out, bias, activation)
         return out.view(*shape[:2], *window.out, out.shape[-1])
 
     @staticmethod

@@ -103,8 +103,8 @@ class Layout:
                 entries.append(Entry(name, shape, shape, offset))
             elif (count := groups.get(name, 1)) > 1:
                 out, channels, height, width = kernel
-                stored = (count, round_up(height * width * channels, ROWS), out // count)
-                entries.append(Entry(name, shape, stored, offset, kernel, groups=count))
+                products = (count, round_up(height * width * channels, ROWS), out // count)
+                entries.append(Entry(name, shape, products, offset, kernel, groups=count))
             else:
                 out, channels, height, width = kernel
                 gone = list(dead.get(name, ()))

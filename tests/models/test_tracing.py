@@ -57,7 +57,9 @@ class ConvNeXt(nn.Module):
         self.norm = nn.LayerNorm(12, eps=1e-6)
         self.up, self.down = nn.Linear(12, 48), nn.Linear(48, 12)
         self.scale = nn.Parameter(torch.full((12,), 0.1))
-        self.second = nn.Sequential(nn.Conv2d(12, 12, 5, padding=2, groups=12), nn.GroupNorm(1, 12), nn.Conv2d(12, 24, 1))
+        self.second = nn.Sequential(
+            nn.Conv2d(12, 12, 5, padding=2, groups=12), nn.GroupNorm(1, 12), nn.Conv2d(12, 24, 1)
+        )
         self.project = nn.Conv2d(24, 12, 1)
         self.layer_scale = nn.Parameter(torch.full((12, 1, 1), 0.2))
         self.head = nn.Linear(12, classes)
@@ -220,7 +222,10 @@ def test_a_users_model_on_stacked_layers_is_the_plain_module(build, name):
     assert network.in_the_way == ""
     draw = torch.Generator().manual_seed(3)
     state = [
-        {n: p.detach().double() + 0.02 * torch.randn(p.shape, generator=draw) for n, p in plain.module.named_parameters()}
+        {
+            n: p.detach().double() + 0.02 * torch.randn(p.shape, generator=draw)
+            for n, p in plain.module.named_parameters()
+        }
         for _ in range(2)
     ]
     losses, grads, logits = gradients(StackedEngine(network), network, state)

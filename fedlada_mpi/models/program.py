@@ -1,0 +1,110 @@
+"""A traced module as a program: steps of stacked layers, each of which reads what earlier ones gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from .axes import Axes
+from .layers import Stack
+
+
+@dataclass(eq=False)
+class Value:
+    """What a step of the program gives: activations [C, N, ...]; a parameter or what was made of some, [C, ...];
+    any other tensor or tuple of tensors of every client; or no tensor of theirs."""
+
+    slot: int
+    kind: str  # "batch", "parameter", "any" or "other"
+    axes: Axes = Axes((), (), ())
+    shape: tuple[int, ...] = ()  # of a parameter
+    name: str = ""  # of a parameter in the layout
+
+
+Run: TypeAlias = Callable[..., Any]  # of a stack and the tensors that the step reads
+
+
+@dataclass
+class Step:
+    run: Run
+    reads: list[int]
+    slot: int
+    last_use: list[int] = field(default_factory=list)  # slots that nothing reads afterwards
+
+
+@dataclass
+class Program:
+    """Stacked layers in order; called with a stack and images [C, N, rows, columns, channels], gives the logits."""
+
+    steps: list[Step]
+    slots: int
+    result: int
+
+    def __call__(self, p: Stack, images: Tensor) -> Tensor:
+        held: list[Any] = [None] * self.slots
+        held[0] = images
+        for step in self.steps:
+            held[step.slot] = step.run(p, *[held[slot] for slot in step.reads])
+            for slot in step.last_use:
+                held[slot] = None
+        logits: Tensor = held[self.result]
+        return logits
+
+
+class Builder:
+    """Adds steps to a program."""
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self.slots = 1  # the first holds the images
+        self.used: set[str] = set()  # parameters
+
+    def program(self, result: Value) -> Program:
+        slot = self.seen(result).slot
+        last = {held: i for i, step in enumerate(self.steps) for held in (*step.reads, step.slot)}
+        for held, i in last.items():
+            if held != slot:
+                self.steps[i].last_use.append(held)
+        return Program(self.steps, self.slots, slot)
+
+    def emit(self, run: Run, reads: Sequence[Value], axes: Axes) -> Value:
+        """A step that gives activations."""
+        return self.new(run, reads, "batch", axes=axes)
+
+    def new(self, run: Run, reads: Sequence[Value], kind: str, **about: Any) -> Value:
+        value = Value(self.slots, kind, **about)
+        self.slots += 1
+        self.steps.append(Step(run, [self.slot(read) for read in reads], value.slot))
+        return value
+
+    def slot(self, value: Value) -> int:
+        """Where a value is held; a parameter is brought there at its first use."""
+        if value.kind == "parameter" and value.slot < 0:
+            self.used.add(value.name)
+            name = value.name
+            value.slot = self.new(lambda p: p.parameter(name), [], "parameter").slot
+        return value.slot
+
+    def arranged(self, value: Value, order: Sequence[int]) -> Value:
+        """With its atoms in this order of memory."""
+        axes = value.axes
+        if axes.order == tuple(order):
+            return value
+        return self.emit(lambda p, x: axes.arranged(x, order), [value], Axes(axes.sizes, axes.parts, tuple(order)))
+
+    def seen(self, value: Value) -> Value:
+        """[C, N, *shape], as the user's code sees it."""
+        axes, plain = value.axes, Axes.plain(value.axes.shape)
+        return value if axes == plain else self.emit(lambda p, x: axes.as_seen(x), [value], plain)
+
+    def regrouped(self, value: Value, shape: Sequence[int]) -> Value:
+        if tuple(shape) == value.axes.shape:
+            return value
+        axes = value.axes.regrouped(shape)
+        if axes is None:
+            value, axes = self.seen(value), Axes.plain(shape)
+        stored = axes.stored
+        return self.emit(lambda p, x: x.reshape(*x.shape[:2], *stored), [value], axes)
