@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -21,6 +22,7 @@ from .architectures import Architecture, cnn, lenet, resnet18
 from .layers import Stack
 from .layout import Kernel, Layout
 from .trial import tensors, try_out
+from .work import multiply_adds
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
 
@@ -41,6 +43,11 @@ class Network:
     layout: Layout  # of the parameters that are trained
     forward: Callable[[Stack, Tensor], Tensor] | None = None
     constants: dict[str, Tensor] = field(default_factory=dict)  # frozen parameters and buffers
+
+    @cached_property
+    def work(self) -> int:
+        """Multiply-adds of a forward pass over one image."""
+        return multiply_adds(self.module, self.image_shape)
 
     def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
         """What the stacked forward saves for the backward pass, and the largest columns once more."""
