@@ -57,6 +57,8 @@ class Engine(ABC):
 def create_engine(network: Network, config: Config, device: torch.device) -> Engine:
     """The engine of ``network`` on ``device``; with compiled kernels where they can run (they sum in float32)."""
     if network.forward is None:
+        if config.engine == "stacked":
+            raise UserError(f"--engine stacked: {network.name} has no stacked layers; use --engine generic or auto")
         return GenericEngine(network, device)
     if device.type == "cuda" and config.compile != "off" and config.precision != "fp64":
         # Here, as importing Triton takes time that no other run need spend.
