@@ -103,7 +103,9 @@ class Bench:
         half = Normaliser(*(torch.full((shape[2],), 0.5, dtype=dtype, device=device) for _ in range(2)))
         starts = np.arange(clients) * images
         data = LocalData(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
-        self.network = models.build(config.model, classes, shape, config.activation, stacked=config.engine != "generic")
+        self.network = models.build(
+            config.model, classes, shape, config.activation, stacked=config.engine != "generic", norm=config.norm
+        )
         self.algorithm = algorithms.create(config, self.network.layout.tensors)
         engine = create_engine(self.network, config, device)
         capture = capture_on(device) if engine.capturable else None
@@ -314,7 +316,7 @@ def table(report: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="cifar10", choices=SHAPES)
-    parser.add_argument("--model", nargs="*", default=[], help="built-in, mlp, or your own as package.module:function")
+    parser.add_argument("--model", nargs="*", default=[], help="built-in, mlp, torchvision:NAME or your own")
     parser.add_argument("--algorithm", nargs="*", default=["fedlada"])
     parser.add_argument("--precision", nargs="*", default=[])
     parser.add_argument("--participants", type=int, nargs="*", default=[10, 1])

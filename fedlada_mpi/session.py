@@ -76,9 +76,9 @@ class Session:
     def _network(self) -> models.Network:
         c, m = self.config, self.manifest
         stacked = c.engine != "generic"
-        network = models.build(c.model, m.classes, m.image_shape, c.activation, c.seed, stacked=stacked)
+        network = models.build(c.model, m.classes, m.image_shape, c.activation, c.seed, stacked, c.norm)
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
-            load_initial(Path(c.init), network, self.dtype)
+            load_initial(Path(c.init), network, self.dtype, c.init_partial)
         return network
 
     def _images_per_step(self) -> int:
@@ -177,6 +177,7 @@ class Session:
             cuda_aware=cuda_aware(),
             environment=self.environment(),
             sums_changed=self.sums_changed,
+            model_notes=self.network.notes,
             costs=self._costs(self.start, memory),
         )
 

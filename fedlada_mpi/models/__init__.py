@@ -1,4 +1,4 @@
-"""Models by name: ``resnet18``, ``lenet``, ``cnn``, or a user's own ``package.module:function``.
+"""Models by name: ``resnet18``, ``lenet``, ``cnn``, ``torchvision:NAME``, or a user's own ``package.module:function``.
 
 A user's function takes ``(classes, image_shape)``, with ``image_shape`` (rows, columns, channels), and returns an
 ``nn.Module`` with an ordinary NCHW forward; it trains on the generic path (functional torch), slower than the stacked
@@ -11,13 +11,14 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, did_you_mean, shortened
 from ..own import load_object, users_code
+from . import norms, vision
 from .architectures import Architecture, cnn, lenet, resnet18
 from .layers import Stack
 from .layout import Kernel, Layout
@@ -43,6 +44,7 @@ class Network:
     layout: Layout  # of the parameters that are trained
     forward: Callable[[Stack, Tensor], Tensor] | None = None
     constants: dict[str, Tensor] = field(default_factory=dict)  # frozen parameters and buffers
+    notes: list[str] = field(default_factory=list)  # how it differs from what its name says
 
     @cached_property
     def work(self) -> int:
@@ -95,16 +97,16 @@ def build(
     activation: str = "relu",
     seed: int = 0,
     stacked: bool = True,
+    norm: str = "",
 ) -> Network:
     """The network ``name`` for images [H, W, C], initialised from ``seed`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         forward: Callable[[Stack, Tensor], Tensor] | None = None
         maps: dict[str, Kernel] = {}
+        notes: list[str] = []
         if ":" in name:
-            function = load_object("--model", name, "package.module:function")
-            with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
-                module = function(classes, image_shape)
+            module, notes = _by_name(name, classes, image_shape, norm)
             module = try_out(name, module, classes, image_shape)
         elif name in MODELS:
             try:
@@ -112,13 +114,13 @@ def build(
             except ValueError as error:
                 raise UserError(f"--model {name}: {error}") from None
         else:
-            known = f"{', '.join(MODELS)}, or package.module:function"
+            known = f"{', '.join(MODELS)}, torchvision:NAME or package.module:function"
             raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, MODELS)}")
     parameters = [(n, p.shape) for n, p in module.named_parameters() if p.requires_grad]
     if not stacked or forward is None:
         trained = {n for n, _ in parameters}
         constants = {n: t.detach().clone() for n, t in tensors(module).items() if n not in trained}
-        return Network(name, module, image_shape, Layout(parameters), constants=constants)
+        return Network(name, module, image_shape, Layout(parameters), constants=constants, notes=notes)
     kernels = {n: _kernel(s) for n, s in parameters if len(s) > 1} | maps
     layout = Layout(parameters, kernels)
     seen = Stack(layout, torch.zeros(1, layout.size))
@@ -126,6 +128,25 @@ def build(
         forward(seen, torch.zeros(1, 1, *image_shape))
     dead = {name: window.dead for name, window in seen.windows.items() if window.dead}
     return Network(name, module, image_shape, Layout(parameters, kernels, dead), forward)
+
+
+def _by_name(name: str, classes: int, image_shape: ImageShape, norm: str) -> tuple[Any, list[str]]:
+    """torchvision's or a user's own model with its BatchNorm layers exchanged, and what is to be said of it."""
+    notes: list[str] = []
+    if name.startswith(vision.PREFIX):
+        module, notes = vision.torchvision_model(name, classes, image_shape[2])
+    else:
+        function = load_object("--model", name, "package.module:function")
+        with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
+            module = function(classes, image_shape)
+    wanted = norm or (vision.NORM if name.startswith(vision.PREFIX) else "")
+    if wanted and isinstance(module, nn.Module):
+        count = norms.exchange(name, module, wanted)
+        if count:
+            notes.append(f"{count} BatchNorm layer{'s' * (count > 1)} exchanged, --norm {wanted}")
+        elif norm:
+            raise UserError(f"--norm {norm}: {name} has no BatchNorm to exchange: leave it out")
+    return module, notes
 
 
 def _kernel(shape: torch.Size) -> Kernel:
