@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,8 @@ def _fitting(path: Path, network: Network, state: Any) -> dict[str, Tensor]:
         raise UserError(f"--init: {path} holds {type(state).__name__}, expected a state_dict")
     given = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
     # Wrappers such as DataParallel put one more name before all others.
-    common = os.path.commonprefix([name.split(".") for name in given])
+    columns = zip(*(name.split(".") for name in given), strict=False)
+    common = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, columns)]
     shortened = [{name.split(".", n)[-1]: value for name, value in given.items()} for n in range(len(common) + 1)]
     fits = [len(_fits(own, names)) for names in shortened]
     dropped = fits.index(max(fits))
