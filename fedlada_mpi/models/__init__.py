@@ -127,7 +127,7 @@ def build(
     with torch.no_grad():
         forward(seen, torch.zeros(1, 1, *image_shape))
     dead = {name: window.dead for name, window in seen.windows.items() if window.dead}
-    return Network(name, module, image_shape, Layout(parameters, kernels, dead), forward)
+    return Network(name, module, image_shape, Layout(parameters, kernels, dead), forward, notes=notes)
 
 
 def _by_name(name: str, classes: int, image_shape: ImageShape, norm: str) -> tuple[Any, list[str]]:
