@@ -3,6 +3,8 @@
     python -m fedlada_mpi.bench                                    one rank: roofline, rounds, evaluation
     mpirun -n 11 python -m fedlada_mpi.bench --only transport      Bcast and Reduce between ranks
     python -m fedlada_mpi.bench --baseline                         compared with an ordinary client-by-client loop
+    python -m fedlada_mpi.bench --baseline --model lenet mlp my_models:net    built-in models and your own
+    mpirun -n 4 python -m fedlada_mpi.bench --baseline --only round           the participants divided among the ranks
 
 The data are random images of the data set's shape: the times depend on shapes alone.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
@@ -29,7 +32,7 @@ from .algorithms import Round, Vectors
 from .algorithms.fedlada import LocalAdam
 from .batches import LocalData, Normaliser, local_steps
 from .config import Config, resolve
-from .device import choose_device, device_name, set_precision, synchronize
+from .device import choose_device, device_name, limit_threads, set_precision, synchronize
 from .errors import UserError
 from .evaluate import Evaluation, Evaluator
 from .gpu.graphs import capture_on
@@ -42,6 +45,7 @@ from .trainer import Trainer
 
 SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cifar100": ((32, 32, 3), 100, 500)}
 SHAPES["tinyimagenet"] = ((64, 64, 3), 200, 1000)
+OWN = {"mlp": "fedlada_mpi.bench:mlp"}  # models of the benchmark alone, as a user would write them
 SECTIONS = ("start", "roofline", "round", "evaluation", "transport")
 
 
@@ -77,6 +81,15 @@ def roofline(device: torch.device, precision: str) -> dict[str, float]:
     return {"copy_bytes_per_s": copy, "product_flop_per_s": product}
 
 
+def mlp(classes: int, image_shape: tuple[int, int, int]) -> torch.nn.Module:
+    """``--model mlp``: two hidden layers of 200."""
+    nn = torch.nn
+    inputs = math.prod(image_shape)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(inputs, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, classes)
+    )
+
+
 class Bench:
     """A trainer on random data, as one rank of a run would have it."""
 
@@ -91,7 +104,9 @@ class Bench:
         half = Normaliser(*(torch.full((shape[2],), 0.5, dtype=dtype, device=device) for _ in range(2)))
         starts = np.arange(clients) * images
         data = LocalData(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
-        self.network = models.build(config.model, classes, shape, config.activation, stacked=config.engine != "generic")
+        self.network = models.build(
+            config.model, classes, shape, config.activation, stacked=config.engine != "generic", norm=config.norm
+        )
         self.algorithm = algorithms.create(config, self.network.layout.tensors)
         engine = create_engine(self.network, config, device)
         capture = capture_on(device) if engine.capturable else None
@@ -119,15 +134,10 @@ class Bench:
     def floor(self, limits: dict[str, float]) -> float:
         """A lower bound of a round's seconds: the arithmetic at the measured rate plus, at the measured bandwidth, each
         state vector read and written once per step, weights and gradients twice more for the two passes."""
-        from torch.utils.flop_counter import FlopCounterMode
-
-        shape, _, _ = SHAPES[self.config.dataset]
-        with FlopCounterMode(display=False) as counter:
-            self.network.module.cpu()(torch.zeros(1, shape[2], *shape[:2]))
         images = self.clients * self.steps * self.trainer.buffers.batch_width
         passes = 2 * (1 + len(self.algorithm.slots)) + 1 + len(self.algorithm.client_state) + 4
         size = passes * self.trainer.buffers.live * 4 * self.clients * self.steps
-        return 3 * counter.get_total_flops() * images / limits["product_flop_per_s"] + size / limits["copy_bytes_per_s"]
+        return 6 * self.network.work * images / limits["product_flop_per_s"] + size / limits["copy_bytes_per_s"]
 
     def _optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
         """Torch's own, for the baseline."""
@@ -162,22 +172,45 @@ class Bench:
 
 
 def rounds(
-    config: Config, clients: int, device: torch.device, limits: dict[str, float], repeats: int, baseline: bool
+    world: mpi.World,
+    config: Config,
+    clients: int,
+    device: torch.device,
+    limits: dict[str, float],
+    repeats: int,
+    baseline: bool,
 ) -> dict:
+    """A round of ``clients`` participants, divided among the ranks; the slowest of these counts."""
     synchronize(device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     begin = time.perf_counter()
-    bench = Bench(config, clients, device)
+    mine = len(np.array_split(np.arange(clients), world.size)[world.rank])
+    bench = Bench(config, max(1, mine), device)
+    limit_threads(world, device, bench.network.work * bench.clients * bench.trainer.buffers.batch_width)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+    def seconds_of(action: Callable[[], None], warm_up: int) -> list[float]:
+        def to_its_end() -> None:
+            if mine:
+                action()
+                synchronize(device)
+
+        return timing.slowest_seconds(world, to_its_end, repeats, warm_up)
+
     bench.round()
     synchronize(device)
     first = time.perf_counter() - begin
-    seconds = timed(bench.round, device, repeats)
+    seconds = seconds_of(bench.round, warm_up=2)
     median = statistics.median(seconds)
+    on = f" on {world.size} ranks" if world.size > 1 else ""
     row: dict[str, Any] = {
-        "what": f"{config.algorithm} round, {clients} participant{'s' * (clients > 1)}, {config.precision}",
+        "what": f"{config.algorithm} round, {clients} participant{'s' * (clients > 1)}{on}, {config.precision}",
+        "model": config.model,
+        "engine": bench.trainer.engine.description,
+        "ranks": world.size,
+        "threads": torch.get_num_threads(),
         "seconds": median,
         "fastest": min(seconds),
         "rounds_timed": repeats,
@@ -189,17 +222,17 @@ def rounds(
     row["fraction_of_floor"] = row["floor_seconds"] / median
     if device.type == "cuda":
         row["predicted_bytes_per_client"] = bench.trainer.memory.per_client
-        row["clients"] = clients
+        row["clients"] = mine
         row["memory_bytes"] = torch.cuda.max_memory_reserved(device) - before
     if baseline:
-        loop = timed(bench.baseline, device, 1, warm_up=1)[0]
+        loop = statistics.median(seconds_of(bench.baseline, warm_up=1))
         row["baseline_seconds"], row["times_faster_than_baseline"] = loop, loop / median
     return row
 
 
 def add_memory_slopes(rows: list[dict]) -> None:
     """Memory per client: what the clients of a row take beyond those of another row of the same method."""
-    methods = [(row["what"].split()[0], row["what"].split()[-1]) for row in rows]
+    methods = [(row.get("model"), row["what"].split()[0], row["what"].split()[-1]) for row in rows]
     sized = [(method, row) for method, row in zip(methods, rows, strict=True) if "memory_bytes" in row]
     for method, row in sized:
         for other_method, other in sized:
@@ -218,9 +251,10 @@ def first_step(config: Config, clients: int, device: torch.device) -> dict:
     }
 
 
-def evaluation(config: Config, device: torch.device, repeats: int) -> dict:
+def evaluation(world: mpi.World, config: Config, device: torch.device, repeats: int) -> dict:
     count = 120 if device.type == "cuda" else 2
     bench = Bench(config, count, device)
+    limit_threads(world, device, bench.network.work * bench.evaluation().batch // 3)
     seconds = statistics.median(timed(bench.evaluation(), device, repeats))
     images = len(bench.trainer.data.images)
     return {
@@ -259,8 +293,10 @@ def table(report: dict[str, Any]) -> str:
     for name, limits in report.get("roofline", {}).items():
         copy, product = limits["copy_bytes_per_s"] / 1e9, limits["product_flop_per_s"] / 1e12
         lines.append(f"roofline {name}: copy {copy:,.0f} GB/s, products {product:,.2f} TFLOP/s")
+    several = len({row["model"] for row in report["results"] if "model" in row}) > 1
     for row in report["results"]:
-        text = f"{row['what']:<48}"
+        text = f"{row['model'] + ': ' if several and 'model' in row else ''}{row['what']}"
+        text = f"{text:<48}"
         if "seconds" in row:
             text += f" {row['seconds']:9.4f} s  {row['images_per_s']:11,.0f} images/s"
         if "floor_seconds" in row:
@@ -272,7 +308,7 @@ def table(report: dict[str, Any]) -> str:
         if "start_seconds" in row:
             text += f" {row['start_seconds']:9.2f} s"
         if "baseline_seconds" in row:
-            text += f"  baseline {row['baseline_seconds']:.3f} s ({row['times_faster_than_baseline']:.1f}x)"
+            text += f"  baseline {row['baseline_seconds']:.4f} s ({row['times_faster_than_baseline']:.1f}x)"
         text += "".join(f"  {k[:-8]} {1e3 * row[k]:.1f} ms" for k in ("bcast_seconds", "reduce_seconds") if k in row)
         lines.append(text)
     return "\n".join(lines)
@@ -281,7 +317,7 @@ def table(report: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", default="cifar10", choices=SHAPES)
-    parser.add_argument("--model", default="")
+    parser.add_argument("--model", nargs="*", default=[], help="built-in, mlp, torchvision:NAME or your own")
     parser.add_argument("--algorithm", nargs="*", default=["fedlada"])
     parser.add_argument("--precision", nargs="*", default=[])
     parser.add_argument("--participants", type=int, nargs="*", default=[10, 1])
@@ -308,28 +344,33 @@ def main(argv: Sequence[str] | None = None) -> int:
         "results": [],
     }
     flags = {"dataset": options.dataset, "engine": options.engine, "compile": options.compile}
-    flags |= {"model": options.model} if options.model else {}
     flags |= {"local_steps": options.local_steps} if options.local_steps else {}
-    if world.rank == 0:
-        if "start" in options.only:
-            config = resolve({**flags, "precision": precisions[0], "algorithm": options.algorithm[0]}).config
-            set_precision(config.precision)
-            report["results"].append(first_step(config, options.participants[0], device))
-        for precision in precisions if {"roofline", "round", "evaluation"} & set(options.only) else ():
-            set_precision(precision)
-            limits = report["roofline"][precision] = roofline(device, precision)
+    named = [OWN.get(name, name) for name in options.model] or [resolve(flags).config.model]
+    results = report["results"]
+    if "start" in options.only:
+        config = resolve({**flags, "model": named[0], "precision": precisions[0], "algorithm": options.algorithm[0]})
+        set_precision(precisions[0])
+        row = world.on_root(partial(first_step, config.config, options.participants[0], device))
+        results += [row] if row else []
+    for precision in precisions if {"roofline", "round", "evaluation"} & set(options.only) else ():
+        set_precision(precision)
+        limits = world.broadcast_json(world.on_root(partial(roofline, device, precision)))
+        report["roofline"][precision] = limits
+        for model in named:
+            own = {**flags, "model": model, "precision": precision}
             for name in options.algorithm if "round" in options.only else ():
-                config = resolve({**flags, "precision": precision, "algorithm": name}).config
+                config = resolve({**own, "algorithm": name})
                 for clients in options.participants:
-                    report["results"].append(rounds(config, clients, device, limits, repeats, options.baseline))
-            add_memory_slopes(report["results"])
+                    what = (config.config, clients, device, limits, repeats, options.baseline)
+                    results.append(rounds(world, *what))
             if "evaluation" in options.only:
-                config = resolve({**flags, "precision": precision}).config
-                report["results"].append(evaluation(config, device, max(3, repeats // 4)))
+                row = world.on_root(partial(evaluation, world, resolve(own).config, device, max(3, repeats // 4)))
+                results += [row] if row else []
+        add_memory_slopes(results)
     if world.size > 1 and "transport" in options.only:
-        network = models.build(resolve(flags).config.model, *reversed(SHAPES[options.dataset][:2]))
+        network = models.build(named[0], *reversed(SHAPES[options.dataset][:2]))
         kinds = ["direct", "shared", "staged"] if cuda else ["shared", "host"]
-        report["results"] += transport(world, network.layout.size, device, kinds, repeats)
+        results += transport(world, network.layout.size, device, kinds, repeats)
     if world.rank == 0:
         print(table(report), flush=True)
         if options.json:

@@ -79,9 +79,13 @@ class Config:
     dataset: str = setting("digits", f"one of {', '.join(DATASETS)}, or a directory of shards")
     data_dir: str = setting("", "where the shards are (default: $FEDLADA_DATA, else data/)", runtime=True)
     algorithm: str = setting("fedlada", "the federated method, or your own as package.module:Class or file.py:Class")
-    model: str = setting("cnn", "resnet18, lenet, cnn, or your own as package.module:function")
+    model: str = setting("cnn", "resnet18, lenet, cnn, torchvision:NAME, or your own as package.module:function")
+    norm: str = setting(
+        "", "exchange BatchNorm by group:N, layer, instance or none (torchvision:NAME: group:2 unless given)"
+    )
     activation: str = setting("relu", "activation of lenet and cnn", choices=("relu", "gelu", "smu"))
     init: str = setting("", "start from this model.pt instead of a fresh initialisation")
+    init_partial: bool = setting(False, "take from --init what fits by name and shape, and leave the rest")
 
     rounds: int = setting(100, "communication rounds T", least=0, runtime=True)
     clients: int = setting(50, "number of clients m", least=1)
@@ -322,6 +326,15 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
                 raise UserError(f"--{flag(name)}: got {value}, expected {text} {bound}")
     for name in PATHS:
         check_path(values[name], f"--{flag(name)}")
+    if values["norm"]:
+        norm_groups(values["norm"])
+        if ":" not in values["model"]:
+            raise UserError(
+                f"--norm has no effect on --model {values['model']}, only on torchvision:NAME and your own models: "
+                "leave it out"
+            )
+    if values["init_partial"] and not values["init"]:
+        raise UserError("--init-partial: got no --init, expected --init FILE with the values to take")
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:
         raise UserError("--local-steps and --local-epochs contradict each other: give one of them")
     for name, schedules in SCHEDULES.items():
@@ -337,6 +350,16 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
         )
     if any(not 0 < t <= 1 for t in values["targets"]):
         raise UserError(f"--targets: got {values['targets']}, expected fractions between 0 and 1, such as 0.7")
+
+
+def norm_groups(norm: str) -> int:
+    """The groups of a GroupNorm that ``--norm`` asks for; 0 for one that has no number of them."""
+    kind, _, number = norm.partition(":")
+    if norm in ("layer", "instance", "none"):
+        return int(norm == "layer")
+    if kind != "group" or not number.isdecimal() or not 0 < int(number) <= MOST[int]:
+        raise UserError(f"--norm: got {shortened(norm)}, expected group:N such as group:2, layer, instance or none")
+    return int(number)
 
 
 def flag(name: str) -> str:

@@ -45,6 +45,7 @@ class Overview:
     cuda_aware: bool
     environment: dict[str, Any]
     sums_changed: str  # how the order of sums differs from before a resume
+    model_notes: list[str]
     costs: Costs
 
     def banner(self) -> str:
@@ -89,7 +90,7 @@ class Overview:
         ]
 
     def _notes(self) -> list[str]:
-        notes = []
+        notes = list(self.model_notes)
         if 0 < self.costs.clients_that_fit < self.costs.most_participants:
             fit = plural(self.costs.clients_that_fit, "client")
             notes.append(f"no more than {fit} at once in a GPU's memory; a rank's others train in turns")

@@ -28,11 +28,25 @@ def choose_device(world: World, config: Config) -> torch.device:
         device = torch.device("cpu")
         keep_freed_memory()
     if "OMP_NUM_THREADS" not in os.environ:
-        cores = usable_cores()
-        # Ranks that a launcher bound see their own cores; unbound ones share the node's.
-        sharing = world.node.size if cores >= (os.cpu_count() or 1) else 1
-        torch.set_num_threads(max(1, cores // sharing))
+        torch.set_num_threads(share_of_cores(world))
     return device
+
+
+def share_of_cores(world: World) -> int:
+    """Ranks that a launcher bound see their own cores; unbound ones share the node's."""
+    cores = usable_cores()
+    sharing = world.node.size if cores >= (os.cpu_count() or 1) else 1
+    return max(1, cores // sharing)
+
+
+# Multiply-adds of a step that keep one thread busy; below, waking and joining a second one takes longer than it saves.
+THREAD_WORK = 100_000_000
+
+
+def limit_threads(world: World, device: torch.device, work: int) -> None:
+    """On a CPU, no more threads than a step of ``work`` multiply-adds pays for; OMP_NUM_THREADS wins."""
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, min(share_of_cores(world), work // THREAD_WORK)))
 
 
 def keep_freed_memory() -> None:

@@ -1,14 +1,14 @@
 """Gradients of C models at once, each on its own batch, written into the flat [C, d] gradient.
 
 ``StackedEngine`` runs the channels-last layers of ``models/layers.py``; ``GenericEngine`` runs any ``nn.Module``
-through ``torch.func``. They agree to rounding; the second takes any model but costs more.
+through ``torch.func`` or, one client after another, through autograd. They agree to rounding; the second takes any
+model but costs more.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +57,8 @@ class Engine(ABC):
 def create_engine(network: Network, config: Config, device: torch.device) -> Engine:
     """The engine of ``network`` on ``device``; with compiled kernels where they can run (they sum in float32)."""
     if network.forward is None:
+        if config.engine == "stacked":
+            raise UserError(f"--engine stacked: {network.in_the_way}; use --engine generic or auto")
         return GenericEngine(network, device)
     if device.type == "cuda" and config.compile != "off" and config.precision != "fp64":
         # Here, as importing Triton takes time that no other run need spend.
@@ -69,9 +71,13 @@ def create_engine(network: Network, config: Config, device: torch.device) -> Eng
 
 def weighted_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
     """Cross-entropy of every client, [C]; ``weight`` is 1/n, and 0 for padding."""
+    return (image_losses(logits, labels) * weight).sum(-1)
+
+
+def image_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of every image, in the shape of ``labels``."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    each = F.cross_entropy(wide.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
-    return (each * weight).sum(-1)
+    return F.cross_entropy(wide.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
 
 
 class StackedEngine(Engine):
@@ -118,44 +124,48 @@ class StackedEngine(Engine):
         return self.forward(stack, images.unsqueeze(0))[0]
 
 
+# On a CPU, vmap pays for at least this many clients, and up to this many multiply-adds in a client's forward pass.
+VMAP_CLIENTS, VMAP_WORK = 5, 4_000_000
+
+
 class GenericEngine(Engine):
-    """Any module: all clients at once by vmap, or one after another where vmap does not take the module."""
+    """Any module: all clients at once by vmap, or one after another by ordinary autograd.
+
+    One after another is how clients train where vmap does not take the module and, on a CPU, where it does not pay.
+    """
 
     def __init__(self, network: Network, device: torch.device | str = "cpu"):
         self.network, self.device = network, torch.device(device)
         network.module.to(device)
         self.tied = tied(network.module)
         self.constants: dict[torch.dtype, dict[str, Tensor]] = {}
+        self._rows: dict[tuple[int, int, int], list[tuple[dict[str, Tensor], list[Tensor]]]] = {}
         self.draws = False  # whether layers draw random numbers in training
-        self.capturable = True
+        self.capturable = self.device.type == "cuda" or network.work <= VMAP_WORK
         why = f": {network.in_the_way}" if network.in_the_way else ""
-        self.description = f"generic (functional torch{why})"
+        how = "functional torch" if self.capturable else "one client after another"
+        self.description = f"generic, {how}{why}"
         try:
             self._try()
         except RuntimeError as error:
             self.capturable = False
-            with users_code(f"--model {network.name}", "a model that torch.func can differentiate"):
+            with users_code(f"--model {network.name}", "a model that autograd can differentiate"):
                 self._try()
-            self.description = f"generic, one client after another ({first_line(error)})"
+            self.description = f"generic, one client after another: {network.in_the_way or first_line(error)}"
 
     def _try(self) -> None:
-        """A step of two clients and an evaluation, which must not draw random numbers."""
+        """A step of two clients."""
         values = self.network.initial().to(self.device).expand(2, -1).clone()
         draw = torch.Generator().manual_seed(0)
         images = torch.randn(2, 2, *self.network.image_shape, generator=draw).to(self.device)
         labels = torch.zeros(2, 2, dtype=torch.int64, device=self.device)
         weight, keys = torch.ones_like(labels, dtype=values.dtype), torch.arange(2, device=self.device)
 
+        gradients = self._at_once if self.capturable else self._one_by_one
         with Draws(keys if self.capturable else keys[:1], stacked=self.capturable) as in_training:
-            self.gradients(values, torch.zeros_like(values), images, labels, weight, keys)
+            gradients(values, torch.zeros_like(values), images, labels, weight, keys)
+        self._rows.clear()
         self.draws = in_training.count > 0
-        with Draws(keys[:1], stacked=False) as in_evaluation:
-            self.logits(values[0], images[0])
-        if in_evaluation.count:
-            name = self.network.name
-            raise UserError(
-                f"--model {name} draws random numbers in evaluation; F.dropout needs training=self.training"
-            )
 
     def _set_mode(self, training: bool) -> None:
         """As users expect of their module: Dropout acts in training, and not in evaluation."""
@@ -179,29 +189,55 @@ class GenericEngine(Engine):
     def gradients(
         self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
     ) -> Tensor:
-        self._set_mode(training=True)
-        gradient = grad_and_value(self._loss)
-        if self.capturable:
-            return self._step(vmap(gradient, randomness="different"), values, grads, images, labels, weight, keys)
-        clients = zip(values, grads, images, labels, weight, keys.split(1), strict=True)
-        return torch.stack([self._step(gradient, *client) for client in clients])
+        pays = self.device.type == "cuda" or (
+            len(values) >= VMAP_CLIENTS and labels.shape[1] * self.network.work <= VMAP_WORK
+        )
+        gradients = self._at_once if self.capturable and pays else self._one_by_one
+        return gradients(values, grads, images, labels, weight, keys)
 
-    def _step(
-        self,
-        gradient: Callable[..., tuple[dict[str, Tensor], Tensor]],
-        values: Tensor,
-        grads: Tensor,
-        images: Tensor,
-        labels: Tensor,
-        weight: Tensor,
-        keys: Tensor,
+    def _draws(self, keys: Tensor, stacked: bool) -> AbstractContextManager[object]:
+        return Draws(keys, stacked) if self.draws else nullcontext()
+
+    def _at_once(
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
     ) -> Tensor:
+        self._set_mode(training=True)
         layout = self.network.layout
-        with Draws(keys, stacked=self.capturable) if self.draws else nullcontext():
+        gradient = vmap(grad_and_value(self._loss), randomness="different")
+        with self._draws(keys, stacked=True):
             computed, losses = gradient(layout.views(values), images, labels, weight)
         for name, target in layout.views(grads).items():
             target.copy_(computed[name])
         return losses
+
+    def _one_by_one(
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
+    ) -> Tensor:
+        self._set_mode(training=True)
+        each = []
+        clients = zip(self._leaves(values, grads), images, labels, weight, keys.split(1), strict=True)
+        for (parameters, targets), client_images, client_labels, client_weight, key in clients:
+            with torch.enable_grad(), self._draws(key, stacked=False):
+                losses = image_losses(self._forward(parameters, client_images), client_labels)
+                leaves = tuple(parameters.values())
+                computed = torch.autograd.grad(losses, leaves, client_weight, allow_unused=True, materialize_grads=True)
+            torch._foreach_copy_(targets, computed)
+            each.append(losses.detach())
+        return (torch.stack(each) * weight).sum(-1)
+
+    def _leaves(self, values: Tensor, grads: Tensor) -> list[tuple[dict[str, Tensor], list[Tensor]]]:
+        """Every client's parameters, as leaves that share the memory of ``values``, and where their gradients go."""
+        key = (values.data_ptr(), grads.data_ptr(), len(values))
+        if key not in self._rows:
+            views = self.network.layout.views
+            self._rows[key] = [
+                ({n: v.detach().requires_grad_() for n, v in views(x).items()}, list(views(g).values()))
+                for x, g in zip(values, grads, strict=True)
+            ]
+        return self._rows[key]
+
+    def release_buffers(self) -> None:
+        self._rows.clear()
 
     def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
         """Tried on a GPU, as a user's own layers are unknown; 0 on a CPU."""
@@ -214,6 +250,7 @@ class GenericEngine(Engine):
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         self.gradients(values, grads, batch, labels, torch.ones_like(labels, dtype=dtype), labels[:, 0])
+        self.release_buffers()
         return torch.cuda.max_memory_allocated(device) - before + batch.nbytes
 
     @torch.no_grad()

@@ -22,10 +22,10 @@ from .costs import Costs, RankMemory
 from .data.datasets import ensure
 from .data.manifest import Manifest, read_manifest
 from .data.shards import read_silos, read_test
-from .device import choose_device, device_name, set_precision
+from .device import choose_device, device_name, limit_threads, set_precision
 from .disk import WriteError
 from .errors import UserError
-from .evaluate import Evaluator
+from .evaluate import BATCH, Evaluator
 from .gpu.graphs import capture_on
 from .gradients import create_engine
 from .models.initial import load_initial
@@ -55,6 +55,7 @@ class Session:
         test = world.on_root(self._test_data)
 
         self.network = world.collectively(self._network)
+        limit_threads(world, self.device, self.network.work * self._images_per_step())
         digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
         if ":" in config.model:
             self._refuse_different_models(digests[checkpoint.MODEL])
@@ -75,12 +76,17 @@ class Session:
     def _network(self) -> models.Network:
         c, m = self.config, self.manifest
         stacked = c.engine != "generic"
-        network = models.build(c.model, m.classes, m.image_shape, c.activation, c.seed, stacked=stacked)
-        if c.engine == "stacked" and network.forward is None:
-            raise UserError(f"--engine stacked: {network.in_the_way}; use --engine generic or auto")
+        network = models.build(c.model, m.classes, m.image_shape, c.activation, c.seed, stacked, c.norm)
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
-            load_initial(Path(c.init), network, self.dtype)
+            load_initial(Path(c.init), network, self.dtype, c.init_partial)
         return network
+
+    def _images_per_step(self) -> int:
+        """That a rank's threads share, the same number on all ranks; an evaluation's batch has a forward pass only."""
+        c, m = self.config, self.manifest
+        most = max(sum(len(m.client_ids[i]) for i in silos) for silos in self.silos_of)
+        batch = int(min(c.batch_size or m.sizes.max(), m.sizes.max()))
+        return max(round(c.participation * most) * batch, BATCH["cpu"] // 3)
 
     def _refuse_different_models(self, digest: str) -> None:
         """A user's function may read files, or depend on the machine."""
@@ -171,6 +177,7 @@ class Session:
             cuda_aware=cuda_aware(),
             environment=self.environment(),
             sums_changed=self.sums_changed,
+            model_notes=self.network.notes,
             costs=self._costs(self.start, memory),
         )
 

@@ -406,6 +406,32 @@ def test_dropout_acts_in_training_and_not_in_evaluation(data, out, shared_tmp, m
     assert without.metrics[0]["local_loss"] != run.metrics[0]["local_loss"]
 
 
+def test_fine_tuning_takes_what_fits_and_trains_the_rest(data, out, shared_tmp, monkeypatch, capsys):
+    folder = shared_tmp / "tuning"
+    if is_root():
+        folder.mkdir()
+        (folder / "tuned.py").write_text(DROPOUT)
+        other_head = {"module.0.weight": torch.full((3, 3, 1, 1), 2.0), "module.3.weight": torch.ones(5, 192)}
+        torch.save({"state_dict": other_head}, folder / "pretrained.pt")
+    barrier()
+    monkeypatch.chdir(folder)
+    settings = {**SHORT, "init": folder / "pretrained.pt", "model": "tuned:model", "rounds": 1}
+    words = [*arguments(data, out, settings), "--init-partial"]
+    assert main(words) == 0
+    if is_root():
+        assert (
+            "--init-partial: 1 of 4 tensors from pretrained.pt['state_dict'] without 'module'; at their initial "
+            "values: 0.bias, 3.weight, 3.bias; not used: 3.weight\n"
+        ) in capsys.readouterr().out
+    run = Run(out, data)
+    assert (run.model["0.weight"] == 2).all(), "frozen"
+    first = models.build("tuned:model", CLASSES, (8, 8, 3), seed=settings.get("seed", 0)).module
+    assert 0 < (run.model["3.weight"] - first[3].weight).abs().max() < 1
+    barrier()
+    assert main([*arguments(data, out, {**settings, "rounds": 2}), "--init-partial", "--resume"]) == 0
+    assert main([*arguments(data, out, {**settings, "rounds": 3}), "--resume"]) == 2
+
+
 @pytest.mark.serial
 def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(
     data, tmp_path, mpirun, monkeypatch, capsys

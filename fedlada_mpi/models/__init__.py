@@ -1,4 +1,4 @@
-"""Models by name: ``resnet18``, ``lenet``, ``cnn``, or a user's own ``package.module:function``.
+"""Models by name: ``resnet18``, ``lenet``, ``cnn``, ``torchvision:NAME``, or a user's own ``package.module:function``.
 
 A user's function takes ``(classes, image_shape)``, with ``image_shape`` (rows, columns, channels), and returns an
 ``nn.Module`` with an ordinary NCHW forward. Like the built-in models it is put onto the stacked layers
@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from ..errors import UserError, did_you_mean, shortened
 from ..gpu.side_stream import SideStream
 from ..own import load_object, users_code
+from . import norms, vision
 from .agreement import disagreement
 from .architectures import cnn, lenet, resnet18
 from .layers import Kernels, Stack
@@ -27,6 +29,7 @@ from .randomness import Draws
 from .tracing import NotTraceable
 from .translation import Traced, translate
 from .trial import tensors, try_out
+from .work import multiply_adds
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
 
@@ -49,6 +52,7 @@ class Network:
     constants: dict[str, Tensor] = field(default_factory=dict)  # frozen parameters and buffers
     draws: bool = False  # whether stacked layers draw random numbers in training
     in_the_way: str = ""  # why there is no stacked forward
+    notes: list[str] = field(default_factory=list)  # how it differs from what its name says
 
     def stack(
         self,
@@ -69,6 +73,11 @@ class Network:
         layout = Layout([(n, v.shape) for n, v in numbers.items()], kernels, groups=self.forward.groups)
         views = layout.views(layout.pack(numbers, dtype).to(device))
         return views | {name: value.to(device) for name, value in self.constants.items() if name not in numbers}
+
+    @cached_property
+    def work(self) -> int:
+        """Multiply-adds of a forward pass over one image."""
+        return multiply_adds(self.module, self.image_shape)
 
     def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
         """What the stacked forward saves for the backward pass, and the largest columns once more."""
@@ -119,14 +128,14 @@ def build(
     activation: str = "relu",
     seed: int = 0,
     stacked: bool = True,
+    norm: str = "",
 ) -> Network:
     """The network ``name`` for images [H, W, C], initialised from ``seed`` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
+        notes: list[str] = []
         if ":" in name:
-            function = load_object("--model", name, "package.module:function")
-            with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
-                module = function(classes, image_shape)
+            module, notes = _by_name(name, classes, image_shape, norm)
             module = try_out(name, module, classes, image_shape)
         elif name in MODELS:
             try:
@@ -134,9 +143,9 @@ def build(
             except ValueError as error:
                 raise UserError(f"--model {name}: {error}") from None
         else:
-            known = f"{', '.join(MODELS)}, or package.module:function"
+            known = f"{', '.join(MODELS)}, torchvision:NAME or package.module:function"
             raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, MODELS)}")
-    network = _generic(name, module, image_shape)
+    network = _generic(name, module, image_shape, notes)
     if not stacked:
         return network
     try:
@@ -146,11 +155,30 @@ def build(
         return network
 
 
-def _generic(name: str, module: nn.Module, image_shape: ImageShape) -> Network:
+def _generic(name: str, module: nn.Module, image_shape: ImageShape, notes: list[str]) -> Network:
     parameters = [(n, p.shape) for n, p in module.named_parameters() if p.requires_grad]
     trained = {n for n, _ in parameters}
     constants = {n: t.detach().clone() for n, t in tensors(module).items() if n not in trained}
-    return Network(name, module, image_shape, Layout(parameters), constants=constants)
+    return Network(name, module, image_shape, Layout(parameters), constants=constants, notes=notes)
+
+
+def _by_name(name: str, classes: int, image_shape: ImageShape, norm: str) -> tuple[Any, list[str]]:
+    """torchvision's or a user's own model with its BatchNorm layers exchanged, and what is to be said of it."""
+    notes: list[str] = []
+    if name.startswith(vision.PREFIX):
+        module, notes = vision.torchvision_model(name, classes, image_shape[2])
+    else:
+        function = load_object("--model", name, "package.module:function")
+        with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
+            module = function(classes, image_shape)
+    wanted = norm or (vision.NORM if name.startswith(vision.PREFIX) else "")
+    if wanted and isinstance(module, nn.Module):
+        count = norms.exchange(name, module, wanted)
+        if count:
+            notes.append(f"{count} BatchNorm layer{'s' * (count > 1)} exchanged, --norm {wanted}")
+        elif norm:
+            raise UserError(f"--norm {norm}: {name} has no BatchNorm to exchange: leave it out")
+    return module, notes
 
 
 def _stacked(network: Network, users_own: bool) -> Network:

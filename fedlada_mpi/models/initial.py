@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,39 +17,102 @@ from . import Network
 from .trial import tensors
 
 
-def load_initial(path: Path, network: Network, dtype: torch.dtype) -> None:
-    """Give ``network`` the values of ``--init PATH``, constants included; its precision is kept."""
-    try:
-        require_regular(path)
-        with warnings.catch_warnings():  # torch's remarks on kinds of tensors that are refused below
-            warnings.simplefilter("ignore")
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever the bytes of a file make the unpickler raise
-        why = reason(error) if isinstance(error, OSError) else first_line(error)
-        raise UserError(f"--init: cannot read {path} as a state_dict: {why}") from None
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+def load_initial(path: Path, network: Network, dtype: torch.dtype, partial: bool = False) -> None:
+    """Give ``network`` the values of ``--init PATH``, constants included; its precision is kept.
+
+    ``partial``: what has the same name, shape and kind; the rest stays as it is.
+    """
+    state = _read(path)
+    if partial:
+        state = _fitting(path, network, state)
+    elif not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"--init: {path} is not a state_dict of tensors: expected one such as a run's model.pt")
-    expected = {name: tuple(value.shape) for name, value in network.module.state_dict().items()}
+    own = network.module.state_dict()
+    expected = {name: tuple(value.shape) for name, value in own.items()}
     given = {name: tuple(value.shape) for name, value in state.items()}
-    if given != expected:
+    if not partial and given != expected:
         odd = sorted({str(name) for name, _ in {*given.items()} ^ {*expected.items()}})[:3]
-        raise UserError(f"--init: {path} does not fit {network.name} (differs in {', '.join(odd)})")
-    for name, value in network.module.state_dict().items():
-        _check_values(f"--init: {path}: {name}", state[name], value, dtype)
+        hint = "; --init-partial takes what fits" if {*given.items()} & {*expected.items()} else ""
+        raise UserError(f"--init: {path} does not fit {network.name} (differs in {', '.join(odd)}){hint}")
+    for name in state:
+        _check_values(f"--init: {path}: {name}", state[name], own[name], dtype)
     for name, value in tensors(network.module).items():
         if name in state:
             value.data = state[name]
     network.constants |= {name: state[name] for name in network.constants if name in state}
 
 
+def _read(path: Path) -> Any:
+    try:
+        require_regular(path)
+        with warnings.catch_warnings():  # torch's remarks on kinds of tensors that are refused below
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever the bytes of a file make the unpickler raise
+        why = reason(error) if isinstance(error, OSError) else first_line(error)
+        raise UserError(f"--init: cannot read {path} as a state_dict: {why}") from None
+
+
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which training scripts save a state_dict
+
+
+def _fitting(path: Path, network: Network, state: Any) -> dict[str, Tensor]:
+    """The tensors of a file that fit the network, in its types; its notes say which these are."""
+    own, about = network.module.state_dict(), path.name
+    for wrapper in WRAPPERS:
+        if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
+            state, about = state[wrapper], f"{about}[{wrapper!r}]"
+    if not isinstance(state, dict):
+        raise UserError(f"--init: {path} holds {type(state).__name__}, expected a state_dict")
+    given = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
+    # Wrappers such as DataParallel put one more name before all others.
+    columns = zip(*(name.split(".") for name in given), strict=False)
+    common = [parts[0] for parts in takewhile(lambda parts: len(set(parts)) == 1, columns)]
+    shortened = [{name.split(".", n)[-1]: value for name, value in given.items()} for n in range(len(common) + 1)]
+    fits = [len(_fits(own, names)) for names in shortened]
+    dropped = fits.index(max(fits))
+    given, about = shortened[dropped], about + "".join(f" without {part!r}" for part in common[:dropped])
+    taken = _fits(own, given)
+    if not taken:
+        raise UserError(
+            f"--init-partial: nothing in {path} fits {network.name}: got {_names(given)}; expected {_names(own)}"
+        )
+    left, unused = ([name for name in names if name not in taken] for names in (own, given))
+    note = f"--init-partial: {len(taken)} of {len(own)} tensors from {about}"
+    note += f"; at their initial values: {_names(left)}" if left else ""
+    note += f"; not used: {_names(unused)}" if unused else ""
+    network.notes.append(note)
+    return {name: value.to(own[name].dtype) for name, value in taken.items()}
+
+
+def _fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What of ``given`` has the name, shape and kind of one of the network's ``own`` tensors."""
+    return {
+        name: value
+        for name, value in given.items()
+        if name in own and value.shape == own[name].shape and _is_plain(value) and _same_kind(value, own[name])
+    }
+
+
+def _names(names: Iterable[str], most: int = 3) -> str:
+    every = list(names)
+    more = f" and {len(every) - most} more" if len(every) > most else ""
+    return (", ".join(every[:most]) or "no tensors") + more
+
+
+def _is_plain(value: Tensor) -> bool:
+    return value.layout == torch.strided and not value.is_meta and not value.is_quantized
+
+
+def _same_kind(value: Tensor, own: Tensor) -> bool:
+    return value.is_floating_point() if own.is_floating_point() else value.dtype == own.dtype
+
+
 def _check_values(what: str, given: Tensor, own: Tensor, dtype: torch.dtype) -> None:
     """Numbers of the kind of the module's ``own``, and finite in the type that the run uses."""
     kind = "quantised" if given.is_quantized else "meta" if given.is_meta else f"{given.layout} {given.dtype}"
-    plain = given.layout == torch.strided and not given.is_meta and not given.is_quantized
-    if not own.is_floating_point():
-        if not plain or given.dtype != own.dtype:
-            raise UserError(f"{what} is a {kind} tensor, expected {own.dtype}")
-    elif not plain or not given.is_floating_point():
-        raise UserError(f"{what} is a {kind} tensor, expected plain floating-point numbers")
-    elif not given.to(dtype).isfinite().all():
+    if not _is_plain(given) or not _same_kind(given, own):
+        expected = "plain floating-point numbers" if own.is_floating_point() else own.dtype
+        raise UserError(f"{what} is a {kind} tensor, expected {expected}")
+    if own.is_floating_point() and not given.to(dtype).isfinite().all():
         raise UserError(f"{what} has values that are not finite in {dtype}: expected numbers")

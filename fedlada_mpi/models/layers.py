@@ -148,7 +148,7 @@ def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
 
 
 # On a CPU, columns of more bytes per client than this cost more than the library's convolution, client by client.
-LARGE = 1 << 22
+LARGE = 1 << 21
 
 
 def use_library(x: Tensor, window: Window, groups: int = 1) -> bool:

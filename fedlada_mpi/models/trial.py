@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, shortened
 from ..own import users_code
+from .norms import has_batch_norm
 from .randomness import Draws
 
 IMAGES = 2
@@ -30,11 +31,12 @@ def try_out(model: str, module: object, classes: int, image_shape: tuple[int, in
     before = {name: value.detach().clone() for name, value in tensors(module).items()}
     _refuse_random_evaluation(model, module, images)
     trained = _outputs(model, module.train(), images, _same_draws())
+    _check_outputs(model, trained, classes)
     changed = [n for n, value in tensors(module).items() if not _same(value, before[n])]
     if changed:
         raise UserError(
             f"--model {model} changes {', '.join(changed[:3])} in its forward pass: layers with running statistics, "
-            "such as BatchNorm, have no federated mean; use GroupNorm or LayerNorm"
+            f"such as BatchNorm, have no federated mean; {_instead(module)}"
         )
     if not _close(trained, _outputs(model, module, images, _same_draws())):
         raise UserError(
@@ -45,7 +47,7 @@ def try_out(model: str, module: object, classes: int, image_shape: tuple[int, in
     if not _close(trained[0], _outputs(model, module, other, _same_draws())[0]):
         raise UserError(
             f"--model {model}: the outputs of an image depend on the other images of its batch, as with BatchNorm; "
-            "use GroupNorm or LayerNorm"
+            f"{_instead(module)}"
         )
     return module
 
@@ -53,6 +55,12 @@ def try_out(model: str, module: object, classes: int, image_shape: tuple[int, in
 def as_users_see(images: Tensor) -> Tensor:
     """Images [N, rows, columns, channels] as users' modules take them; contiguous, as many of them use ``view``."""
     return images.permute(0, 3, 1, 2).contiguous()
+
+
+def _instead(module: nn.Module) -> str:
+    """What to use in place of BatchNorm."""
+    exchange = ", or give --norm group:2" if has_batch_norm(module) else ""
+    return f"use GroupNorm or LayerNorm{exchange}"
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

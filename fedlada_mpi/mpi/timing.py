@@ -24,12 +24,19 @@ def plain_reduce(world: World, vector: Tensor) -> None:
 
 
 def slowest_rank(world: World, action: Callable[[], None], repeats: int) -> float:
-    """Median over repetitions of the slowest rank's seconds for a collective, after two that are not counted."""
+    """Median over repetitions of the slowest rank's seconds, after two that are not counted."""
+    return float(np.median(slowest_seconds(world, action, repeats)))
+
+
+def slowest_seconds(world: World, action: Callable[[], None], repeats: int, warm_up: int = 2) -> list[float]:
+    """The slowest rank's seconds in every repetition, all ranks starting together."""
     seconds = np.empty(repeats)
-    for i in range(repeats + 2):
+    for i in range(-warm_up, repeats):
+        world.barrier()  # ranks that are done leave their core to the others
         world.comm.Barrier()
         start = time.perf_counter()
         action()
-        seconds[i - 2] = time.perf_counter() - start
+        if i >= 0:
+            seconds[i] = time.perf_counter() - start
     world.comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
-    return float(np.median(seconds))
+    return seconds.tolist()

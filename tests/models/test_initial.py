@@ -103,3 +103,79 @@ def test_a_pickle_is_not_executed(tmp_path, capsys):
     torch.save({"a": Opens()}, tmp_path / "model.pt")
     refused(tmp_path / "model.pt")
     assert capsys.readouterr().out == ""
+
+
+def with_constant() -> Network:
+    """``a`` trained, ``b`` frozen, and a counter."""
+    mine = network()
+    mine.module.b.requires_grad_(False)
+    mine.module.register_buffer("count", torch.tensor(0))
+    mine.constants = {"b": mine.module.b.detach(), "count": mine.module.count}
+    mine.layout = Layout([("a", GOOD["a"].shape)])
+    return mine
+
+
+def test_a_part_of_a_state_dict(tmp_path):
+    state = {"a": GOOD["a"].double(), "b": torch.ones(5), "head.weight": torch.ones(1), "count": torch.tensor(1.0)}
+    torch.save(state, tmp_path / "model.pt")
+    mine = with_constant()
+    load_initial(tmp_path / "model.pt", mine, torch.float32, partial=True)
+    assert torch.equal(mine.initial(), mine.layout.pack(GOOD))
+    assert mine.module.a.dtype == torch.float32
+    assert mine.notes == [
+        "--init-partial: 1 of 3 tensors from model.pt; at their initial values: b, count; "
+        "not used: b, head.weight, count"
+    ]
+
+
+def test_frozen_parts_take_values_too(tmp_path):
+    torch.save({"b": GOOD["b"].half()}, tmp_path / "model.pt")
+    mine, other = with_constant(), with_constant()
+    for network in (mine, other):
+        load_initial(tmp_path / "model.pt", network, torch.float32, partial=True)
+    assert torch.equal(mine.constants["b"], GOOD["b"])
+    assert mine.digest() == other.digest() != with_constant().digest()
+    assert torch.equal(mine.state_dict(mine.initial())["b"], GOOD["b"])
+
+
+@pytest.mark.parametrize(
+    ("wrap", "about"),
+    [
+        (lambda state: {"state_dict": state, "epoch": 3}, "model.pt['state_dict']"),
+        (lambda state: {"model": state, "optimizer": {"lr": 0.1}}, "model.pt['model']"),
+        (lambda state: {f"module.{n}": v for n, v in state.items()}, "model.pt without 'module'"),
+        (
+            lambda state: {"state_dict": {f"module.net.{n}": v for n, v in state.items()}},
+            "model.pt['state_dict'] without 'module' without 'net'",
+        ),
+    ],
+)
+def test_wrapped_state_dicts(wrap, about, tmp_path):
+    torch.save(wrap(GOOD), tmp_path / "model.pt")
+    mine = with_constant()
+    load_initial(tmp_path / "model.pt", mine, torch.float32, partial=True)
+    assert mine.notes == [f"--init-partial: 2 of 3 tensors from {about}; at their initial values: count"]
+    assert torch.equal(mine.module.a, GOOD["a"])
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"c": torch.ones(2)}, "fits mine: got c; expected a, b"),
+        ({}, "fits mine: got no tensors; expected a, b"),
+        ({"a": torch.ones(3, 2), "b": torch.ones(4, dtype=torch.int64)}, "fits mine: got a, b; expected a, b"),
+        ([torch.ones(2)], "holds list, expected a state_dict"),
+        ({"b": torch.full((4,), float("inf"))}, "b has values that are not finite in torch.float32"),
+    ],
+)
+def test_files_of_which_nothing_fits(state, words, tmp_path):
+    torch.save(state, tmp_path / "model.pt")
+    with pytest.raises(UserError) as found:
+        load_initial(tmp_path / "model.pt", network(), torch.float32, partial=True)
+    assert words in str(found.value)
+    assert one_line(str(found.value))
+
+
+def test_the_whole_is_refused_with_a_hint(tmp_path):
+    torch.save({"a": GOOD["a"]}, tmp_path / "model.pt")
+    assert refused(tmp_path / "model.pt").endswith("(differs in b); --init-partial takes what fits")

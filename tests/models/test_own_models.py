@@ -101,6 +101,10 @@ two_arguments = lambda classes, image_shape: nn.Bilinear(3, 3, classes)
 not_finite = wrapped(lambda self, net, x: net(x) / 0)
 integer = wrapped(lambda self, net, x: net(x).argmax(1, keepdim=True).expand(-1, 3))
 no_module = lambda classes, image_shape: [1, 2]
+def unused(classes, image_shape):
+    module = Wrapped(classes, image_shape, lambda self, net, x: net(x))
+    module.spare = nn.Parameter(torch.ones(3))
+    return module
 nothing = lambda classes, image_shape: small(classes, image_shape).requires_grad_(False)
 always = wrapped(lambda self, net, x: net(F.dropout(x)))
 counter, branch, depth, lost = wrapped(counting), wrapped(where), wrapped(stochastic_depth), wrapped(missing)
@@ -139,10 +143,12 @@ def batch(clients: int, images: int = 4) -> tuple[torch.Tensor, torch.Tensor, to
     return pixels, labels, torch.full((clients, images), 1 / images, dtype=torch.float64)
 
 
-def losses_of(engine: GenericEngine, clients: int, keys: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def losses_of(
+    engine: GenericEngine, clients: int, keys: torch.Tensor, way: str = "gradients"
+) -> tuple[torch.Tensor, torch.Tensor]:
     values = engine.network.initial(torch.float64).expand(clients, -1).clone()
     grads = torch.zeros_like(values)
-    return engine.gradients(values, grads, *batch(clients), keys), grads
+    return getattr(engine, way)(values, grads, *batch(clients), keys), grads
 
 
 def plain(engine: GenericEngine, images: torch.Tensor) -> torch.Tensor:
@@ -150,12 +156,15 @@ def plain(engine: GenericEngine, images: torch.Tensor) -> torch.Tensor:
     return module(images.permute(0, 3, 1, 2))
 
 
+@pytest.mark.parametrize("way", ["_one_by_one", "_at_once"])
 @pytest.mark.parametrize("name", ["small", "lazy", "frozen", "Scaled", "Tied", "Shared", "branch", "depth", "dropout"])
-def test_gradients_and_outputs_are_the_plain_modules(name):
+def test_gradients_and_outputs_are_the_plain_modules(name, way):
     """In evaluation mode, where nothing is random."""
     engine = engine_of(name)
+    if way == "_at_once" and not engine.capturable:
+        return
     engine._set_mode = lambda training: engine.network.module.eval()
-    losses, grads = losses_of(engine, 2, torch.arange(2))
+    losses, grads = losses_of(engine, 2, torch.arange(2), way)
     images, labels, _ = batch(2)
     for i in range(2):
         module = engine.network.module.double()
@@ -234,6 +243,36 @@ def test_what_vmap_does_not_take_trains_client_by_client(name, at_once):
     engine = engine_of(name)
     assert engine.capturable == at_once
     assert ("one client after another" in engine.description) == (not at_once)
+
+
+def test_both_ways_draw_the_same_numbers():
+    engine = engine_of("dropout")
+    (losses, grads), (others, other_grads) = (
+        losses_of(engine, 3, torch.tensor([11, 12, 13]), way) for way in ("_one_by_one", "_at_once")
+    )
+    torch.testing.assert_close(losses, others, rtol=1e-12, atol=0)
+    torch.testing.assert_close(grads, other_grads, rtol=1e-12, atol=1e-14)
+
+
+def test_a_parameter_that_is_not_used_has_no_gradient():
+    engine = engine_of("unused")
+    _, grads = losses_of(engine, 2, torch.arange(2))
+    found = engine.network.layout.unpack(grads[1])
+    assert (found["spare"] == 0).all()
+    assert (found["net.1.weight"] != 0).any()
+
+
+@pytest.mark.parametrize(
+    ("clients", "images", "way"), [(5, 4, "_at_once"), (4, 4, "_one_by_one"), (5, 10_500, "_one_by_one")]
+)
+def test_on_a_cpu_vmap_is_for_many_clients_with_little_work(clients, images, way, monkeypatch):
+    """``small`` has 128 * 3 multiply-adds an image; 10,417 images have more than four million."""
+    engine, ways = engine_of("small"), []
+    for name in ("_at_once", "_one_by_one"):
+        monkeypatch.setattr(engine, name, lambda *_, name=name: ways.append(name))
+    engine.gradients(*(torch.zeros(clients, images) for _ in range(6)))
+    assert ways == [way]
+    assert engine.network.work == 384
 
 
 @pytest.mark.parametrize("name", ["dropout", "depth"])

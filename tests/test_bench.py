@@ -1,0 +1,44 @@
+"""The benchmark's rows: built-in models next to others, each with the ordinary loop."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from ranks import find_mpirun
+
+from fedlada_mpi import bench
+
+pytestmark = pytest.mark.serial
+SMALL = ["--dataset", "digits", "--only", "round", "--local-steps", "1", "--rounds", "1"]
+
+
+@pytest.fixture(autouse=True)
+def same_threads():
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def test_rows_of_several_models(tmp_path, capsys):
+    path = tmp_path / "bench.json"
+    assert bench.main([*SMALL, "--participants", "2", "--model", "cnn", "mlp", "--baseline", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["results"]
+    assert [row["model"] for row in rows] == ["cnn", "fedlada_mpi.bench:mlp"]
+    assert [row["what"] for row in rows] == ["fedlada round, 2 participants, fp32"] * 2
+    for row in rows:
+        assert row["times_faster_than_baseline"] == row["baseline_seconds"] / row["seconds"]
+    assert "fedlada_mpi.bench:mlp: fedlada round" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(find_mpirun() is None, reason="no mpirun")
+def test_participants_are_divided_among_the_ranks(tmp_path):
+    path = tmp_path / "bench.json"
+    command = [find_mpirun(), "-n", "2", sys.executable, "-m", "fedlada_mpi.bench", *SMALL]
+    command += ["--participants", "1", "3", "--baseline", "--json", str(path)]
+    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    rows = json.loads(path.read_text())["results"]
+    assert [row["what"].split(",")[1] for row in rows] == [" 1 participant on 2 ranks", " 3 participants on 2 ranks"]
