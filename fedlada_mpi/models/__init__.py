@@ -2,11 +2,13 @@
 
 A user's function takes ``(classes, image_shape)``, with ``image_shape`` (rows, columns, channels), and returns an
 ``nn.Module`` with an ordinary NCHW forward; it trains on the generic path (functional torch), slower than the stacked
-one. Its frozen parameters and its buffers are constants: neither trained nor sent.
+one. From Python, a module may be given itself; the run has a copy, which starts from its values. Frozen parameters and
+buffers are constants: neither trained nor sent.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, did_you_mean, shortened
 from ..own import load_object, users_code
+from ..rng import torch_seeded
 from .architectures import Architecture, cnn, lenet, resnet18
 from .layers import Stack
 from .layout import Kernel, Layout
@@ -90,14 +93,14 @@ def build(
     stacked: bool = True,
 ) -> Network:
     """The network ``name`` for images [H, W, C], initialised from ``seed`` alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_seeded(seed):
         forward: Callable[[Stack, Tensor], Tensor] | None = None
         maps: dict[str, Kernel] = {}
         if ":" in name:
             function = load_object("--model", name, "package.module:function")
             with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
-                module = function(classes, image_shape)
+                own = isinstance(function, nn.Module)
+                module = copy.deepcopy(function) if own else function(classes, image_shape)
             module = try_out(name, module, classes, image_shape)
         elif name in MODELS:
             try:
