@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .config import Config, Resolved, is_record, load
+from .errors import UserError
 from .own import Given
 
 if TYPE_CHECKING:
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from .session import Session
 
 OnRound: TypeAlias = Callable[[dict[str, Any]], object]
+
+_running = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -56,14 +60,16 @@ class Launched:
 @contextmanager
 def launched(request: Request) -> Iterator[Launched]:
     """Run to the end; when the block is done, everything that the run held is free again."""
-    from .mpi import World
+    from .mpi import World, several_ranks
 
-    with ExitStack() as at_end, World() as world:
+    # Before the ranks wait for each other.
+    alone = _one_at_a_time("a world of several ranks") if several_ranks() else nullcontext()
+    with alone, ExitStack() as at_end, World() as world:
         # After MPI: a wrong launcher is reported without waiting for torch.
         from .device import uses_gpu
         from .rundir import claim
         from .session import Session
-        from .surroundings import one_at_a_time, unchanged
+        from .surroundings import unchanged
 
         plan = world.broadcast_json(world.on_root(lambda: _plan(request, at_end)))
         # JSON has the names of objects that every rank was given.
@@ -72,11 +78,8 @@ def launched(request: Request) -> Iterator[Launched]:
         if plan["start"] == claim.FINISHED:
             yield Launched(world, config, "finished", None)
             return
-        what = "a GPU" if uses_gpu(config) else "a world of several ranks" if world.size > 1 else ""
-        with ExitStack() as here:
-            if what:
-                world.collectively(lambda: here.enter_context(one_at_a_time(what)))
-            here.enter_context(unchanged())
+        on_gpu = world.size == 1 and uses_gpu(config)
+        with _one_at_a_time("a GPU") if on_gpu else nullcontext(), unchanged():
             try:
                 session = Session(
                     world, config, Path(plan["directory"]), plan["start"], request.on_round, request.quiet
@@ -86,6 +89,17 @@ def launched(request: Request) -> Iterator[Launched]:
                 # Python would end this rank alone and leave the others waiting; as an exception it ends all of them.
                 raise RuntimeError(f"sys.exit({error.code!r}) was called during the run") from error
             yield Launched(world, config, status, session)
+
+
+@contextmanager
+def _one_at_a_time(what: str) -> Iterator[None]:
+    """For runs that cannot share a process: MPI's order of calls, and captured graphs, belong to all of its threads."""
+    if not _running.acquire(blocking=False):
+        raise UserError(f"another training of this process is running, and {what} takes one at a time: wait for it")
+    try:
+        yield
+    finally:
+        _running.release()
 
 
 def _plan(request: Request, at_end: ExitStack) -> dict[str, Any]:

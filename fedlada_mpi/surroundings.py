@@ -11,13 +11,10 @@ from typing import Any
 import torch
 
 from .device import release_freed_memory
-from .errors import UserError
 
 _lock = threading.Lock()
 _running = 0
 _put_back: list[Callable[[], object]] = []
-
-_alone = threading.Lock()
 
 
 @contextmanager
@@ -63,14 +60,3 @@ def _set_threads(number: int) -> None:
 def _set_gpu(number: int) -> None:
     if torch.cuda.is_initialized():
         torch.cuda.set_device(number)
-
-
-@contextmanager
-def one_at_a_time(what: str) -> Iterator[None]:
-    """For trainings that cannot share a process: captured graphs and MPI's order of calls belong to all its threads."""
-    if not _alone.acquire(blocking=False):
-        raise UserError(f"another training of this process is running, and {what} takes one at a time: wait for it")
-    try:
-        yield
-    finally:
-        _alone.release()

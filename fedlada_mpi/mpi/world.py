@@ -209,6 +209,11 @@ def is_root() -> bool:
     return MPI.COMM_WORLD.rank == 0
 
 
+def several_ranks() -> bool:
+    """Whether this process is one of several that MPI has started together."""
+    return MPI.COMM_WORLD.size > 1
+
+
 def implementation() -> str:
     """The MPI library's name and version, in a few words."""
     text = MPI.Get_library_version().replace("\0", "").strip()
