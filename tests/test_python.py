@@ -145,7 +145,8 @@ def test_load_is_what_train_gave(settings, out):
 
 
 def test_metrics_are_columns_for_pandas(settings):
-    pandas = pytest.importorskip("pandas")
+    import pandas
+
     run = train(**settings)
     table = pandas.DataFrame(run.metrics).set_index("round")
     assert table.index.tolist() == [1, 2, 3]
