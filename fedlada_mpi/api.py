@@ -53,6 +53,10 @@ def train(
     """
     if resume and overwrite:
         raise UserError("resume and overwrite contradict each other: give one of them")
+    if on_round is not None and not callable(on_round):
+        raise UserError(f"on_round: got {shortened(on_round)}, expected a function of a round's record")
+    if config is not None and not isinstance(config, (str, os.PathLike)):
+        raise UserError(f"config: got {shortened(config)}, expected the path of a file with settings")
     own = {"algorithm": _method(algorithm), "model": _model(model)}
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     given |= {name: value for name, value in own.items() if value is not None}
@@ -108,7 +112,7 @@ def _run(ended: Launched) -> Run:
         return {"config": run.config, "summary": run.summary, "metrics": metrics}
 
     found = world.broadcast_json(world.on_root(results))
-    trained: Model | Given | None = own
+    trained: Model | str | None = own
     if session is not None:
         mean, std = session.manifest.mean, session.manifest.std
         trained = Model(session.trained_module(), mean, std, session.dtype)

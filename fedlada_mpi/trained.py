@@ -20,7 +20,7 @@ from .data.manifest import read_manifest
 from .data.shards import read_test
 from .data.sources.base import check_shapes
 from .data.sources.npz import channels_last
-from .errors import UserError
+from .errors import UserError, shortened
 from .evaluate import BATCH
 from .inputs import check_path, read_json, reason
 from .models.initial import load_initial
@@ -68,7 +68,7 @@ class Run:
         config: dict[str, Any],
         summary: dict[str, Any],
         metrics: Mapping[str, Any],
-        model: Model | Given | None = None,
+        model: Model | str | None = None,
     ):
         self.dir, self.config, self.summary = directory, config, summary
         self.metrics = {name: np.asarray(values) for name, values in metrics.items()}
@@ -84,14 +84,17 @@ class Run:
         """The trained model with its normalisation, in evaluation mode, on the CPU."""
         return self._given if isinstance(self._given, Model) else self._from_disk(self._given)
 
-    def _from_disk(self, given: Given | None) -> Model:
+    def _from_disk(self, given: str | None) -> Model:
         if not (self.dir / MODEL).is_file():
             raise UserError(f"{self.dir} has no {MODEL}, as the run has not ended: go on with resume=True")
         about, config = self._images, self.config
-        shape = tuple(about["image_shape"])
         try:
             network = models.build(
-                given or config["model"], len(about["class_names"]), shape, config["activation"], stacked=False
+                given or config["model"],
+                len(about["classes"]),
+                about["image_shape"],
+                config["activation"],
+                stacked=False,
             )
         except UserError as error:
             if given is not None or ":" not in config["model"]:
@@ -101,13 +104,33 @@ class Run:
                 "that it was trained with, load(DIR, model=...)"
             ) from None
         dtype = torch.float64 if config["precision"] == "fp64" else torch.float32
-        load_initial(self.dir / MODEL, network, dtype)
+        try:
+            load_initial(self.dir / MODEL, network, dtype)
+        except UserError as error:
+            raise UserError(str(error).removeprefix("--init: ")) from None
         return Model(network.module, about["mean"], about["std"], dtype)
 
     @property
     def _images(self) -> dict[str, Any]:
         """Shape, normalisation and classes of the images; runs of version 0.1 have them only in their data."""
-        return self.summary.get("data") or read_manifest(self._shards).about_images
+        about = self.summary.get("data")
+        if about is None:
+            about = read_manifest(self._shards).about_images
+        try:
+            rows, columns, channels = map(int, about["image_shape"])
+            mean, std = ([float(value) for value in about[name]] for name in ("mean", "std"))
+            if not len(mean) == len(std) == channels > 0:
+                raise ValueError
+            return {
+                "image_shape": (rows, columns, channels),
+                "mean": mean,
+                "std": std,
+                "classes": list(about["class_names"]),
+            }
+        except (TypeError, ValueError, LookupError):
+            raise UserError(
+                f"{self.dir / SUMMARY}: got {shortened(about)} as 'data', expected shape and mean"
+            ) from None
 
     @property
     def _shards(self) -> Path:
@@ -121,7 +144,7 @@ class Run:
             raise UserError("evaluate: got images or labels alone, expected both, or none for the run's test images")
         pixels, targets = self._pixels(images), array(labels, "labels")
         check_shapes(pixels, targets, "evaluate:")
-        classes = len(self._images["class_names"])
+        classes = len(self._images["classes"])
         if targets.min() < 0 or targets.max() >= classes:
             raise UserError(f"evaluate: got labels {targets.min()} to {targets.max()}, expected 0 to {classes - 1}")
         loss, correct, start = 0.0, 0, 0
@@ -183,4 +206,5 @@ def load(directory: str | os.PathLike[str], model: Any = None) -> Run:
     if not isinstance(summary, dict):
         raise UserError(f"{path / SUMMARY} holds {type(summary).__name__}, expected results by name")
     metrics = {"round": found.rounds, **found.series}
-    return Run(path, found.settings, summary, metrics, None if model is None else Given(model))
+    named = model if model is None or isinstance(model, str) else Given(model)
+    return Run(path, found.settings, summary, metrics, named)

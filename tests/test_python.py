@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -209,6 +210,13 @@ def test_arrays_give_what_their_shards_give(settings, data, arrays, shared_tmp, 
     assert grey.config["clients"] == 2
 
 
+def test_where_arrays_cannot_be_written(settings, arrays):
+    del settings["dataset"]
+    given = {**settings, "data": Data(**arrays)}
+    assert refusal(**given, data_dir="a\0b").startswith("data_dir: got 'a\\x00b', expected a path")
+    assert refusal(**given, data_dir="é" * 300).startswith("data_dir: got 'ééé")
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -313,6 +321,8 @@ def test_what_is_refused(settings, out):
         (("resume", True), ("overwrite", True)): "resume and overwrite contradict each other",
         (("dataset", "nowhere"),): "dataset: got 'nowhere', expected one of",
         (("config", "none.toml"),): "config: cannot read none.toml",
+        (("config", 3),): "config: got 3, expected the path of a file with settings",
+        (("on_round", 3),): "on_round: got 3, expected a function of a round's record",
     }.items():
         message = refusal(**{**settings, **dict(change)})
         assert expected in message, message
@@ -408,6 +418,18 @@ def test_nothing_is_left_changed(settings, out, monkeypatch, tf32):
         torch.set_num_threads(threads)
         torch.backends.cuda.matmul.allow_tf32 = False
     barrier()
+
+
+@pytest.mark.parametrize("model", ["cnn", own_model])
+def test_no_tensors_are_left(settings, model):
+    def left() -> int:
+        gc.collect()
+        return sum(type(value) in (torch.Tensor, nn.Parameter) for value in gc.get_objects())
+
+    train(**settings)
+    before = left()
+    train(**{**settings, "model": model}, overwrite=True)
+    assert left() == before
 
 
 def test_switches_of_torchs_new_names(settings):

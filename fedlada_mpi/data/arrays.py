@@ -12,6 +12,7 @@ import numpy as np
 
 from ..config import SETTINGS, Config, coerce, data_root
 from ..errors import UserError, first_line, shortened
+from ..inputs import check_path
 from .datasets import PREPARING
 from .manifest import ARRAYS, MANIFEST, read_manifest
 from .prepare import complete, describe, write_shards
@@ -116,7 +117,9 @@ def shards(data: Data, settings: Mapping[str, Any]) -> str:
         raise UserError(f"data: got {shortened(data)}, expected fedlada_mpi.Data(train_images, train_labels, ...)")
     if "dataset" in settings:
         raise UserError(f"data and dataset contradict each other: got dataset {shortened(settings['dataset'])}, too")
-    root = data_root(Config(data_dir=coerce(SETTINGS["data_dir"], settings.get("data_dir", ""))))
+    data_dir = coerce(SETTINGS["data_dir"], settings.get("data_dir", ""))
+    check_path(data_dir, "--data-dir")
+    root = data_root(Config(data_dir=data_dir))
     digest = data.digest
     out = root / f"{ARRAYS}-{digest[:12]}"
     with PREPARING:

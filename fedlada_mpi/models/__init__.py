@@ -52,15 +52,16 @@ class Network:
         saved: dict[int, int] = {}
         own = values.untyped_storage().data_ptr()
 
-        def save(tensor: Tensor) -> Tensor:
+        def save(tensor: Tensor) -> None:
             storage = tensor.untyped_storage()
             if storage.data_ptr() != own:
                 saved[storage.data_ptr()] = storage.nbytes()
                 alive.append(tensor)  # or the next one could get its address
-            return tensor
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
             self.forward(Stack(self.layout, values, values), torch.zeros(1, 1, *image_shape))
+        # Layers keep what ``save`` returns, and ``save`` itself: a tensor that leads back to them is never freed.
+        alive.clear()
         return (sum(saved.values()) + max(saved.values())) * images * dtype.itemsize // values.element_size()
 
     def initial(self, dtype: torch.dtype = torch.float32) -> Tensor:
