@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 from . import signals
 from .algorithms import Algorithm, find
 from .errors import CallbackError, UserError, shortened
-from .launch import Launched, OnRound, Request, launched
+from .launch import Launched, Request, launched
 from .own import Given
 
 if TYPE_CHECKING:
     from torch import nn
 
     from .data.arrays import Data
+    from .server import OnRound
     from .trained import Run
 
 

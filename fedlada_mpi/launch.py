@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from .config import Config, Resolved, is_record, load
 from .errors import UserError
@@ -17,9 +17,8 @@ from .own import Given
 if TYPE_CHECKING:
     from .data.arrays import Data
     from .mpi import World
+    from .server import OnRound
     from .session import Session
-
-OnRound: TypeAlias = Callable[[dict[str, Any]], object]
 
 _running = threading.Lock()
 

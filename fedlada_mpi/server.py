@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -16,10 +17,11 @@ from .batches import local_steps
 from .console import Progress
 from .costs import bytes_of
 from .errors import CallbackError
-from .launch import OnRound
 from .rates import local_rate
 from .rundir.metrics import ALL_PHASES, Recorder
 from .silo import MAX_EMPTY_ROUNDS, NUMBERS, Silo
+
+OnRound: TypeAlias = Callable[[dict[str, Any]], object]  # gets the round's record; False stops the run
 
 
 class Server:

@@ -28,14 +28,13 @@ from .errors import CallbackError, UserError
 from .evaluate import Evaluator
 from .gpu.graphs import capture_on
 from .gradients import create_engine
-from .launch import OnRound
 from .models.initial import load_initial
 from .models.trial import tensors
 from .mpi.plan import cuda_aware, plan_transport
 from .rundir import checkpoint, claim, metrics, results
 from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
-from .server import Server
+from .server import OnRound, Server
 from .silo import Silo, named_rows
 from .trainer import Trainer
 
