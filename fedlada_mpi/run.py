@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import TextIO
 
 from . import signals
 from .config import SETTINGS, add_arguments, load
@@ -24,8 +24,8 @@ from .launch import Request, launched
 OPTIONS = ("config", "resume", "overwrite", "print_config")  # of the command, in addition to the settings
 
 
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """The command's own options, and the settings that were given."""
+def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
+    """What is asked for, and whether only the settings are to be printed."""
     parser = argparse.ArgumentParser(
         prog="python -m fedlada_mpi.run",
         usage="%(prog)s [options] [settings], listed by --help",
@@ -43,7 +43,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any
     options = parser.parse_args(argv)
     if options.config == []:  # what argparse makes of --config=--
         parser.error("argument --config: expected one argument")
-    return options, {name: value for name, value in vars(options).items() if name not in OPTIONS}
+    settings = {name: value for name, value in vars(options).items() if name not in OPTIONS}
+    return Request(settings, options.config, options.resume, options.overwrite), options.print_config
 
 
 def _add_hypers(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
@@ -66,9 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before torch and MPI are imported: a signal in those seconds must not kill the process.
     with signals.handled():
         try:
-            options, flags = parse(argv)
-            request = Request(flags, options.config, options.resume, options.overwrite)
-            if options.print_config:
+            request, print_only = parse(argv)
+            if print_only:
                 _print_on_root(request.settle()[0].table())
                 return 0
             with launched(request) as ended:

@@ -23,7 +23,7 @@ from torch import nn
 from training_runs import CLASSES, SHAPE, make_data, run_here, without_times
 
 import fedlada_mpi
-from fedlada_mpi import Algorithm, Data, UserError, hyper, load, train
+from fedlada_mpi import Algorithm, Data, UserError, hyper, load, signals, train
 from fedlada_mpi.mpi import world
 
 SIZES = [4, 6, 5, 3]
@@ -393,6 +393,7 @@ def surroundings() -> dict[str, object]:
         "environment": dict(os.environ),
         "warnings": list(warnings.filters),
         "worlds": len(world._open),
+        "stops": dict(signals._stops),
         "printing": np.get_printoptions(),
     }
 

@@ -46,6 +46,7 @@ def test_the_script_on_ranks(mpirun, tmp_path):
     assert done.stdout.count("2 ranks") == 2
 
 
+@pytest.mark.timeout(300)
 def test_notebook(tmp_path, monkeypatch):
     import nbclient
     import nbformat
