@@ -1,8 +1,47 @@
-"""FedLADA and its baselines, cross-silo, over MPI."""
+"""FedLADA and its baselines, cross-silo, over MPI.
 
+From Python: ``train`` a run, ``load`` one from its directory; ``docs/python.md`` has examples.
+"""
+
+from __future__ import annotations
+
+import importlib
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .algorithms import Algorithm, hyper
+    from .api import train
+    from .data.arrays import Data
+    from .errors import DivergedError, UserError
+    from .trained import Model, Run, load
 
 __version__ = "0.1.0"
 
 # Before torch loads OpenMP: on a machine that others use too, threads that spin while they wait slow each other down.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+__all__ = ["Algorithm", "Data", "DivergedError", "Model", "Run", "UserError", "hyper", "load", "train", "__version__"]
+
+_HOMES = {
+    "Algorithm": "algorithms",
+    "hyper": "algorithms",
+    "train": "api",
+    "Data": "data.arrays",
+    "DivergedError": "errors",
+    "UserError": "errors",
+    "Model": "trained",
+    "Run": "trained",
+    "load": "trained",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """The public names, imported when they are first used: commands must not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -103,12 +103,12 @@ class Overview:
 
 
 class Progress:
-    """A progress bar on a terminal; otherwise a line per evaluation."""
+    """A progress bar on a terminal; otherwise a line per evaluation, or nothing."""
 
-    def __init__(self, rounds: int, start: int):
-        self.rounds = rounds
+    def __init__(self, rounds: int, start: int, quiet: bool = False):
+        self.rounds, self.quiet = rounds, quiet
         self.bar = None
-        if sys.stderr.isatty():
+        if not quiet and sys.stderr.isatty():
             self.bar = tqdm(total=rounds, initial=start, unit="round", dynamic_ncols=True, smoothing=0.1)
 
     def round(self, record: dict[str, Any], evaluated: bool) -> None:
@@ -118,7 +118,7 @@ class Progress:
                     f"test {record['test_acc']:.2%}, loss {record['train_loss']:.4f}", refresh=False
                 )
             self.bar.update()
-        elif evaluated:
+        elif evaluated and not self.quiet:
             digits = len(str(self.rounds))
             print(
                 f"round {record['round']:>{digits}}/{self.rounds}  test {record['test_acc']:6.2%}  "

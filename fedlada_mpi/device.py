@@ -14,14 +14,17 @@ from .mpi import World
 from .processes import usable_cores
 
 
+def uses_gpu(config: Config) -> bool:
+    return config.device != "cpu" and torch.cuda.is_available()
+
+
 def choose_device(world: World, config: Config) -> torch.device:
     """A GPU by local rank (several ranks may share one), or the CPU with this rank's share of the cores."""
-    available = torch.cuda.is_available()
-    if config.device == "cuda" and not available:
+    if config.device == "cuda" and not uses_gpu(config):
         raise UserError(
             "--device cuda: torch sees no GPU here; use --device cpu, or check CUDA_VISIBLE_DEVICES and the driver"
         )
-    if available and config.device != "cpu":
+    if uses_gpu(config):
         device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     else:
@@ -56,6 +59,17 @@ def keep_freed_memory() -> None:
         trim_threshold, mmap_max = -1, -4
         mallopt(mmap_max, 0)
         mallopt(trim_threshold, -1)
+
+
+def release_freed_memory() -> None:
+    """Give back what ``keep_freed_memory`` has kept, and use the largest thresholds that glibc sets by itself."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim"):
+        mmap_max, mmap_threshold, trim_threshold = -4, -3, -1
+        libc.mallopt(mmap_max, 65536)
+        libc.mallopt(mmap_threshold, 32 << 20)
+        libc.mallopt(trim_threshold, 64 << 20)
+        libc.malloc_trim(0)
 
 
 def set_precision(precision: str) -> torch.dtype:

@@ -33,6 +33,10 @@ class UserError(Exception):
         super().__init__(printable(" ".join(message.splitlines())))
 
 
+class CallbackError(UserError):
+    """``on_round`` raised on the root; the exception itself is the cause."""
+
+
 class DivergedError(Exception):
     """The training left the finite numbers; the message names the round, the clients and the last good checkpoint."""
 

@@ -19,6 +19,18 @@ from .errors import UserError, first_line, shortened
 from .inputs import check_path, read_bytes
 
 
+class Given(str):
+    """The name, as in settings, of an object that was given from Python, which the name carries with it."""
+
+    object: Any
+
+    def __new__(cls, given: Any) -> Given:
+        named = given if hasattr(given, "__qualname__") else type(given)
+        name = super().__new__(cls, f"{named.__module__}:{named.__qualname__}")
+        name.object = given
+        return name
+
+
 @contextmanager
 def users_code(what: str, expected: str) -> Iterator[None]:
     """What a user's code raises, ``sys.exit`` included, in one line that names the place in it."""
@@ -42,6 +54,8 @@ def _place(error: BaseException) -> str:
 
 def load_object(flag: str, name: str, expected: str) -> Any:
     """``package.module:object``, also from the working directory, or ``path/file.py:object``."""
+    if isinstance(name, Given):
+        return name.object
     place, _, attribute = name.rpartition(":")
     in_file = place.endswith(".py")
     parts = attribute.split(".") if in_file else (*place.split("."), *attribute.split("."))

@@ -7,6 +7,10 @@ version of numpy and on every machine.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 SAMPLE, SHUFFLE, AUGMENT, LAYERS, FULL_GRADIENT, COIN = range(6)
@@ -34,3 +38,20 @@ def participants(clients: int, share: float, sampling: str, seed: int, t: int) -
     if sampling == "bernoulli":
         return np.flatnonzero(keys.astype(np.float64) < share * 2.0**64)
     return np.sort(np.argsort(keys, kind="stable")[: fixed_number(clients, share)])
+
+
+_torch = threading.RLock()
+
+
+@contextmanager
+def torch_seeded(seed: int) -> Iterator[None]:
+    """Torch's own generators, for users' code that draws from them: seeded within the block, afterwards as before.
+
+    They belong to the whole process, so one thread at a time.
+    """
+    import torch
+
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with _torch, torch.random.fork_rng(devices=gpus):
+        torch.manual_seed(seed)
+        yield

@@ -14,19 +14,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from . import signals
-from .config import SETTINGS, Config, Resolved, add_arguments, is_record, load
+from .config import SETTINGS, add_arguments, load
 from .errors import DIVERGED, DivergedError, UserError
+from .launch import Request, launched
 
 OPTIONS = ("config", "resume", "overwrite", "print_config")  # of the command, in addition to the settings
 
 
-def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """The command's own options, and the settings that were given."""
+def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
+    """What is asked for, and whether only the settings are to be printed."""
     parser = argparse.ArgumentParser(
         prog="python -m fedlada_mpi.run",
         usage="%(prog)s [options] [settings], listed by --help",
@@ -44,7 +43,8 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any
     options = parser.parse_args(argv)
     if options.config == []:  # what argparse makes of --config=--
         parser.error("argument --config: expected one argument")
-    return options, {name: value for name, value in vars(options).items() if name not in OPTIONS}
+    settings = {name: value for name, value in vars(options).items() if name not in OPTIONS}
+    return Request(settings, options.config, options.resume, options.overwrite), options.print_config
 
 
 def _add_hypers(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
@@ -65,13 +65,14 @@ def _add_hypers(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     # Before torch and MPI are imported: a signal in those seconds must not kill the process.
-    with signals.handled(), ExitStack() as at_end:
+    with signals.handled():
         try:
-            options, flags = parse(argv)
-            if options.print_config:
-                _print_on_root(_settle(options, flags)[0].table())
+            request, print_only = parse(argv)
+            if print_only:
+                _print_on_root(request.settle()[0].table())
                 return 0
-            return _run(options, flags, at_end)
+            with launched(request) as ended:
+                return signals.STOPPED if ended.status == "stopped" else 0
         except (UserError, DivergedError) as error:
             _print_on_root(f"error: {error}", sys.stderr)
             return 2 if isinstance(error, UserError) else DIVERGED
@@ -82,60 +83,6 @@ def _print_on_root(text: str, stream: TextIO | None = None) -> None:
 
     if is_root():
         print(text, file=stream)
-
-
-def _settle(options: argparse.Namespace, flags: dict[str, Any]) -> tuple[Resolved, Path]:
-    from .data.datasets import settle
-
-    if options.config is None:
-        return settle(flags, {})
-    return settle(flags, load(options.config), recorded=is_record(options.config))
-
-
-def _run(options: argparse.Namespace, flags: dict[str, Any], at_end: ExitStack) -> int:
-    from .mpi import World
-
-    world = World()
-    # After MPI: a wrong launcher is reported without waiting for torch.
-    from .rundir import claim
-    from .session import Session
-
-    plan = world.broadcast_json(world.on_root(lambda: _plan(options, flags, at_end)))
-    if plan["start"] == claim.FINISHED:
-        world.close()
-        return 0
-    try:
-        session = Session(world, Config(**plan["config"]), Path(plan["directory"]), plan["start"])
-        status = session.run()
-    except SystemExit as error:
-        # Python would end this rank alone and leave the others waiting; as an exception it ends all of them.
-        raise RuntimeError(f"sys.exit({error.code!r}) was called during the run") from error
-    session.close()
-    return signals.STOPPED if status == "stopped" else 0
-
-
-def _plan(options: argparse.Namespace, flags: dict[str, Any], at_end: ExitStack) -> dict[str, Any]:
-    """What the root decides for all ranks: the settings, where the shards are, and the round to start after.
-
-    Unless there is nothing left to do, it holds the output directory until the end of the run.
-    """
-    from .rundir import claim, lock
-
-    resolved, directory = _settle(options, flags)
-    out = Path(resolved.config.out)
-    if not out.exists():
-        at_end.callback(_remove_if_empty, out)  # where the run is refused before it writes anything
-    start = claim.claim(resolved.config, options.resume, options.overwrite)
-    if start != claim.FINISHED:
-        at_end.enter_context(lock.hold(out))
-        # Again, as another run may have written there until now.
-        start = claim.claim(resolved.config, options.resume, options.overwrite)
-    return {"config": vars(resolved.config), "directory": str(directory), "start": start}
-
-
-def _remove_if_empty(directory: Path) -> None:
-    with suppress(OSError):
-        directory.rmdir()
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,15 +16,27 @@ from .algorithms import Round
 from .batches import local_steps
 from .console import Progress
 from .costs import bytes_of
+from .errors import CallbackError
 from .rates import local_rate
 from .rundir.metrics import ALL_PHASES, Recorder
 from .silo import MAX_EMPTY_ROUNDS, NUMBERS, Silo
 
+OnRound: TypeAlias = Callable[[dict[str, Any]], object]  # gets the round's record; False stops the run
+
 
 class Server:
-    def __init__(self, silo: Silo, sizes: np.ndarray, numel: int, recorder: Recorder, progress: Progress):
+    def __init__(
+        self,
+        silo: Silo,
+        sizes: np.ndarray,
+        numel: int,
+        recorder: Recorder,
+        progress: Progress,
+        on_round: OnRound | None = None,
+    ):
         self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
         self.sizes, self.numel, self.recorder, self.progress = sizes, numel, recorder, progress
+        self.on_round = on_round
         self.empty_rounds = 0
 
     def run(self, start: int) -> str:
@@ -40,7 +54,7 @@ class Server:
         return status
 
     def round(self, t: int) -> bool:
-        """One round; returns whether a rank was asked to stop."""
+        """One round; returns whether a rank was asked to stop, or ``on_round`` did."""
         config, silo = self.config, self.silo
         moved = self.world.bytes_moved
         participants = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
@@ -76,7 +90,13 @@ class Server:
             record["nonfinite"] = totals.nonfinite
         self.recorder.add(record)
         self.progress.round(record, evaluated)
-        return sums["stop"] > 0
+        return sums["stop"] > 0 or self._stopped_by_caller(record)
+
+    def _stopped_by_caller(self, record: dict[str, Any]) -> bool:
+        try:
+            return self.on_round is not None and self.on_round(deepcopy(record)) is False
+        except (Exception, SystemExit) as error:
+            raise CallbackError(f"on_round failed on rank 0: {type(error).__name__}: {error}") from error
 
     def _round(self, t: int, participants: np.ndarray) -> Round:
         config = self.config

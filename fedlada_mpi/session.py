@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from . import __version__, algorithms, models, mpi
 from .algorithms import Vectors
@@ -24,24 +24,34 @@ from .data.manifest import Manifest, read_manifest
 from .data.shards import read_silos, read_test
 from .device import choose_device, device_name, limit_threads, set_precision
 from .disk import WriteError
-from .errors import UserError
+from .errors import CallbackError, UserError
 from .evaluate import BATCH, Evaluator
 from .gpu.graphs import capture_on
 from .gradients import create_engine
 from .models.initial import load_initial
+from .models.trial import tensors
 from .mpi.plan import cuda_aware, plan_transport
 from .rundir import checkpoint, claim, metrics, results
 from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
-from .server import Server
+from .server import OnRound, Server
 from .silo import Silo, named_rows
 from .trainer import Trainer
 
 
 class Session:
-    def __init__(self, world: mpi.World, config: Config, directory: Path, start: int):
+    def __init__(
+        self,
+        world: mpi.World,
+        config: Config,
+        directory: Path,
+        start: int,
+        on_round: OnRound | None = None,
+        quiet: bool = False,
+    ):
         """To go on after round ``start`` (0: a new run)."""
         self.world, self.config, self.start = world, config, start
+        self.on_round, self.quiet = on_round, quiet
         # The root only serves, unless it is alone or asked to train.
         first = 0 if world.size == 1 or config.server_trains else 1
         ranks = world.size - first
@@ -67,6 +77,7 @@ class Session:
             lambda: Trainer(config, a, engine, data, self.device, self.dtype, capture)
         )  # fmt: skip
         self.transport = plan_transport(world, size, self.dtype, self.device, config.transport)
+        world.at_close.callback(self.transport.close)
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
         self.sums_changed = ""
@@ -129,7 +140,7 @@ class Session:
             return silo.serve()
         try:
             status = self._serve(memory)
-        except WriteError as error:  # on the root alone, while the others wait for an order
+        except (WriteError, CallbackError) as error:  # on the root alone, while the others wait for an order
             world.broadcast_json({"do": "fail", "message": str(error)})
             raise
         world.broadcast_json({"do": "end", "status": status})
@@ -139,21 +150,36 @@ class Session:
         """The run on the root, and all that it writes but for checkpoints."""
         config, silo, out, start = self.config, self.silo, Path(self.config.out), self.start
         write_atomically(out / "config.json", dumps(config))
-        print(self._overview(memory).banner(), flush=True)
-        with Recorder(out, start) as recorder, closing(Progress(config.rounds, start)) as progress:
+        self._print(self._overview(memory).banner())
+        with Recorder(out, start) as recorder, closing(Progress(config.rounds, start, self.quiet)) as progress:
             if recorder.left_out:
                 lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
-                print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}", flush=True)
-            status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, progress).run(start)
+                self._print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}")
+            numel = self.network.layout.numel
+            status = Server(silo, self.manifest.sizes, numel, recorder, progress, self.on_round).run(start)
         summary = {
             "status": status,
             "method": self.algorithm.title(),
             **summarise(recorder.records, config.targets),
+            "data": self.manifest.about_images,
             "environment": self.environment(),
         }
         results.write(out, self.network.state_dict(silo.s.x.cpu()), summary)
-        print(closing_lines(summary, recorder.records, str(out)), flush=True)
+        self._print(closing_lines(summary, recorder.records, str(out)))
         return status
+
+    def trained_module(self) -> nn.Module:
+        """The network's own module, on the CPU, with the values of the last round."""
+        module = self.network.module.cpu()
+        values = self.network.state_dict(self.silo.s.x.cpu())
+        for name, tensor in tensors(module).items():
+            if name in values:
+                tensor.data = values[name]
+        return module
+
+    def _print(self, text: str) -> None:
+        if not self.quiet:
+            print(text, flush=True)
 
     def _start(self) -> None:
         """Server vectors at t = 0."""
@@ -213,7 +239,3 @@ class Session:
             "host": platform.node(),
             "command": sys.argv,
         }
-
-    def close(self) -> None:
-        self.transport.close()
-        self.world.close()

@@ -25,8 +25,11 @@ else:
 
 __all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "hyper"]
 
-# Attributes of every method's objects, and options of the command.
-RESERVED = ("config", "tensors", "eta_g", "moves_point", "help", "resume", "overwrite", "print_config")
+# Attributes of every method's objects, options of the command, and keywords of ``fedlada_mpi.train``.
+RESERVED = (
+    *("config", "tensors", "eta_g", "moves_point", "help", "resume", "overwrite", "print_config"),
+    *("data", "on_round", "quiet"),
+)
 
 
 class RebindError(TypeError):

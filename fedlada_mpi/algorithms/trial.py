@@ -8,6 +8,7 @@ from itertools import chain
 import torch
 
 from ..errors import UserError
+from ..rng import torch_seeded
 from .base import Algorithm, ClientVectors, Round, Vectors
 
 CLIENTS = 2
@@ -55,8 +56,7 @@ def try_out(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> None:
 def _round(a: Algorithm, size: int, left_in_slots: float) -> bool:
     """Whether all that is sent is finite."""
     shape = (CLIENTS, size)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
+    with torch_seeded(0), torch.no_grad():
         on_root = Vectors(**{name: torch.zeros(size) for name in (*a.down, *a.derived, *a.private)})
         on_root.x.normal_()
         a.start(on_root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from ..config import DATASETS, Config, Resolved, data_root, resolve
 from ..errors import UserError, did_you_mean, shortened
 from ..inputs import check_path
 from .manifest import MANIFEST, Manifest, prepare_command, read_manifest
+
+PREPARING = threading.Lock()  # threads of one process would write to the same temporary folder
 
 # Settings of a run that its shards fix, and the names of these settings in the manifest.
 _FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_per_client", "size_sigma")}
@@ -21,7 +24,7 @@ def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = F
     name = str({**file, **flags}.get("dataset", "digits"))
     if name in DATASETS:
         resolved = resolve(flags, file, recorded=recorded)
-        return resolved, data_root(resolved.config) / name
+        return resolved, directory_of(name, resolved.config.data_dir)
     check_path(name, "--dataset")
     if not (Path(name) / MANIFEST).is_file():
         known = f"one of {', '.join(DATASETS)}, or a directory that python -m data_prep --out has written"
@@ -29,6 +32,11 @@ def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = F
     manifest = read_manifest(name)
     shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
     return resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded), Path(name)
+
+
+def directory_of(dataset: str, data_dir: str) -> Path:
+    """Where the shards of ``--dataset`` are."""
+    return data_root(Config(data_dir=data_dir)) / dataset if dataset in DATASETS else Path(dataset)
 
 
 def _prepared_with(manifest: Manifest) -> dict[str, Any]:
@@ -39,6 +47,11 @@ def _prepared_with(manifest: Manifest) -> dict[str, Any]:
 
 def ensure(config: Config, directory: Path, silos: int) -> Manifest:
     """The manifest of this run's shards, which are prepared now if they are missing."""
+    with PREPARING:
+        return _ensure(config, directory, silos)
+
+
+def _ensure(config: Config, directory: Path, silos: int) -> Manifest:
     if not (directory / MANIFEST).is_file():
         # Imported here: a run whose shards are ready does not need the image decoders.
         from .prepare import prepare

@@ -22,6 +22,7 @@ from .partition import KINDS, Rule
 FORMAT = 1
 MANIFEST = "manifest.json"
 TEST_FILE = "test.h5"
+ARRAYS = "arrays"  # the name of data that was given from Python
 PREPARE_AGAIN = ": run python -m data_prep again with --force"
 MANY = 1 << 40  # more images, bytes or pixels than any data set has, and still safe to add and multiply
 
@@ -57,8 +58,20 @@ class Manifest:
         return hashlib.sha256("\n".join([*clients, self.files[TEST_FILE]["sha256"]]).encode()).hexdigest()
 
     @property
+    def about_images(self) -> dict[str, Any]:
+        """What a model needs to know of its images and classes."""
+        return {
+            "image_shape": list(self.image_shape),
+            "mean": list(self.mean),
+            "std": list(self.std),
+            "class_names": list(self.class_names),
+        }
+
+    @property
     def command(self) -> str:
         """The command that prepares these shards again."""
+        if self.dataset == ARRAYS:
+            return f"rm -r {shlex.quote(str(self.root))} and fedlada_mpi.train(data=...)"
         rule = {field.name: self.partition.get(field.name) for field in fields(Rule)}
         options = {"clients": self.clients, "silos": self.silos, **rule, "seed": self.seed}
         return prepare_command(self.dataset, self.root, options) + " --force"

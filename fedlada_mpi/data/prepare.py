@@ -36,15 +36,20 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
     report(f"reading {settings.dataset} from {raw}")
     images = sources.load(settings.dataset, raw, settings.workers)
     owned = divide(settings, images)
-    silos = np.array_split(np.arange(len(owned)), settings.silos)
     manifest = describe(settings, _fingerprint(settings, raw), images, owned)
-    with staging(settings.out, needed_bytes=_bytes_on_disk(images, owned)) as folder:
-        report(f"writing {sum(map(len, owned))} training images of {len(owned)} clients to {settings.silos} silo files")
+    report(f"writing {sum(map(len, owned))} training images of {len(owned)} clients to {settings.silos} silo files")
+    return write_shards(settings.out, manifest, images, owned)
+
+
+def write_shards(out: Path, manifest: dict[str, Any], images: sources.ImageSet, owned: list[np.ndarray]) -> Manifest:
+    """Write the shards of a described data set, with its picture."""
+    silos = np.array_split(np.arange(len(owned)), manifest["silos"])
+    with staging(out, needed_bytes=_bytes_on_disk(images, owned)) as folder:
         manifest["files"] = write_all(folder, images, owned, silos, attributes_of(manifest))
         write_manifest(folder, manifest)
         draw(read_manifest(folder), folder / PICTURE)
-        publish(folder, settings.out, [*manifest["files"], PICTURE, MANIFEST])
-    return read_manifest(settings.out)
+        publish(folder, out, [*manifest["files"], PICTURE, MANIFEST])
+    return read_manifest(out)
 
 
 def divide(settings: PrepareSettings, images: sources.ImageSet) -> list[np.ndarray]:

@@ -1,13 +1,15 @@
 """Models by name: ``resnet18``, ``lenet``, ``cnn``, ``torchvision:NAME``, or a user's own ``package.module:function``.
 
 A user's function takes ``(classes, image_shape)``, with ``image_shape`` (rows, columns, channels), and returns an
-``nn.Module`` with an ordinary NCHW forward. Like the built-in models it is put onto the stacked layers
-(``translation.py``); one that cannot be trains on the generic path (functional torch), which is slower. Its frozen
-parameters and its buffers are constants: neither trained nor sent.
+``nn.Module`` with an ordinary NCHW forward. From Python, a module may be given itself; the run has a copy, which starts
+from its values. Like the built-in models it is put onto the stacked layers (``translation.py``); one that cannot be
+trains on the generic path (functional torch), which is slower. Frozen parameters and buffers are constants: neither
+trained nor sent.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from ..errors import UserError, did_you_mean, shortened
 from ..gpu.side_stream import SideStream
 from ..own import load_object, users_code
+from ..rng import torch_seeded
 from . import norms, vision
 from .agreement import disagreement
 from .architectures import cnn, lenet, resnet18
@@ -89,15 +92,16 @@ class Network:
         saved: dict[int, int] = {}
         own = {value.untyped_storage().data_ptr() for value in stack.value.values()}
 
-        def save(tensor: Tensor) -> Tensor:
+        def save(tensor: Tensor) -> None:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in own:
                 saved[storage.data_ptr()] = storage.nbytes()
                 alive.append(tensor)  # or the next one could get its address
-            return tensor
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
             self.forward(stack, torch.zeros(1, 1, *image_shape))
+        # Layers keep what ``save`` returns, and ``save`` itself: a tensor that leads back to them is never freed.
+        alive.clear()
         return (sum(saved.values()) + max(saved.values())) * images * dtype.itemsize // values.element_size()
 
     def initial(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -131,8 +135,7 @@ def build(
     norm: str = "",
 ) -> Network:
     """The network ``name`` for images [H, W, C], initialised from ``seed`` alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch_seeded(seed):
         notes: list[str] = []
         if ":" in name:
             module, notes = _by_name(name, classes, image_shape, norm)
@@ -145,14 +148,14 @@ def build(
         else:
             known = f"{', '.join(MODELS)}, torchvision:NAME or package.module:function"
             raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, MODELS)}")
-    network = _generic(name, module, image_shape, notes)
-    if not stacked:
-        return network
-    try:
-        return _stacked(network, users_own=name not in MODELS)
-    except NotTraceable as error:
-        network.in_the_way = str(error)
-        return network
+        network = _generic(name, module, image_shape, notes)
+        if not stacked:
+            return network
+        try:
+            return _stacked(network, users_own=name not in MODELS)
+        except NotTraceable as error:
+            network.in_the_way = str(error)
+            return network
 
 
 def _generic(name: str, module: nn.Module, image_shape: ImageShape, notes: list[str]) -> Network:
@@ -170,7 +173,8 @@ def _by_name(name: str, classes: int, image_shape: ImageShape, norm: str) -> tup
     else:
         function = load_object("--model", name, "package.module:function")
         with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
-            module = function(classes, image_shape)
+            own = isinstance(function, nn.Module)
+            module = copy.deepcopy(function) if own else function(classes, image_shape)
     wanted = norm or (vision.NORM if name.startswith(vision.PREFIX) else "")
     if wanted and isinstance(module, nn.Module):
         count = norms.exchange(name, module, wanted)

@@ -65,6 +65,8 @@ class SharedWindowTransport(Transport):
                 torch.cuda.cudart().cudaHostUnregister(self._segments[segment].ctypes.data)
         self._window.Unlock_all()
         self._window.Free()
+        if self.node.rank == 0:
+            self.leaders.Free()
 
     def _segment(self, rank: int, size: int) -> np.ndarray:
         memory, _ = self._window.Shared_query(rank)

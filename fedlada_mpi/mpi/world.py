@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -21,7 +23,7 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import UserError
+from ..errors import DivergedError, UserError
 
 T = TypeVar("T")
 
@@ -45,12 +47,31 @@ def launched_processes() -> int:
     return 1
 
 
+_opening = threading.Lock()  # MPI does not take two collectives on one communicator at once
+_open: list[World] = []
+
+
+def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An uncaught exception prints this rank's traceback and ends every rank."""
+    world = _open[-1]
+    sys.stdout.flush()
+    if isinstance(error, UserError):
+        text = f"error: {error}\n"
+    else:
+        text = f"rank {world.rank} of {world.size} failed:\n" + "".join(traceback.format_exception(kind, error, trace))
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    if world.size > 1:
+        world.comm.Abort(2 if isinstance(error, UserError) else 1)
+
+
 class World:
     """The ranks of this run, and the small messages between them."""
 
+    _excepthook_before: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
+
     def __init__(self) -> None:
-        self.comm = MPI.COMM_WORLD.Dup()
-        self.rank, self.size = self.comm.rank, self.comm.size
+        self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
         launched = launched_processes()
         if self.size == 1 and launched > 1:
             kinds = "srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 (MPICH)"
@@ -59,16 +80,34 @@ class World:
                 f"the launcher started {launched} processes, but MPI ({implementation()}) sees a world of 1: "
                 f"start them with {hint}"
             )
-        self.node = cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED))
+        with _opening:
+            self.comm = MPI.COMM_WORLD.Dup()
+            self.node = cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED))
+            self._excepthook_before = _open[0]._excepthook_before if _open else sys.excepthook
+            _open.append(self)
+            sys.excepthook = _end_all_ranks
+        self.at_close = ExitStack()  # for what else the ranks share
         self.seconds_waiting = 0.0
         self.bytes_moved = 0
-        sys.excepthook = self._excepthook
 
     def close(self) -> None:
+        """Free what the ranks share; collective."""
         self.barrier()
-        self.node.Free()
-        self.comm.Free()
-        sys.excepthook = sys.__excepthook__
+        self.at_close.close()
+        with _opening:
+            self.node.Free()
+            self.comm.Free()
+            _open.remove(self)
+            if not _open:
+                sys.excepthook = self._excepthook_before
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close, unless this rank alone has failed: the others could not follow, and ``sys.excepthook`` ends them."""
+        if self.size == 1 or kind is None or issubclass(kind, (UserError, DivergedError)):
+            self.close()
 
     @property
     def local_rank(self) -> int:
@@ -77,22 +116,6 @@ class World:
             if os.environ.get(name, "").isdigit():
                 return int(os.environ[name])
         return self.node.rank
-
-    def _excepthook(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:  # fmt: skip
-        """An uncaught exception prints this rank's traceback and ends every rank."""
-        sys.stdout.flush()
-        if isinstance(error, UserError):
-            text = f"error: {error}\n"
-        else:
-            text = f"rank {self.rank} of {self.size} failed:\n" + "".join(
-                traceback.format_exception(kind, error, trace)
-            )
-        sys.stderr.write(text)
-        sys.stderr.flush()
-        if self.size > 1:
-            self.comm.Abort(2 if isinstance(error, UserError) else 1)
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -139,6 +162,8 @@ class World:
 
     def holds_everywhere(self, condition: bool) -> bool:
         """Whether the condition holds on every rank."""
+        if self.size == 1:
+            return condition
         flag = np.array(int(condition))
         self.barrier()
         self.comm.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)
@@ -182,6 +207,11 @@ class World:
 def is_root() -> bool:
     """Whether this process prints for all ranks: rank 0 of MPI's own world, so each process where all are apart."""
     return MPI.COMM_WORLD.rank == 0
+
+
+def several_ranks() -> bool:
+    """Whether this process is one of several that MPI has started together."""
+    return MPI.COMM_WORLD.size > 1
 
 
 def implementation() -> str:

@@ -27,7 +27,6 @@ def claim(config: Config, resume: bool, overwrite: bool) -> int:
         # A checkpoint of the last round is not enough: the run may have been killed before it wrote its results.
         written = results.finished_rounds(out) == start and (out / results.MODEL).is_file()
         if start >= config.rounds and written and start > 0:
-            print(f"{out} is finished: {start} rounds of {config.rounds}")
             return FINISHED
         if start > config.rounds:
             raise UserError(f"--resume: {out} is at round {start}, past --rounds {config.rounds}: ask for more rounds")

@@ -236,7 +236,10 @@ def test_initialisation_is_a_function_of_the_seed_alone():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("resnet8", "got 'resnet8', expected one of resnet18, lenet, cnn, torchvision:NAME or package.module:function (did"),
+        (
+            "resnet8",
+            "got 'resnet8', expected one of resnet18, lenet, cnn, torchvision:NAME or package.module:function (did",
+        ),
         ("lenet", "lenet needs images of at least 16x16, got 8x8"),
     ],
 )

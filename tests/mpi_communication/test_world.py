@@ -85,11 +85,14 @@ def test_local_rank_is_the_launchers_or_the_nodes(ranks, monkeypatch):
 
 
 def test_a_closed_world_leaves_nothing_behind():
-    closed = World()
-    assert sys.excepthook == closed._excepthook
-    closed.close()
-    assert sys.excepthook is sys.__excepthook__
-    assert closed.comm == MPI.COMM_NULL
+    before = sys.excepthook
+    first, second = World(), World()
+    assert sys.excepthook is world._end_all_ranks
+    first.close()
+    assert sys.excepthook is world._end_all_ranks
+    second.close()
+    assert sys.excepthook is before
+    assert first.comm == second.comm == MPI.COMM_NULL
 
 
 @pytest.mark.serial

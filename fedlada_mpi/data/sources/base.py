@@ -45,7 +45,7 @@ KNOWN = {
 }
 
 
-def check(images: ImageSet, dataset: str, raw: Path) -> None:
+def check(images: ImageSet, dataset: str, raw: Path | str) -> None:
     """Refuse what later stages could not train on, naming the file it came from."""
     for split in ("train", "test"):
         labels = getattr(images, f"{split}_labels")

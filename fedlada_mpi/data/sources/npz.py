@@ -43,9 +43,9 @@ def load_npz(raw: Path, workers: int = 1, class_names: tuple[str, ...] = ()) -> 
         # No more classes than images, whatever the labels are: each must have some.
         names = [str(label) for label in range(min(int(train_labels.max()) + 1, len(train_labels)))]
     return ImageSet(
-        _channels_last(arrays["train_images"]),
+        channels_last(arrays["train_images"]),
         train_labels,
-        _channels_last(arrays["test_images"]),
+        channels_last(arrays["test_images"]),
         test_labels,
         names,
         arrays.get("train_clients"),
@@ -79,7 +79,7 @@ def _check_headers(headers: dict[str, np.ndarray], raw: Path) -> None:
     """Everything that can be refused before memory is taken."""
     for split in ("train", "test"):
         images, labels = headers[f"{split}_images"], headers[f"{split}_labels"]
-        check_shapes(_channels_last(images), labels, f"{raw}: {split}")
+        check_shapes(channels_last(images), labels, f"{raw}: {split}")
     owners, labels = headers.get("train_clients"), headers["train_labels"]
     if owners is not None and owners.shape != labels.shape:
         raise UserError(f"{raw}: train_clients has shape {list(owners.shape)}, expected one owner per training image")
@@ -88,5 +88,5 @@ def _check_headers(headers: dict[str, np.ndarray], raw: Path) -> None:
     check_memory(sum(array.nbytes for array in headers.values()), raw)
 
 
-def _channels_last(images: np.ndarray) -> np.ndarray:
+def channels_last(images: np.ndarray) -> np.ndarray:
     return images[..., np.newaxis] if images.ndim == 3 else images

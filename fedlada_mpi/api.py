@@ -1,0 +1,120 @@
+"""``fedlada_mpi.train``: a run from Python, alone or on every rank of a world."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import signals
+from .algorithms import Algorithm, find
+from .errors import CallbackError, UserError, shortened
+from .launch import Launched, Request, launched
+from .own import Given
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .data.arrays import Data
+    from .server import OnRound
+    from .trained import Run
+
+
+def train(
+    *,
+    algorithm: str | type[Algorithm] | None = None,
+    model: str | nn.Module | Callable[[int, tuple[int, int, int]], nn.Module] | None = None,
+    data: Data | None = None,
+    config: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    on_round: OnRound | None = None,
+    quiet: bool = False,
+    **settings: Any,
+) -> Run:
+    """Train as ``python -m fedlada_mpi.run`` does, with the same results to the bit.
+
+    Every setting of the command is a keyword: ``train(dataset="digits", algorithm="fedlada", rounds=20, lr=0.1)``.
+    Further ones, and what may be given in place of a name:
+
+    ``algorithm``: also a class that inherits from ``fedlada_mpi.Algorithm``.
+    ``model``: also a function of ``(classes, image_shape)`` that returns a module, or a module. The run trains a copy
+    of the module, which starts from its values.
+    ``data``: a ``fedlada_mpi.Data``, instead of ``dataset``.
+    ``config``: a TOML file with settings, or the ``config.json`` of a run.
+    ``resume``, ``overwrite``: go on with the run in ``out``, or discard it.
+    ``on_round``: called after every round, on rank 0, with what the round adds to ``metrics.jsonl``; where it returns
+    ``False``, the run stops with a checkpoint. What it raises ends the run on all ranks.
+    ``quiet``: print nothing.
+
+    On several ranks, each must call ``train`` with the same arguments; each gets the same ``Run``. Raises ``UserError``
+    for what a user can fix and ``DivergedError`` for a training that left the finite numbers, both on every rank.
+    """
+    if resume and overwrite:
+        raise UserError("resume and overwrite contradict each other: give one of them")
+    if on_round is not None and not callable(on_round):
+        raise UserError(f"on_round: got {shortened(on_round)}, expected a function of a round's record")
+    if config is not None and not isinstance(config, (str, os.PathLike)):
+        raise UserError(f"config: got {shortened(config)}, expected the path of a file with settings")
+    own = {"algorithm": _method(algorithm), "model": _model(model)}
+    given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
+    given |= {name: value for name, value in own.items() if value is not None}
+    request = Request(given, config, resume, overwrite, data, on_round, quiet)
+    with signals.handled():
+        try:
+            with launched(request) as ended:
+                return _run(ended)
+        except CallbackError as error:
+            # The exception itself is on the root only.
+            raise error.__cause__ or UserError(str(error)) from None
+        except UserError as error:
+            raise UserError(_in_python(str(error))) from error.__cause__
+
+
+def _method(algorithm: str | type[Algorithm] | None) -> str | None:
+    if algorithm is None or isinstance(algorithm, str):
+        return algorithm
+    if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
+        raise UserError(
+            f"algorithm: got {shortened(algorithm)}, expected a name or a subclass of fedlada_mpi.Algorithm"
+        )
+    built_in = bool(algorithm.name) and algorithm.__module__.startswith("fedlada_mpi.")
+    return algorithm.name if built_in and find(algorithm.name) is algorithm else Given(algorithm)
+
+
+def _model(model: object) -> str | None:
+    if model is None or isinstance(model, str):
+        return model
+    if not callable(model):
+        raise UserError(f"model: got {shortened(model)}, expected a name, a module, or a function that returns one")
+    return Given(model)
+
+
+def _in_python(message: str) -> str:
+    """A message that names the command's options, with keywords in their place; commands in it stay as they are."""
+    if "python -m " in message:
+        return message
+    alone = {"resume": "resume=True", "overwrite": "overwrite=True"}
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda m: alone.get(m[1], m[1].replace("-", "_")), message)
+
+
+def _run(ended: Launched) -> Run:
+    """What every rank returns: the root's results, and the model that the rank holds itself."""
+    from .trained import Model, Run, load
+
+    config, session, world = ended.config, ended.session, ended.world
+    own = config.model if isinstance(config.model, Given) else None
+
+    def results() -> dict[str, Any]:
+        run = load(config.out)
+        metrics = {name: values.tolist() for name, values in run.metrics.items()}
+        return {"config": run.config, "summary": run.summary, "metrics": metrics}
+
+    found = world.broadcast_json(world.on_root(results))
+    trained: Model | str | None = own
+    if session is not None:
+        mean, std = session.manifest.mean, session.manifest.std
+        trained = Model(session.trained_module(), mean, std, session.dtype)
+    return Run(Path(config.out), found["config"], found["summary"], found["metrics"], trained)
