@@ -148,6 +148,12 @@ class Config:
         0, "clients trained together on a rank; 0 = as memory allows", least=0, runtime=True
     )
     eval_every: int = setting(1, "evaluate every this many rounds; 0 = only at the end", least=0, runtime=True)
+    eval_train_every: int = setting(
+        -1,
+        "evaluate on the training images every this many rounds; 0 = only at the end, -1 = as eval_every",
+        least=-1,
+        runtime=True,
+    )
     targets: list[float] = setting([], "test accuracies whose first round is reported", runtime=True)
     checkpoint_every: int = setting(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)
     out: str = setting("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True)

@@ -16,7 +16,7 @@ from .console import Progress
 from .costs import bytes_of
 from .rates import local_rate
 from .rundir.metrics import ALL_PHASES, Recorder
-from .silo import MAX_EMPTY_ROUNDS, NUMBERS, Silo
+from .silo import MAX_EMPTY_ROUNDS, NUMBERS, PARTS, Silo
 
 
 class Server:
@@ -45,7 +45,7 @@ class Server:
         moved = self.world.bytes_moved
         participants = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
         r = self._round(t, participants)
-        evaluated = t + 1 == config.rounds or bool(config.eval_every and (t + 1) % config.eval_every == 0)
+        evaluated = self._due(t + 1)
         order = {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": evaluated}
         self.world.broadcast_json(order)
 
@@ -75,8 +75,16 @@ class Server:
         if totals.nonfinite:
             record["nonfinite"] = totals.nonfinite
         self.recorder.add(record)
-        self.progress.round(record, evaluated)
+        self.progress.round(record)
         return sums["stop"] > 0
+
+    def _due(self, number: int) -> list[str]:
+        """What the model is evaluated on after round ``number``: after the last one on everything."""
+        config = self.config
+        every = {"test": config.eval_every, "train": config.eval_train_every}
+        if config.eval_train_every < 0:
+            every["train"] = config.eval_every
+        return [part for part, n in every.items() if number == config.rounds or (n and number % n == 0)]
 
     def _round(self, t: int, participants: np.ndarray) -> Round:
         config = self.config
@@ -108,7 +116,7 @@ class Server:
             "participants": participants.tolist(),
             "local_loss": sums["loss"] / r.participants if r.participants else None,
         }
-        for part in ("train", "test"):
+        for part in PARTS:
             count = sums[f"{part}_count"]
             record[f"{part}_loss"] = sums[f"{part}_loss"] / count if count else None
             record[f"{part}_acc"] = sums[f"{part}_correct"] / count if count else None

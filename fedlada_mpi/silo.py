@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,12 @@ from .rundir.metrics import Clock
 from .signals import stop_requested
 from .trainer import Totals, Trainer
 
+PARTS = ("train", "test")  # of the data, that models are evaluated on
 # What every rank reports after a round, before its phase times.
 NUMBERS = (
-    *("loss", "offset_norm2", "train_loss", "train_correct", "train_count"),
-    *("test_loss", "test_correct", "test_count", "stop", "wait", "nonfinite"),
+    *("loss", "offset_norm2"),
+    *(f"{part}_{name}" for part in PARTS for name in ("loss", "correct", "count")),
+    *("stop", "wait", "nonfinite"),
 )
 
 
@@ -57,6 +59,11 @@ class Silo:
         self.s, self.evaluator, self.test, self.digests = s, evaluator, test, digests
         self.sums = named_rows(algorithm.up, len(s.x), s.x.dtype, s.x.device)
         self.before = torch.zeros_like(s.x)
+        data = trainer.data
+        self.images = {"train": (data.images, data.labels)} if len(data.sizes) else {}
+        if test:
+            self.images["test"] = test
+        self.evaluations: dict[str, Evaluation] = {}  # made when first asked for: on a GPU that takes time and memory
         self.nonfinite: list[int] = []  # of this rank, in the last round
         self.clock = Clock()
 
@@ -118,21 +125,22 @@ class Silo:
     def share(self, names: tuple[str, ...]) -> None:
         self.transport.bcast([getattr(self.s, name) for name in names])
 
-    def report(self, totals: Totals, evaluated: bool) -> np.ndarray:
-        """Evaluate if asked to, and send this rank's numbers and times to the root."""
+    def report(self, totals: Totals, evaluated: Sequence[str]) -> np.ndarray:
+        """Evaluate what is asked for (of PARTS), and send this rank's numbers and times to the root."""
         with self.clock("eval"):
-            train, test = (e() if e else [0.0, 0.0, 0.0] for e in (self.evaluations if evaluated else (None, None)))
+            sums = [self._evaluate(part) if part in evaluated else [0.0, 0.0, 0.0] for part in PARTS]
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
         stop, nonfinite = float(stop_requested()), float(len(self.nonfinite))
-        numbers = [totals.loss, totals.offset_norm2, *train, *test, stop, wait, nonfinite]
+        numbers = [totals.loss, totals.offset_norm2, *chain(*sums), stop, wait, nonfinite]
         return self.world.gather(numbers + self.clock.take())
 
-    @cached_property
-    def evaluations(self) -> tuple[Evaluation | None, Evaluation | None]:
-        """On this rank's training images, and on the test images where the rank has them."""
-        data, x = self.trainer.data, self.s.x
-        train = self.evaluator.of(x, data.images, data.labels) if len(data.sizes) else None
-        return train, self.evaluator.of(x, *self.test) if self.test else None
+    def _evaluate(self, part: str) -> list[float]:
+        """Sum of losses, number correct and number of images, of those that this rank has."""
+        if part not in self.images:
+            return [0.0, 0.0, 0.0]
+        if part not in self.evaluations:
+            self.evaluations[part] = self.evaluator.of(self.s.x, *self.images[part])
+        return self.evaluations[part]()
 
     def save(self, t: int) -> None:
         state = self.trainer.client_state.vectors
