@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from . import rng
 from .algorithms import Round
@@ -15,14 +16,24 @@ from .batches import local_steps
 from .console import Progress
 from .costs import bytes_of
 from .rates import local_rate
+from .rundir import checkpoint, provenance
 from .rundir.metrics import ALL_PHASES, Recorder
 from .silo import MAX_EMPTY_ROUNDS, NUMBERS, PARTS, Silo
 
 
 class Server:
-    def __init__(self, silo: Silo, sizes: np.ndarray, numel: int, recorder: Recorder, progress: Progress):
+    def __init__(
+        self,
+        silo: Silo,
+        sizes: np.ndarray,
+        numel: int,
+        recorder: Recorder,
+        progress: Progress,
+        segments: provenance.Segments,
+    ):
         self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
         self.sizes, self.numel, self.recorder, self.progress = sizes, numel, recorder, progress
+        self.segments = segments
         self.empty_rounds = 0
 
     def run(self, start: int) -> str:
@@ -33,11 +44,16 @@ class Server:
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
                 self.recorder.sync()
                 self.world.broadcast_json({"do": "checkpoint", "round": t + 1})
-                self.silo.save(t + 1)
+                self.silo.save(t + 1, self._more(t + 1))
             if stop and not last:
                 status = "stopped"
                 break
         return status
+
+    def _more(self, t: int) -> dict[str, Tensor]:
+        """What a checkpoint keeps of the run, in addition to what the ranks have."""
+        segments = provenance.encode(self.segments.until(t))
+        return {checkpoint.SEGMENTS: torch.frombuffer(bytearray(segments), dtype=torch.uint8)}
 
     def round(self, t: int) -> bool:
         """One round; returns whether a rank was asked to stop."""

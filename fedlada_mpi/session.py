@@ -30,7 +30,7 @@ from .gpu.graphs import capture_on
 from .gradients import create_engine
 from .models.initial import load_initial
 from .mpi.plan import cuda_aware, plan_transport
-from .rundir import checkpoint, claim, metrics, results
+from .rundir import checkpoint, claim, metrics, provenance, results
 from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
 from .server import Server
@@ -42,6 +42,7 @@ class Session:
     def __init__(self, world: mpi.World, config: Config, directory: Path, start: int):
         """To go on after round ``start`` (0: a new run)."""
         self.world, self.config, self.start = world, config, start
+        self.started = provenance.now()
         # The root only serves, unless it is alone or asked to train.
         first = 0 if world.size == 1 or config.server_trains else 1
         ranks = world.size - first
@@ -119,6 +120,8 @@ class Session:
         silo.share((*self.algorithm.down, *self.algorithm.derived))
         world.bytes_moved = 0
         memory = world.gather(astuple(silo.memory))
+        here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
+        self.ranks = world.allgather_json(here)
         if world.rank != 0:
             return silo.serve()
         try:
@@ -134,16 +137,18 @@ class Session:
         config, silo, out, start = self.config, self.silo, Path(self.config.out), self.start
         write_atomically(out / "config.json", dumps(config))
         print(self._overview(memory).banner(), flush=True)
+        segments = self._segments()
         with Recorder(out, start) as recorder, closing(Progress(config.rounds, start)) as progress:
             if recorder.left_out:
                 lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
                 print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}", flush=True)
-            status = Server(silo, self.manifest.sizes, self.network.layout.numel, recorder, progress).run(start)
+            about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, segments)
+            status = Server(silo, *about).run(start)
         summary = {
             "status": status,
             "method": self.algorithm.title(),
             **summarise(recorder.records, config.targets),
-            "environment": self.environment(),
+            **segments.summary(recorder.records[-1]["round"] if recorder.records else 0),
         }
         results.write(out, self.network.state_dict(silo.s.x.cpu()), summary)
         print(closing_lines(summary, recorder.records, str(out)), flush=True)
@@ -174,6 +179,12 @@ class Session:
             costs=self._costs(self.start, memory),
         )
 
+    def _segments(self) -> provenance.Segments:
+        stored = checkpoint.read_more(Path(self.config.out), self.start, checkpoint.SEGMENTS) if self.start else None
+        earlier = [] if stored is None else provenance.decode(stored.tobytes())
+        about = {**self.environment(), **provenance.commit(), "nodes": provenance.nodes(self.ranks)}
+        return provenance.Segments(earlier, self.start, self.started, about)
+
     def _sums_changed(self, start: int) -> str:
         """How the order of the sums over ranks differs from that up to the checkpoint."""
         before = checkpoint.order_of_sums(Path(self.config.out), start)
@@ -201,6 +212,7 @@ class Session:
             "mpi": mpi.implementation(),
             "ranks": self.world.size,
             "device": device_name(self.device),
+            "cpu": provenance.cpu_model(),
             "threads": torch.get_num_threads(),
             "transport": self.transport.kind,
             "host": platform.node(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -142,9 +142,10 @@ class Silo:
             self.evaluations[part] = self.evaluator.of(self.s.x, *self.images[part])
         return self.evaluations[part]()
 
-    def save(self, t: int) -> None:
+    def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
+        """A checkpoint after round ``t``; ``more`` is what the root adds."""
         state = self.trainer.client_state.vectors
-        about = (self.config, self.s, state, self.digests, self.order_of_sums)
+        about = (self.config, self.s, state, self.digests, self.order_of_sums, more)
         checkpoint.save(self.world, Path(self.config.out), t, *about)
 
     def diverged(self, number: int, by_server: bool = False) -> DivergedError:

@@ -95,7 +95,12 @@ def test_summary(data, out):
 
 @pytest.mark.parametrize(
     ("test_every", "train_every", "test", "train"),
-    [(1, 2, [1, 2, 3, 4, 5], [2, 4, 5]), (2, 1, [2, 4, 5], [1, 2, 3, 4, 5]), (0, 3, [5], [3, 5]), (2, 0, [2, 4, 5], [5])],
+    [
+        (1, 2, [1, 2, 3, 4, 5], [2, 4, 5]),
+        (2, 1, [2, 4, 5], [1, 2, 3, 4, 5]),
+        (0, 3, [5], [3, 5]),
+        (2, 0, [2, 4, 5], [5]),
+    ],
 )
 def test_training_images_are_evaluated_when_asked_for(data, out, capsys, test_every, train_every, test, train):
     whole = run_here(data, out / "whole", **{**SHORT, "rounds": 5})

@@ -32,6 +32,7 @@ class Run:
     status: str = "unfinished"
     method: str = ""  # the label of a user's own, where the run has recorded it
     skipped: int = 0
+    ran_on: str = ""  # ranks, nodes, devices and versions, where the run has recorded them
 
     @property
     def seed(self) -> int:
@@ -113,11 +114,26 @@ def read(directory: Path) -> Run:
         summary = read_json(directory / "summary.json")
         run.status = printable(str(summary["status"]))
         run.method = printable(str(summary.get("method", "")))
+        run.ran_on = printable(_ran_on(summary))[:200]
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, LookupError):
         run.status = "unreadable summary"
     return run
+
+
+def _ran_on(summary: dict[str, Any]) -> str:
+    """In a few words, what the run ran on last, and in how many segments it was computed."""
+    try:
+        segments = summary.get("segments") or []
+        last = {**summary["environment"], **(segments[-1] if segments else {})}
+        devices = dict.fromkeys(device for node in last["nodes"].values() for device in node["devices"])
+        words = [f"{last['ranks']} ranks on {len(last['nodes'])} nodes", *map(str, devices)]
+        commit = f" at {str(last['commit'])[:8]}{' modified' * bool(last['modified'])}" if last["commit"] else ""
+        words.append(f"version {last['fedlada_mpi']}{commit}")
+        return ", ".join([*words, f"{len(segments)} segments"] if len(segments) > 1 else words)
+    except (TypeError, AttributeError, LookupError):
+        return ""  # of an earlier version, or not as a run writes it
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -237,7 +237,8 @@ def phases(groups: Sequence[Group]) -> Table:
 
 def runs(groups: Sequence[Group]) -> Table:
     columns = [*_HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False), Column("Best test %")]
-    columns += [Column("Final test %"), Column("Hours"), Column("Directory", numeric=False)]
+    columns += [Column("Final test %"), Column("Hours")]
+    columns += [Column("Directory", numeric=False), Column("Ran on", numeric=False)]
     rows = []
     for one, head in _named(groups):
         for run in one.runs:
@@ -252,6 +253,7 @@ def runs(groups: Sequence[Group]) -> Table:
                     plain(measures.final("test_acc", 100)(run), 2),
                     plain(_hours(run), 3),
                     text(printable(str(run.path))),
+                    text(run.ran_on),
                 ]
             )
     repeated = sum(one.repeated for one in groups)

@@ -16,7 +16,7 @@ from ranks import barrier, from_root, is_root
 from reference import Round, Settings, flat, image_gradient
 
 CLASSES, SHAPE = 3, (8, 8, 3)
-TIMES = ("seconds", "seconds_by_rank", "environment")
+TIMES = ("seconds", "seconds_by_rank", "start", "end", "environment", "segments")
 SETTINGS = {f.name for f in fields(Settings)}
 
 

@@ -101,6 +101,27 @@ def test_communication_to_a_level_is_counted_through_that_round():
     assert measures.total_to("bytes_down", 0.9)(run([0.1, 0.2])) is None
 
 
+def test_what_a_run_ran_on():
+    node = {"ranks": 4, "cpu": "a", "devices": {"NVIDIA H200": 3, "x86_64 CPU": 1}}
+    last = {
+        "ranks": 8,
+        "nodes": {"n1": node, "n2": node},
+        "fedlada_mpi": "9.1",
+        "commit": "0123456789",
+        "modified": True,
+    }
+    words = "8 ranks on 2 nodes, NVIDIA H200, x86_64 CPU, version 9.1"
+    summary = {"environment": {}, "segments": [{"ranks": 1}, last]}
+    assert load._ran_on(summary) == f"{words} at 01234567 modified, 2 segments"
+    assert load._ran_on({"environment": {**last, "commit": None}, "segments": []}) == words
+    for other in (
+        {"environment": {"ranks": 2}},
+        {"environment": 3, "segments": 1},
+        {"environment": last, "segments": [0]},
+    ):
+        assert load._ran_on(other) == ""
+
+
 def test_accuracy_after_so_many_rounds_needs_so_many_rounds():
     assert measures.test_at(2)(run([0.1, 0.2, 0.9])) == pytest.approx(20)
     assert measures.test_at(4)(run([0.1, 0.2, 0.9])) is None
