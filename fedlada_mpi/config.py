@@ -154,6 +154,9 @@ class Config:
         least=-1,
         runtime=True,
     )
+    eval_clients: int = setting(
+        0, "evaluate client by client every this many rounds and at the end; 0 = never", least=0, runtime=True
+    )
     targets: list[float] = setting([], "test accuracies whose first round is reported", runtime=True)
     checkpoint_every: int = setting(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)
     out: str = setting("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True)

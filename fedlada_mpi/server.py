@@ -17,6 +17,7 @@ from .console import Progress
 from .costs import bytes_of
 from .rates import local_rate
 from .rundir import checkpoint, provenance
+from .rundir.client_values import SPREAD, ClientValues
 from .rundir.metrics import ALL_PHASES, Recorder
 from .silo import MAX_EMPTY_ROUNDS, NUMBERS, PARTS, Silo
 
@@ -30,10 +31,11 @@ class Server:
         recorder: Recorder,
         progress: Progress,
         segments: provenance.Segments,
+        clients: ClientValues,
     ):
         self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
         self.sizes, self.numel, self.recorder, self.progress = sizes, numel, recorder, progress
-        self.segments = segments
+        self.segments, self.clients = segments, clients
         self.empty_rounds = 0
 
     def run(self, start: int) -> str:
@@ -42,6 +44,7 @@ class Server:
         for t in range(start, config.rounds):
             stop, last = self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
+                self.clients.write()
                 self.recorder.sync()
                 self.world.broadcast_json({"do": "checkpoint", "round": t + 1})
                 self.silo.save(t + 1, self._more(t + 1))
@@ -76,6 +79,7 @@ class Server:
             correction = self.step(r, weight, totals.scalars)
         silo.receive(r)
         ranks = silo.report(totals, evaluated)
+        by_client = silo.report_clients() if "clients" in evaluated else None
 
         sums = dict(zip(NUMBERS, ranks[:, : len(NUMBERS)].sum(0).tolist(), strict=True))
         self.empty_rounds = self.empty_rounds + 1 if totals.nonfinite and not r.participants else 0
@@ -88,6 +92,8 @@ class Server:
         # Rounding can leave it just under zero.
         record["consistency"] = max(0.0, sums["offset_norm2"] / weight + correction) if known else None
         record["bytes_mpi"] = self.world.bytes_moved - moved
+        if config.eval_clients:
+            record |= dict.fromkeys(SPREAD) if by_client is None else self.clients.add(t + 1, *by_client)
         if totals.nonfinite:
             record["nonfinite"] = totals.nonfinite
         self.recorder.add(record)
@@ -100,7 +106,10 @@ class Server:
         every = {"test": config.eval_every, "train": config.eval_train_every}
         if config.eval_train_every < 0:
             every["train"] = config.eval_every
-        return [part for part, n in every.items() if number == config.rounds or (n and number % n == 0)]
+        due = [part for part, n in every.items() if number == config.rounds or (n and number % n == 0)]
+        if config.eval_clients and (number == config.rounds or number % config.eval_clients == 0):
+            due = ["test", "train", "clients"]  # clients' values are those of these images
+        return due
 
     def _round(self, t: int, participants: np.ndarray) -> Round:
         config = self.config

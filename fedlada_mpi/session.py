@@ -31,6 +31,7 @@ from .gradients import create_engine
 from .models.initial import load_initial
 from .mpi.plan import cuda_aware, plan_transport
 from .rundir import checkpoint, claim, metrics, provenance, results
+from .rundir.client_values import ClientValues
 from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
 from .server import Server
@@ -122,27 +123,27 @@ class Session:
         memory = world.gather(astuple(silo.memory))
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
         self.ranks = world.allgather_json(here)
-        if world.rank != 0:
+        kept = world.on_root(lambda: (self._segments(), ClientValues(out, start, self.manifest.counts)))
+        if kept is None:
             return silo.serve()
         try:
-            status = self._serve(memory)
+            status = self._serve(memory, *kept)
         except WriteError as error:  # on the root alone, while the others wait for an order
             world.broadcast_json({"do": "fail", "message": str(error)})
             raise
         world.broadcast_json({"do": "end", "status": status})
         return status
 
-    def _serve(self, memory: np.ndarray) -> str:
+    def _serve(self, memory: np.ndarray, segments: provenance.Segments, clients: ClientValues) -> str:
         """The run on the root, and all that it writes but for checkpoints."""
         config, silo, out, start = self.config, self.silo, Path(self.config.out), self.start
         write_atomically(out / "config.json", dumps(config))
         print(self._overview(memory).banner(), flush=True)
-        segments = self._segments()
         with Recorder(out, start) as recorder, closing(Progress(config.rounds, start)) as progress:
             if recorder.left_out:
                 lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
                 print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}", flush=True)
-            about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, segments)
+            about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, segments, clients)
             status = Server(silo, *about).run(start)
         summary = {
             "status": status,

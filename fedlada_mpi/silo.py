@@ -139,8 +139,19 @@ class Silo:
         if part not in self.images:
             return [0.0, 0.0, 0.0]
         if part not in self.evaluations:
-            self.evaluations[part] = self.evaluator.of(self.s.x, *self.images[part])
+            self.evaluations[part] = self.evaluator.of(self.s.x, *self.images[part], self.config.eval_clients > 0)
         return self.evaluations[part]()
+
+    def report_clients(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of the last evaluation, on the root: sums by client and by class of the test images (Evaluation.by_group)."""
+        data, by_client, by_class = self.trainer.data, np.zeros((3, self.config.clients)), np.zeros((3, 0))
+        if "train" in self.images:
+            groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
+            by_client[:, data.client_ids] = self.evaluations["train"].by_group(groups, len(data.sizes))
+        if "test" in self.images:
+            labels = self.images["test"][1].cpu().numpy()
+            by_class = self.evaluations["test"].by_group(labels)
+        return self.world.sum(by_client), by_class
 
     def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
         """A checkpoint after round ``t``; ``more`` is what the root adds."""
@@ -177,6 +188,8 @@ class Silo:
                 r = Round(**self.world.broadcast_json())
             self.receive(r)
             self.report(totals, order["evaluate"])
+            if "clients" in order["evaluate"]:
+                self.report_clients()
 
 
 def _explain(clients: list[int], on_nonfinite: str) -> str:

@@ -86,7 +86,7 @@ def save(
     order_of_sums: dict[str, Any] | None = None,
     more: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """The root writes the server's vectors and ``more``, every rank its clients' state; then the folder gets its name."""
+    """The root writes the server's vectors and ``more``, every rank its clients' state; then the folder is named."""
     final = folder(out, t)
     temporary = final.with_name(final.name + ".tmp")
     checksums: dict[str, int] = {}  # of this rank's files

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import disk
 from ..inputs import parse_json, read_bytes
+from . import client_values
 from .files import to_json, write_atomically
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Clock:
 
 COUNTS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")
 NUMBERS = ("lr", "local_loss", *EVALUATED, "consistency", *COUNTS)
+OPTIONAL = client_values.SPREAD  # of runs with --eval-clients
 TABLES: dict[str, tuple[str, ...]] = {"seconds": ALL_PHASES, "seconds_by_rank": ("train", "wait")}
 
 
@@ -85,7 +87,7 @@ def _is_record(value: Any) -> bool:
         and 0 < value["round"] < 2**31
         and isinstance(value.get("participants") or [], list)
         and all(isinstance(value.get(name) or {}, dict) for name in TABLES)
-        and _are_numbers([*map(value.get, NUMBERS), *(value.get("seconds") or {}).values()])
+        and _are_numbers([*map(value.get, (*NUMBERS, *OPTIONAL)), *(value.get("seconds") or {}).values()])
         and all(_is_row(row) for row in (value.get("seconds_by_rank") or {}).values())
     )
 
@@ -158,7 +160,7 @@ class Recorder:
             self.file.flush()
         if self.events is not None:
             with disk.writing(self.folder):
-                for name in ("local_loss", "consistency", "lr", *EVALUATED):
+                for name in ("local_loss", "consistency", "lr", *EVALUATED, *OPTIONAL):
                     if record.get(name) is not None:
                         self.events.add_scalar(name, record[name], record["round"])
 
