@@ -118,6 +118,9 @@ class Config:
     classes_per_client: int = setting(2, "classes of a client under --partition pathological", least=1)
     size_sigma: float = setting(0.0, "spread of the clients' sizes (lognormal); 0 = equal", least=0, most=10)
     partition_seed: int = setting(20, "seed of the partition", least=0, most=2**32 - 1)
+    validation: float = setting(
+        0.0, "share of the training images that chooses the best round (best.pt); 0 = none", least=0, below=1
+    )
 
     augment: str = setting("paper", "flip and padded crop, or nothing", choices=("paper", "none"))
     # The place of a crop is drawn from 20 bits.

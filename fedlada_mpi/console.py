@@ -112,7 +112,7 @@ class Progress:
             self.bar = tqdm(total=rounds, initial=start, unit="round", dynamic_ncols=True, smoothing=0.1)
 
     def round(self, record: dict[str, Any]) -> None:
-        parts = (part for part in ("test", "train") if record[f"{part}_acc"] is not None)
+        parts = (part for part in ("test", "val", "train") if record.get(f"{part}_acc") is not None)
         results = {part: f"{part} {record[f'{part}_acc']:6.2%}" for part in parts}
         if "train" in results:
             results["train"] += f"  loss {record['train_loss']:.4f}"
@@ -140,6 +140,9 @@ def closing_lines(summary: dict[str, Any], records: list[dict[str, Any]], out: s
         if final["train_acc"] is not None:
             loss = "not finite" if final["train_loss"] is None else f"{final['train_loss']:.4f}"
             lines.append(f"  train          {final['train_acc']:.2%} accuracy, {loss} loss")
+    if best := summary.get("best_validation"):
+        chosen = f"{best['val_acc']:.2%} best (round {best['round']}), where test accuracy is {best['test_acc']:.2%}"
+        lines.append(f"  validation     {chosen}")
     for target, at in summary["targets"].items():
         lines.append(f"  {float(target):.1%} test      {'not reached' if at is None else f'in round {at}'}")
     if records:

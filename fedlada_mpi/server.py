@@ -17,6 +17,7 @@ from .console import Progress
 from .costs import bytes_of
 from .rates import local_rate
 from .rundir import checkpoint, provenance
+from .rundir.best import Best
 from .rundir.client_values import SPREAD, ClientValues
 from .rundir.metrics import ALL_PHASES, Recorder
 from .silo import MAX_EMPTY_ROUNDS, NUMBERS, PARTS, Silo
@@ -32,10 +33,11 @@ class Server:
         progress: Progress,
         segments: provenance.Segments,
         clients: ClientValues,
+        best: Best | None,
     ):
         self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
         self.sizes, self.numel, self.recorder, self.progress = sizes, numel, recorder, progress
-        self.segments, self.clients = segments, clients
+        self.segments, self.clients, self.best = segments, clients, best
         self.empty_rounds = 0
 
     def run(self, start: int) -> str:
@@ -45,6 +47,8 @@ class Server:
             stop, last = self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
                 self.clients.write()
+                if self.best:
+                    self.best.write()
                 self.recorder.sync()
                 self.world.broadcast_json({"do": "checkpoint", "round": t + 1})
                 self.silo.save(t + 1, self._more(t + 1))
@@ -56,7 +60,8 @@ class Server:
     def _more(self, t: int) -> dict[str, Tensor]:
         """What a checkpoint keeps of the run, in addition to what the ranks have."""
         segments = provenance.encode(self.segments.until(t))
-        return {checkpoint.SEGMENTS: torch.frombuffer(bytearray(segments), dtype=torch.uint8)}
+        kept = self.best.kept() if self.best else {}
+        return {checkpoint.SEGMENTS: torch.frombuffer(bytearray(segments), dtype=torch.uint8), **kept}
 
     def round(self, t: int) -> bool:
         """One round; returns whether a rank was asked to stop."""
@@ -96,6 +101,8 @@ class Server:
             record |= dict.fromkeys(SPREAD) if by_client is None else self.clients.add(t + 1, *by_client)
         if totals.nonfinite:
             record["nonfinite"] = totals.nonfinite
+        if self.best:
+            self.best.add(record, silo.s.x)
         self.recorder.add(record)
         self.progress.round(record)
         return sums["stop"] > 0
@@ -109,7 +116,7 @@ class Server:
         due = [part for part, n in every.items() if number == config.rounds or (n and number % n == 0)]
         if config.eval_clients and (number == config.rounds or number % config.eval_clients == 0):
             due = ["test", "train", "clients"]  # clients' values are those of these images
-        return due
+        return [*due, "val"] if self.best and "test" in due else due
 
     def _round(self, t: int, participants: np.ndarray) -> Round:
         config = self.config
@@ -141,7 +148,7 @@ class Server:
             "participants": participants.tolist(),
             "local_loss": sums["loss"] / r.participants if r.participants else None,
         }
-        for part in PARTS:
+        for part in PARTS if self.best else PARTS[:-1]:
             count = sums[f"{part}_count"]
             record[f"{part}_loss"] = sums[f"{part}_loss"] / count if count else None
             record[f"{part}_acc"] = sums[f"{part}_correct"] / count if count else None

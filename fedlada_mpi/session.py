@@ -20,7 +20,7 @@ from .config import Config, dumps
 from .console import Overview, Progress, closing_lines
 from .costs import Costs, RankMemory
 from .data.datasets import ensure
-from .data.manifest import Manifest, read_manifest
+from .data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from .data.shards import read_silos, read_test
 from .device import choose_device, device_name, set_precision
 from .disk import WriteError
@@ -31,6 +31,7 @@ from .gradients import create_engine
 from .models.initial import load_initial
 from .mpi.plan import cuda_aware, plan_transport
 from .rundir import checkpoint, claim, metrics, provenance, results
+from .rundir.best import Best
 from .rundir.client_values import ClientValues
 from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
@@ -54,7 +55,7 @@ class Session:
         self.first, self.silos_of = first, np.array_split(np.arange(self.manifest.silos), ranks)
         mine = self.silos_of[world.rank - first] if world.rank >= first else np.arange(0)
         data = world.collectively(lambda: self._local_data(mine))
-        test = world.on_root(self._test_data)
+        held_out = world.on_root(self._held_out) or {}
 
         self.network = world.collectively(self._network)
         digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
@@ -72,7 +73,7 @@ class Session:
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
         self.sums_changed = ""
         evaluator = Evaluator(engine, data.normalise, self.trainer.compute, capture)
-        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, test, digests)
+        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, held_out, digests)
 
     def _network(self) -> models.Network:
         c, m = self.config, self.manifest
@@ -101,9 +102,14 @@ class Session:
         images, labels = (torch.from_numpy(a).to(self.device) for a in (shard.images, shard.labels))
         return LocalData(images, labels, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise)
 
-    def _test_data(self) -> tuple[Tensor, Tensor]:
-        images, labels = (torch.from_numpy(a).to(self.device) for a in read_test(self.manifest))
-        return images, labels
+    def _held_out(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Images and labels that belong to no client: the test set and, if there is one, the validation set."""
+        files = {"test": TEST_FILE, **({"val": VALIDATION_FILE} if self.manifest.validation else {})}
+        arrays = {part: read_test(self.manifest, name=name) for part, name in files.items()}
+        return {
+            part: (torch.from_numpy(images).to(self.device), torch.from_numpy(labels).to(self.device))
+            for part, (images, labels) in arrays.items()
+        }
 
     def run(self) -> str:
         """To the end; finished or stopped."""
@@ -123,7 +129,7 @@ class Session:
         memory = world.gather(astuple(silo.memory))
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
         self.ranks = world.allgather_json(here)
-        kept = world.on_root(lambda: (self._segments(), ClientValues(out, start, self.manifest.counts)))
+        kept = world.on_root(self._kept)
         if kept is None:
             return silo.serve()
         try:
@@ -134,7 +140,15 @@ class Session:
         world.broadcast_json({"do": "end", "status": status})
         return status
 
-    def _serve(self, memory: np.ndarray, segments: provenance.Segments, clients: ClientValues) -> str:
+    def _kept(self) -> tuple[provenance.Segments, ClientValues, Best | None]:
+        """What the root keeps of the run next to its metrics, as it was at the checkpoint that the run goes on from."""
+        out, start = Path(self.config.out), self.start
+        best = Best(out, start, self.silo.s.x, self.network.state_dict) if self.manifest.validation else None
+        return self._segments(), ClientValues(out, start, self.manifest.counts), best
+
+    def _serve(
+        self, memory: np.ndarray, segments: provenance.Segments, clients: ClientValues, best: Best | None
+    ) -> str:
         """The run on the root, and all that it writes but for checkpoints."""
         config, silo, out, start = self.config, self.silo, Path(self.config.out), self.start
         write_atomically(out / "config.json", dumps(config))
@@ -143,12 +157,13 @@ class Session:
             if recorder.left_out:
                 lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
                 print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}", flush=True)
-            about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, segments, clients)
+            about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, segments, clients, best)
             status = Server(silo, *about).run(start)
         summary = {
             "status": status,
             "method": self.algorithm.title(),
             **summarise(recorder.records, config.targets),
+            **({"best_validation": best.record} if best else {}),
             **segments.summary(recorder.records[-1]["round"] if recorder.records else 0),
         }
         results.write(out, self.network.state_dict(silo.s.x.cpu()), summary)

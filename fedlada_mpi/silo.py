@@ -24,7 +24,7 @@ from .rundir.metrics import Clock
 from .signals import stop_requested
 from .trainer import Totals, Trainer
 
-PARTS = ("train", "test")  # of the data, that models are evaluated on
+PARTS = ("train", "test", "val")  # of the data, that models are evaluated on
 # What every rank reports after a round, before its phase times.
 NUMBERS = (
     *("loss", "offset_norm2"),
@@ -51,18 +51,17 @@ class Silo:
         transport: Transport,
         s: Vectors,
         evaluator: Evaluator,
-        test: tuple[Tensor, Tensor] | None,
+        held_out: Mapping[str, tuple[Tensor, Tensor]],
         digests: dict[str, str],
     ):
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport = trainer, transport
-        self.s, self.evaluator, self.test, self.digests = s, evaluator, test, digests
+        self.s, self.evaluator, self.digests = s, evaluator, digests
         self.sums = named_rows(algorithm.up, len(s.x), s.x.dtype, s.x.device)
         self.before = torch.zeros_like(s.x)
         data = trainer.data
-        self.images = {"train": (data.images, data.labels)} if len(data.sizes) else {}
-        if test:
-            self.images["test"] = test
+        # By part of the data, images and labels; the root has those that belong to no client.
+        self.images = {**({"train": (data.images, data.labels)} if len(data.sizes) else {}), **held_out}
         self.evaluations: dict[str, Evaluation] = {}  # made when first asked for: on a GPU that takes time and memory
         self.nonfinite: list[int] = []  # of this rank, in the last round
         self.clock = Clock()
@@ -75,7 +74,10 @@ class Silo:
     @property
     def memory(self) -> RankMemory:
         """What this rank needs of its device."""
-        vectors = [*vars(self.s).values(), *self.sums.values(), self.before, *(self.test or ())]
+        held_out = chain(*(self.images[part] for part in self.images if part != "train"))
+        vectors = [*vars(self.s).values(), *self.sums.values(), self.before, *held_out]
+        if "val" in self.images:
+            vectors.append(self.s.x)  # the best model so far
         memory = self.trainer.memory
         resident = memory.resident + sum(vector.nbytes for vector in vectors)
         return RankMemory(memory.per_client, resident, memory.clients_that_fit)

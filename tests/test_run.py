@@ -192,9 +192,9 @@ def test_a_missing_data_set_names_the_command(tmp_path, refused):
 def test_shards_for_other_clients(digits_dir, tmp_path, refused):
     words = ["--data-dir", str(digits_dir.parent), "--clients", "20", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert refused(words) == (
-        f"the shards in {digits_dir} were prepared with clients 50, but the run asks for 20: prepare others with "
-        f"python -m data_prep --dataset digits --out {digits_dir}-clients-20 --clients 20 --silos 1 "
-        "--partition dirichlet --dirichlet 0.3 --exhausted refill --seed 20 and pass that as --dataset"
+        f"the shards in {digits_dir} were prepared with clients 50, but the run asks for 20: add --clients 50, or "
+        f"prepare others with python -m data_prep --dataset digits --out {digits_dir}-clients-20 --clients 20 "
+        "--silos 1 --partition dirichlet --dirichlet 0.3 --exhausted refill --seed 20 and pass that as --dataset"
     )
 
 

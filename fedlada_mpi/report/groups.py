@@ -19,7 +19,10 @@ from .load import Run
 DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet", "digits": "Digits"}
 SYMBOLS = {"alpha": "α", "mu": "μ", "lr": "η_l", "server_lr": "η_g", "weight_decay": "λ", "beta1": "β₁", "beta2": "β₂"}
 # Settings of the learning task, as opposed to the method.
-PROBLEM = ("dataset", "model", "activation", "init", "clients", "partition", "dirichlet", "exhausted", "partition_seed")
+PROBLEM = (
+    *("dataset", "model", "activation", "init", "clients", "partition", "dirichlet", "exhausted", "partition_seed"),
+    "validation",
+)
 
 
 def kind(dataset: str) -> str:

@@ -17,6 +17,8 @@ MEASURES = {
     "test_loss": "Test loss",
     "consistency": "Consistency  mean ‖x_i − x‖²",
     "local_loss": "Local loss",
+    "val_acc": "Validation accuracy (%)",
+    "val_loss": "Validation loss",
     "client_test_acc_mean": "Clients' test accuracy, mean (%)",
     "client_test_acc_std": "Clients' test accuracy, standard deviation (%)",
     "client_test_acc_worst_decile": "Clients' test accuracy, worst tenth (%)",

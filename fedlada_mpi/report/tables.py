@@ -154,6 +154,9 @@ def overview(groups: Sequence[Group]) -> Table:
             Column, ("Seeds", "Rounds", "Best test %", "at round", "Final test %", "Final train %", "Final train loss")
         ),
     ]
+    validated = any(len(one.curve("val_acc")[0]) for one in groups)
+    if validated:
+        columns.append(Column("Test % at best validation"))
     rows = []
     for one, head in _named(groups):
         done = sorted({run.done for run in one.runs})
@@ -169,6 +172,7 @@ def overview(groups: Sequence[Group]) -> Table:
                 stat(one.over(measures.final("test_acc", 100)), 2),
                 stat(one.over(measures.final("train_acc", 100)), 2),
                 stat(one.over(measures.final("train_loss")), 4),
+                *([stat(one.over(measures.test_at_best_validation), 2)] if validated else []),
             ]
         )
     notes = ["Mean ± standard deviation over seeds. Accuracies are of the latest evaluated round."]

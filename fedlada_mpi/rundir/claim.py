@@ -16,7 +16,7 @@ from . import checkpoint, client_values, metrics, results
 FINISHED = -1
 _FILES = (
     *("config.json", "metrics.jsonl", metrics.DAMAGED, client_values.CLIENTS, results.SUMMARY, results.MODEL),
-    *("checkpoint", "tensorboard"),
+    *(results.BEST, "checkpoint", "tensorboard"),
 )
 _FOLDERS = {"checkpoint": "round_*", "tensorboard": "events.out.tfevents.*"}  # what a run writes there
 

@@ -52,7 +52,8 @@ class Clock:
 
 COUNTS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")
 NUMBERS = ("lr", "local_loss", *EVALUATED, "consistency", *COUNTS)
-OPTIONAL = client_values.SPREAD  # of runs with --eval-clients
+VALIDATED = ("val_loss", "val_acc")
+OPTIONAL = (*VALIDATED, *client_values.SPREAD)  # of runs with a validation set, and of those with --eval-clients
 TABLES: dict[str, tuple[str, ...]] = {"seconds": ALL_PHASES, "seconds_by_rank": ("train", "wait")}
 
 
