@@ -162,6 +162,8 @@ class Config:
     )
     targets: list[float] = setting([], "test accuracies whose first round is reported", runtime=True)
     checkpoint_every: int = setting(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)
+    wandb: bool = setting(False, "record with Weights & Biases, too; its WANDB_* variables apply", runtime=True)
+    mlflow: bool = setting(False, "record with MLflow, too; its MLFLOW_* variables apply", runtime=True)
     out: str = setting("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True)
 
     hyper: dict[str, Any] = field(default_factory=dict)  # the method's own settings

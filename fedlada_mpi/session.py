@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,9 +35,19 @@ from .rundir.best import Best
 from .rundir.client_values import ClientValues
 from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
+from .rundir.sinks import Sinks, check_installed
 from .server import Server
 from .silo import Silo, named_rows
 from .trainer import Trainer
+
+
+class Kept(NamedTuple):
+    """What the root keeps of a run next to its metrics."""
+
+    segments: provenance.Segments
+    clients: ClientValues
+    best: Best | None
+    sinks: Sinks
 
 
 class Session:
@@ -46,6 +56,7 @@ class Session:
         self.world, self.config, self.start = world, config, start
         self.started = provenance.now()
         # The root only serves, unless it is alone or asked to train.
+        world.on_root(lambda: check_installed(config))
         first = 0 if world.size == 1 or config.server_trains else 1
         ranks = world.size - first
         world.on_root(lambda: ensure(config, directory, ranks))
@@ -133,41 +144,42 @@ class Session:
         if kept is None:
             return silo.serve()
         try:
-            status = self._serve(memory, *kept)
+            status = self._serve(memory, kept)
         except WriteError as error:  # on the root alone, while the others wait for an order
             world.broadcast_json({"do": "fail", "message": str(error)})
             raise
         world.broadcast_json({"do": "end", "status": status})
         return status
 
-    def _kept(self) -> tuple[provenance.Segments, ClientValues, Best | None]:
+    def _kept(self) -> Kept:
         """What the root keeps of the run next to its metrics, as it was at the checkpoint that the run goes on from."""
         out, start = Path(self.config.out), self.start
         best = Best(out, start, self.silo.s.x, self.network.state_dict) if self.manifest.validation else None
-        return self._segments(), ClientValues(out, start, self.manifest.counts), best
+        return Kept(self._segments(), ClientValues(out, start, self.manifest.counts), best, Sinks(self.config, start))
 
-    def _serve(
-        self, memory: np.ndarray, segments: provenance.Segments, clients: ClientValues, best: Best | None
-    ) -> str:
+    def _serve(self, memory: np.ndarray, kept: Kept) -> str:
         """The run on the root, and all that it writes but for checkpoints."""
         config, silo, out, start = self.config, self.silo, Path(self.config.out), self.start
         write_atomically(out / "config.json", dumps(config))
         print(self._overview(memory).banner(), flush=True)
-        with Recorder(out, start) as recorder, closing(Progress(config.rounds, start)) as progress:
-            if recorder.left_out:
-                lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
-                print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}", flush=True)
-            about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, segments, clients, best)
-            status = Server(silo, *about).run(start)
-        summary = {
-            "status": status,
-            "method": self.algorithm.title(),
-            **summarise(recorder.records, config.targets),
-            **({"best_validation": best.record} if best else {}),
-            **segments.summary(recorder.records[-1]["round"] if recorder.records else 0),
-        }
-        results.write(out, self.network.state_dict(silo.s.x.cpu()), summary)
-        print(closing_lines(summary, recorder.records, str(out)), flush=True)
+        with kept.sinks as sinks:
+            with Recorder(out, start, sinks) as recorder, closing(Progress(config.rounds, start)) as progress:
+                if recorder.left_out:
+                    lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
+                    where = out / metrics.DAMAGED
+                    print(f"note: left out {lines} of metrics.jsonl, which is kept as {where}", flush=True)
+                about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, *kept[:3])
+                status = Server(silo, *about).run(start)
+            summary = {
+                "status": status,
+                "method": self.algorithm.title(),
+                **summarise(recorder.records, config.targets),
+                **({"best_validation": kept.best.record} if kept.best else {}),
+                **kept.segments.summary(recorder.records[-1]["round"] if recorder.records else 0),
+            }
+            results.write(out, self.network.state_dict(silo.s.x.cpu()), summary)
+            print(closing_lines(summary, recorder.records, str(out)), flush=True)
+            sinks.status = status
         return status
 
     def _start(self) -> None:

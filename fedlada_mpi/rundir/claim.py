@@ -11,12 +11,12 @@ from .. import disk
 from ..config import Config
 from ..errors import UserError
 from ..inputs import read_json
-from . import checkpoint, client_values, metrics, results
+from . import checkpoint, client_values, metrics, results, sinks
 
 FINISHED = -1
 _FILES = (
     *("config.json", "metrics.jsonl", metrics.DAMAGED, client_values.CLIENTS, results.SUMMARY, results.MODEL),
-    *(results.BEST, "checkpoint", "tensorboard"),
+    *(results.BEST, sinks.IDS, "checkpoint", "tensorboard"),
 )
 _FOLDERS = {"checkpoint": "round_*", "tensorboard": "events.out.tfevents.*"}  # what a run writes there
 
