@@ -137,7 +137,7 @@ def torchvision_fits(here: Here) -> Result:
 
 @check("extras")
 def extras(here: Here) -> Result:
-    uses = {"plotly": "report", "tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
+    uses = {"plotly": "report", "tensorboard": "tensorboard"}
     missing = [name for name in uses if importlib.util.find_spec(name) is None]
     found = ", ".join(f"{name} {'missing' if name in missing else metadata.version(name)}" for name in uses)
     return OK, found, f"if wanted: pip install '.[{','.join(uses[name] for name in missing)}]'" if missing else ""
