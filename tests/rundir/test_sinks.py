@@ -6,6 +6,8 @@ import json
 import struct
 import subprocess
 import sys
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from repository import ROOT
@@ -83,7 +85,34 @@ def test_metrics_arrive_and_a_resumed_run_goes_on_in_the_same_one(data, tmp_path
     assert {t: items["test_loss"] for t, items in history.items()} == {
         record["round"]: pytest.approx(record["test_loss"]) for record in whole.metrics
     }
-    assert [*(out / "tensorboard").iterdir()]
+
+
+def test_tensorboard_where_it_is_installed(data, tmp_path, monkeypatch):
+    """A stand-in for its writer: with the real one, every run of the suite would import it."""
+    calls = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            calls.append((Path(folder).name, purge_step))
+
+        def add_scalar(self, name, value, step):
+            calls.append((name, value, step))
+
+        def close(self):
+            calls.append("closed")
+
+    fake = ModuleType("torch.utils.tensorboard")
+    fake.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    run_here(data, tmp_path, **SHORT, rounds=1)
+    calls.clear()
+    run = run_here(data, tmp_path, **{**SHORT, "eval_train_every": 0}, rounds=3, resume=True)
+    assert (calls[0], calls[-1]) == (("tensorboard", 2), "closed")
+    names = ("local_loss", "consistency", "lr", "train_loss", "train_acc", "test_loss", "test_acc")
+    recorded = [(n, r[n], r["round"]) for r in run.metrics[1:] for n in names if r[n] is not None]
+    assert calls[1:-1] == recorded
+    assert ("test_acc", run.metrics[1]["test_acc"], 2) in recorded
+    assert not [call for call in recorded if call[0] == "train_acc" and call[2] == 2]
 
 
 def test_a_new_run_in_the_same_place_is_another_one_there(data, tmp_path, offline):
