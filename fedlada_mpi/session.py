@@ -169,6 +169,7 @@ class Session:
                     where = out / metrics.DAMAGED
                     print(f"note: left out {lines} of metrics.jsonl, which is kept as {where}", flush=True)
                 about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, *kept[:3])
+                silo.clock.take()  # services take seconds to start, which are no part of the first round
                 status = Server(silo, *about).run(start)
             summary = {
                 "status": status,

@@ -113,7 +113,8 @@ class Run:
 
     def _vectors(self, group: h5py.Group) -> dict[str, np.ndarray]:
         unpack = self.data.network.layout.unpack
-        return {name: flat(unpack(torch.from_numpy(group[name][:])), self.data.names) for name in group}
+        vectors = [name for name in group if isinstance(group[name], h5py.Dataset)]
+        return {name: flat(unpack(torch.from_numpy(group[name][:])), self.data.names) for name in vectors}
 
 
 def structured_images(random: np.random.Generator, labels: np.ndarray) -> np.ndarray:
