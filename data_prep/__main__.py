@@ -48,6 +48,12 @@ def parser() -> argparse.ArgumentParser:
     add("--classes-per-client", type=int, metavar="C", help=f"for pathological [{PrepareSettings.classes_per_client}]")
     add("--size-sigma", type=float, metavar="SIGMA", help="unequal client sizes, lognormal [0 = equal]")
     add("--seed", type=int, metavar="SEED", help=f"seed of the partition [{PrepareSettings.seed}]")
+    add(
+        "--validation",
+        type=float,
+        metavar="SHARE",
+        help="of the training images, held out before the partition to choose the best round by [0 = none]",
+    )
     add("--workers", type=int, metavar="W", help="processes that decode images [0 = all cores this process may use]")
     add("--force", action="store_true", help="replace shards that are already there")
     add("--no-download", dest="download", action="store_false", help="fail rather than download raw data")

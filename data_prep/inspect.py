@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlada_mpi.data.manifest import TEST_FILE, Manifest, read_manifest, silo_file
+from fedlada_mpi.data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest, silo_file
 from fedlada_mpi.data.picture import PICTURE, draw
 from fedlada_mpi.data.shards import check_files, read_silos, read_test
 from fedlada_mpi.errors import UserError
@@ -23,7 +23,8 @@ def verify(manifest: Manifest) -> None:
     check_files(manifest, list(manifest.files), trust_cache=False)
     for silo in range(manifest.silos):
         read_silos(manifest, [silo], verify=False)
-    read_test(manifest, verify=False)
+    for name in _sets(manifest):
+        read_test(manifest, verify=False, name=name)
 
 
 def table(manifest: Manifest) -> str:
@@ -32,9 +33,8 @@ def table(manifest: Manifest) -> str:
     for silo, clients in enumerate(manifest.client_ids):
         entry = manifest.files[silo_file(silo)]
         rows.append((silo_file(silo), f"{clients[0]}-{clients[-1]}", *_figures(manifest, clients), _megabytes(entry)))
-    rows.append(
-        (TEST_FILE, "", f"{manifest.files[TEST_FILE]['images']:,}", "", "", _megabytes(manifest.files[TEST_FILE]))
-    )
+    for name in _sets(manifest):
+        rows.append((name, "", f"{manifest.files[name]['images']:,}", "", "", _megabytes(manifest.files[name])))
     everyone = np.arange(manifest.clients)
     total = {"bytes": sum(entry["bytes"] for entry in manifest.files.values())}
     rows.append(("all silos", f"{manifest.clients}", *_figures(manifest, everyone), _megabytes(total)))
@@ -46,12 +46,18 @@ def table(manifest: Manifest) -> str:
     return "\n".join((lines[0], "-" * len(lines[0]), *lines[1:]))
 
 
+def _sets(manifest: Manifest) -> list[str]:
+    """The files of images that belong to no client."""
+    return [name for name in (TEST_FILE, VALIDATION_FILE) if name in manifest.files]
+
+
 def heading(manifest: Manifest) -> str:
     height, width, channels = manifest.image_shape
     rule = ", ".join(f"{name} {value}" for name, value in manifest.partition.items() if value is not None)
+    held_out = f", {manifest.validation:g} held out for validation" if manifest.validation else ""
     return (
         f"{manifest.root}: {manifest.dataset}, {manifest.classes} classes, {height}x{width}x{channels}\n"
-        f"partition: {rule}, seed {manifest.seed}\n"
+        f"partition: {rule}, seed {manifest.seed}{held_out}\n"
         f"mean {_decimals(manifest.mean)}, std {_decimals(manifest.std)}"
     )
 

@@ -122,6 +122,9 @@ class Config:
     classes_per_client: int = setting(2, "classes of a client under --partition pathological", least=1)
     size_sigma: float = setting(0.0, "spread of the clients' sizes (lognormal); 0 = equal", least=0, most=10)
     partition_seed: int = setting(20, "seed of the partition", least=0, most=2**32 - 1)
+    validation: float = setting(
+        0.0, "share of the training images that chooses the best round (best.pt); 0 = none", least=0, below=1
+    )
 
     augment: str = setting("paper", "flip and padded crop, or nothing", choices=("paper", "none"))
     # The place of a crop is drawn from 20 bits.
@@ -152,8 +155,19 @@ class Config:
         0, "clients trained together on a rank; 0 = as memory allows", least=0, runtime=True
     )
     eval_every: int = setting(1, "evaluate every this many rounds; 0 = only at the end", least=0, runtime=True)
+    eval_train_every: int = setting(
+        -1,
+        "evaluate on the training images every this many rounds; 0 = only at the end, -1 = as eval_every",
+        least=-1,
+        runtime=True,
+    )
+    eval_clients: int = setting(
+        0, "evaluate client by client every this many rounds and at the end; 0 = never", least=0, runtime=True
+    )
     targets: list[float] = setting([], "test accuracies whose first round is reported", runtime=True)
     checkpoint_every: int = setting(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)
+    wandb: bool = setting(False, "record with Weights & Biases, too; its WANDB_* variables apply", runtime=True)
+    mlflow: bool = setting(False, "record with MLflow, too; its MLFLOW_* variables apply", runtime=True)
     out: str = setting("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True)
 
     hyper: dict[str, Any] = field(default_factory=dict)  # the method's own settings

@@ -107,25 +107,23 @@ class Progress:
 
     def __init__(self, rounds: int, start: int, quiet: bool = False):
         self.rounds, self.quiet = rounds, quiet
+        self.latest: dict[str, str] = {}  # of each part of the data, for the bar
         self.bar = None
         if not quiet and sys.stderr.isatty():
             self.bar = tqdm(total=rounds, initial=start, unit="round", dynamic_ncols=True, smoothing=0.1)
 
-    def round(self, record: dict[str, Any], evaluated: bool) -> None:
+    def round(self, record: dict[str, Any]) -> None:
+        parts = (part for part in ("test", "val", "train") if record.get(f"{part}_acc") is not None)
+        results = {part: f"{part} {record[f'{part}_acc']:6.2%}" for part in parts}
+        if "train" in results:
+            results["train"] += f"  loss {record['train_loss']:.4f}"
         if self.bar is not None:
-            if evaluated:
-                self.bar.set_postfix_str(
-                    f"test {record['test_acc']:.2%}, loss {record['train_loss']:.4f}", refresh=False
-                )
+            self.latest |= results
+            self.bar.set_postfix_str("  ".join(self.latest.values()), refresh=False)
             self.bar.update()
-        elif evaluated and not self.quiet:
-            digits = len(str(self.rounds))
-            print(
-                f"round {record['round']:>{digits}}/{self.rounds}  test {record['test_acc']:6.2%}  "
-                f"train {record['train_acc']:6.2%}  loss {record['train_loss']:.4f}  "
-                f"{record['seconds']['total']:.3f} s",
-                flush=True,
-            )
+        elif results and not self.quiet:
+            words = [f"round {record['round']:>{len(str(self.rounds))}}/{self.rounds}", *results.values()]
+            print("  ".join([*words, f"{record['seconds']['total']:.3f} s"]), flush=True)
 
     def close(self) -> None:
         if self.bar is not None:
@@ -140,8 +138,12 @@ def closing_lines(summary: dict[str, Any], records: list[dict[str, Any]], out: s
         lines.append(
             f"  test accuracy  {final['test_acc']:.2%} final, {best['test_acc']:.2%} best (round {best['round']})"
         )
-        loss = "not finite" if final["train_loss"] is None else f"{final['train_loss']:.4f}"
-        lines.append(f"  train          {final['train_acc']:.2%} accuracy, {loss} loss")
+        if final["train_acc"] is not None:
+            loss = "not finite" if final["train_loss"] is None else f"{final['train_loss']:.4f}"
+            lines.append(f"  train          {final['train_acc']:.2%} accuracy, {loss} loss")
+    if best := summary.get("best_validation"):
+        chosen = f"{best['val_acc']:.2%} best (round {best['round']}), where test accuracy is {best['test_acc']:.2%}"
+        lines.append(f"  validation     {chosen}")
     for target, at in summary["targets"].items():
         lines.append(f"  {float(target):.1%} test      {'not reached' if at is None else f'in round {at}'}")
     if records:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,17 +28,19 @@ class Evaluator:
     dtype: torch.dtype
     capture: Capture | None
 
-    def of(self, x: Tensor, images: Tensor, labels: Tensor) -> Evaluation:
-        """The evaluation of the model that ``x`` holds when it is called."""
-        return Evaluation(self, x, images, labels)
+    def of(self, x: Tensor, images: Tensor, labels: Tensor, each: bool = False) -> Evaluation:
+        """The evaluation of the model that ``x`` holds when it is called; with ``each``, also of single images."""
+        return Evaluation(self, x, images, labels, each)
 
 
 class Evaluation:
     """Loss and accuracy of the model ``x`` on ``images``; on a GPU captured once and replayed."""
 
-    def __init__(self, evaluator: Evaluator, x: Tensor, images: Tensor, labels: Tensor):
+    def __init__(self, evaluator: Evaluator, x: Tensor, images: Tensor, labels: Tensor, each: bool = False):
         self.evaluator, self.x, self.images, self.labels = evaluator, x, images, labels
         self.totals = torch.zeros(2, dtype=torch.float64, device=images.device)
+        # Loss of every image, and whether it is correct.
+        self.each = torch.zeros(2, len(images), dtype=torch.float64, device=images.device) if each else None
         self.batch = BATCH[images.device.type]
         self.run = self._captured(evaluator.capture) if evaluator.capture else self._run
 
@@ -56,6 +59,17 @@ class Evaluation:
         self.run()
         return [*self.totals.tolist(), len(self.images)]
 
+    def by_group(self, groups: np.ndarray, least: int = 0) -> np.ndarray:
+        """As the last call gave them, by group of images: sums of losses, numbers correct, numbers of images.
+
+        ``groups``: the number of every image's group; there are ``least`` groups or more.
+        """
+        if self.each is None:
+            raise ValueError("single images were not asked for")
+        # Added up on the host in the order of the images: atomic additions on a GPU would differ from run to run.
+        weights = (*self.each.cpu().numpy(), None)
+        return np.stack([np.bincount(groups, each, minlength=least) for each in weights])
+
     @torch.no_grad()
     def _run(self) -> None:
         engine, normalise, dtype = self.evaluator.engine, self.evaluator.normalise, self.evaluator.dtype
@@ -65,4 +79,8 @@ class Evaluation:
             logits = engine.logits(self.x, normalise(images, dtype))
             wide = logits if logits.dtype == torch.float64 else logits.float()
             self.totals[0] += F.cross_entropy(wide, labels, reduction="sum")
-            self.totals[1] += (wide.argmax(1) == labels).sum()
+            correct = wide.argmax(1) == labels
+            self.totals[1] += correct.sum()
+            if self.each is not None:
+                self.each[0, start : start + self.batch] = F.cross_entropy(wide, labels, reduction="none")
+                self.each[1, start : start + self.batch] = correct

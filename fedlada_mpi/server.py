@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from . import rng
 from .algorithms import Round
@@ -18,8 +19,11 @@ from .console import Progress
 from .costs import bytes_of
 from .errors import CallbackError
 from .rates import local_rate
+from .rundir import checkpoint, provenance
+from .rundir.best import Best
+from .rundir.client_values import SPREAD, ClientValues
 from .rundir.metrics import ALL_PHASES, Recorder
-from .silo import MAX_EMPTY_ROUNDS, NUMBERS, Silo
+from .silo import MAX_EMPTY_ROUNDS, NUMBERS, PARTS, Silo
 
 OnRound: TypeAlias = Callable[[dict[str, Any]], object]  # gets the round's record; False stops the run
 
@@ -32,10 +36,14 @@ class Server:
         numel: int,
         recorder: Recorder,
         progress: Progress,
+        segments: provenance.Segments,
+        clients: ClientValues,
+        best: Best | None,
         on_round: OnRound | None = None,
     ):
         self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
         self.sizes, self.numel, self.recorder, self.progress = sizes, numel, recorder, progress
+        self.segments, self.clients, self.best = segments, clients, best
         self.on_round = on_round
         self.empty_rounds = 0
 
@@ -45,13 +53,22 @@ class Server:
         for t in range(start, config.rounds):
             stop, last = self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
+                self.clients.write()
+                if self.best:
+                    self.best.write()
                 self.recorder.sync()
                 self.world.broadcast_json({"do": "checkpoint", "round": t + 1})
-                self.silo.save(t + 1)
+                self.silo.save(t + 1, self._more(t + 1))
             if stop and not last:
                 status = "stopped"
                 break
         return status
+
+    def _more(self, t: int) -> dict[str, Tensor]:
+        """What a checkpoint keeps of the run, in addition to what the ranks have."""
+        segments = provenance.encode(self.segments.until(t))
+        kept = self.best.kept() if self.best else {}
+        return {checkpoint.SEGMENTS: torch.frombuffer(bytearray(segments), dtype=torch.uint8), **kept}
 
     def round(self, t: int) -> bool:
         """One round; returns whether a rank was asked to stop, or ``on_round`` did."""
@@ -59,7 +76,7 @@ class Server:
         moved = self.world.bytes_moved
         participants = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
         r = self._round(t, participants)
-        evaluated = t + 1 == config.rounds or bool(config.eval_every and (t + 1) % config.eval_every == 0)
+        evaluated = self._due(t + 1)
         order = {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": evaluated}
         self.world.broadcast_json(order)
 
@@ -74,6 +91,7 @@ class Server:
             correction = self.step(r, weight, totals.scalars)
         silo.receive(r)
         ranks = silo.report(totals, evaluated)
+        by_client = silo.report_clients() if "clients" in evaluated else None
 
         sums = dict(zip(NUMBERS, ranks[:, : len(NUMBERS)].sum(0).tolist(), strict=True))
         self.empty_rounds = self.empty_rounds + 1 if totals.nonfinite and not r.participants else 0
@@ -86,10 +104,14 @@ class Server:
         # Rounding can leave it just under zero.
         record["consistency"] = max(0.0, sums["offset_norm2"] / weight + correction) if known else None
         record["bytes_mpi"] = self.world.bytes_moved - moved
+        if config.eval_clients:
+            record |= dict.fromkeys(SPREAD) if by_client is None else self.clients.add(t + 1, *by_client)
         if totals.nonfinite:
             record["nonfinite"] = totals.nonfinite
+        if self.best:
+            self.best.add(record, silo.s.x)
         self.recorder.add(record)
-        self.progress.round(record, evaluated)
+        self.progress.round(record)
         return sums["stop"] > 0 or self._stopped_by_caller(record)
 
     def _stopped_by_caller(self, record: dict[str, Any]) -> bool:
@@ -97,6 +119,17 @@ class Server:
             return self.on_round is not None and self.on_round(deepcopy(record)) is False
         except (Exception, SystemExit) as error:
             raise CallbackError(f"on_round failed on rank 0: {type(error).__name__}: {error}") from error
+
+    def _due(self, number: int) -> list[str]:
+        """What the model is evaluated on after round ``number``: after the last one on everything."""
+        config = self.config
+        every = {"test": config.eval_every, "train": config.eval_train_every}
+        if config.eval_train_every < 0:
+            every["train"] = config.eval_every
+        due = [part for part, n in every.items() if number == config.rounds or (n and number % n == 0)]
+        if config.eval_clients and (number == config.rounds or number % config.eval_clients == 0):
+            due = ["test", "train", "clients"]  # clients' values are those of these images
+        return [*due, "val"] if self.best and "test" in due else due
 
     def _round(self, t: int, participants: np.ndarray) -> Round:
         config = self.config
@@ -128,7 +161,7 @@ class Server:
             "participants": participants.tolist(),
             "local_loss": sums["loss"] / r.participants if r.participants else None,
         }
-        for part in ("train", "test"):
+        for part in PARTS if self.best else PARTS[:-1]:
             count = sums[f"{part}_count"]
             record[f"{part}_loss"] = sums[f"{part}_loss"] / count if count else None
             record[f"{part}_acc"] = sums[f"{part}_correct"] / count if count else None

@@ -7,7 +7,7 @@ import sys
 from contextlib import closing
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from .config import Config, dumps
 from .console import Overview, Progress, closing_lines
 from .costs import Costs, RankMemory
 from .data.datasets import ensure
-from .data.manifest import Manifest, read_manifest
+from .data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from .data.shards import read_silos, read_test
 from .device import choose_device, device_name, limit_threads, set_precision
 from .disk import WriteError
@@ -31,12 +31,24 @@ from .gradients import create_engine
 from .models.initial import load_initial
 from .models.trial import tensors
 from .mpi.plan import cuda_aware, plan_transport
-from .rundir import checkpoint, claim, metrics, results
+from .rundir import checkpoint, claim, metrics, provenance, results
+from .rundir.best import Best
+from .rundir.client_values import ClientValues
 from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
+from .rundir.sinks import Sinks, check_installed
 from .server import OnRound, Server
 from .silo import Silo, named_rows
 from .trainer import Trainer
+
+
+class Kept(NamedTuple):
+    """What the root keeps of a run next to its metrics."""
+
+    segments: provenance.Segments
+    clients: ClientValues
+    best: Best | None
+    sinks: Sinks
 
 
 class Session:
@@ -52,7 +64,9 @@ class Session:
         """To go on after round ``start`` (0: a new run)."""
         self.world, self.config, self.start = world, config, start
         self.on_round, self.quiet = on_round, quiet
+        self.started = provenance.now()
         # The root only serves, unless it is alone or asked to train.
+        world.on_root(lambda: check_installed(config))
         first = 0 if world.size == 1 or config.server_trains else 1
         ranks = world.size - first
         world.on_root(lambda: ensure(config, directory, ranks))
@@ -62,7 +76,7 @@ class Session:
         self.first, self.silos_of = first, np.array_split(np.arange(self.manifest.silos), ranks)
         mine = self.silos_of[world.rank - first] if world.rank >= first else np.arange(0)
         data = world.collectively(lambda: self._local_data(mine))
-        test = world.on_root(self._test_data)
+        held_out = world.on_root(self._held_out) or {}
 
         self.network = world.collectively(self._network)
         limit_threads(world, self.device, self.network.work * self._images_per_step())
@@ -82,7 +96,7 @@ class Session:
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
         self.sums_changed = ""
         evaluator = Evaluator(engine, data.normalise, self.trainer.compute, capture)
-        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, test, digests)
+        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, held_out, digests)
 
     def _network(self) -> models.Network:
         c, m = self.config, self.manifest
@@ -116,9 +130,14 @@ class Session:
         images, labels = (torch.from_numpy(a).to(self.device) for a in (shard.images, shard.labels))
         return LocalData(images, labels, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise)
 
-    def _test_data(self) -> tuple[Tensor, Tensor]:
-        images, labels = (torch.from_numpy(a).to(self.device) for a in read_test(self.manifest))
-        return images, labels
+    def _held_out(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Images and labels that belong to no client: the test set and, if there is one, the validation set."""
+        files = {"test": TEST_FILE, **({"val": VALIDATION_FILE} if self.manifest.validation else {})}
+        arrays = {part: read_test(self.manifest, name=name) for part, name in files.items()}
+        return {
+            part: (torch.from_numpy(images).to(self.device), torch.from_numpy(labels).to(self.device))
+            for part, (images, labels) in arrays.items()
+        }
 
     def run(self) -> str:
         """To the end; finished or stopped."""
@@ -136,36 +155,50 @@ class Session:
         silo.share((*self.algorithm.down, *self.algorithm.derived))
         world.bytes_moved = 0
         memory = world.gather(astuple(silo.memory))
-        if world.rank != 0:
+        here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
+        self.ranks = world.allgather_json(here)
+        kept = world.on_root(self._kept)
+        if kept is None:
             return silo.serve()
         try:
-            status = self._serve(memory)
+            status = self._serve(memory, kept)
         except (WriteError, CallbackError) as error:  # on the root alone, while the others wait for an order
             world.broadcast_json({"do": "fail", "message": str(error)})
             raise
         world.broadcast_json({"do": "end", "status": status})
         return status
 
-    def _serve(self, memory: np.ndarray) -> str:
+    def _kept(self) -> Kept:
+        """What the root keeps of the run next to its metrics, as it was at the checkpoint that the run goes on from."""
+        out, start = Path(self.config.out), self.start
+        best = Best(out, start, self.silo.s.x, self.network.state_dict) if self.manifest.validation else None
+        return Kept(self._segments(), ClientValues(out, start, self.manifest.counts), best, Sinks(self.config, start))
+
+    def _serve(self, memory: np.ndarray, kept: Kept) -> str:
         """The run on the root, and all that it writes but for checkpoints."""
         config, silo, out, start = self.config, self.silo, Path(self.config.out), self.start
         write_atomically(out / "config.json", dumps(config))
         self._print(self._overview(memory).banner())
-        with Recorder(out, start) as recorder, closing(Progress(config.rounds, start, self.quiet)) as progress:
-            if recorder.left_out:
-                lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
-                self._print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}")
-            numel = self.network.layout.numel
-            status = Server(silo, self.manifest.sizes, numel, recorder, progress, self.on_round).run(start)
-        summary = {
-            "status": status,
-            "method": self.algorithm.title(),
-            **summarise(recorder.records, config.targets),
-            "data": self.manifest.about_images,
-            "environment": self.environment(),
-        }
-        results.write(out, self.network.state_dict(silo.s.x.cpu()), summary)
-        self._print(closing_lines(summary, recorder.records, str(out)))
+        with kept.sinks as sinks:
+            progress = Progress(config.rounds, start, self.quiet)
+            with Recorder(out, start, sinks) as recorder, closing(progress):
+                if recorder.left_out:
+                    lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
+                    self._print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}")
+                about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, *kept[:3], self.on_round)
+                silo.clock.take()  # services take seconds to start, which are no part of the first round
+                status = Server(silo, *about).run(start)
+            summary = {
+                "status": status,
+                "method": self.algorithm.title(),
+                **summarise(recorder.records, config.targets),
+                **({"best_validation": kept.best.record} if kept.best else {}),
+                "data": self.manifest.about_images,
+                **kept.segments.summary(recorder.records[-1]["round"] if recorder.records else 0),
+            }
+            results.write(out, self.network.state_dict(silo.s.x.cpu()), summary)
+            self._print(closing_lines(summary, recorder.records, str(out)))
+            sinks.status = status
         return status
 
     def trained_module(self) -> nn.Module:
@@ -207,6 +240,12 @@ class Session:
             costs=self._costs(self.start, memory),
         )
 
+    def _segments(self) -> provenance.Segments:
+        stored = checkpoint.read_more(Path(self.config.out), self.start, checkpoint.SEGMENTS) if self.start else None
+        earlier = [] if stored is None else provenance.decode(stored.tobytes())
+        about = {**self.environment(), **provenance.commit(), "nodes": provenance.nodes(self.ranks)}
+        return provenance.Segments(earlier, self.start, self.started, about)
+
     def _sums_changed(self, start: int) -> str:
         """How the order of the sums over ranks differs from that up to the checkpoint."""
         before = checkpoint.order_of_sums(Path(self.config.out), start)
@@ -234,6 +273,7 @@ class Session:
             "mpi": mpi.implementation(),
             "ranks": self.world.size,
             "device": device_name(self.device),
+            "cpu": provenance.cpu_model(),
             "threads": torch.get_num_threads(),
             "transport": self.transport.kind,
             "host": platform.node(),

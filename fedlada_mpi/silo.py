@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,12 @@ from .rundir.metrics import Clock
 from .signals import stop_requested
 from .trainer import Totals, Trainer
 
+PARTS = ("train", "test", "val")  # of the data, that models are evaluated on
 # What every rank reports after a round, before its phase times.
 NUMBERS = (
-    *("loss", "offset_norm2", "train_loss", "train_correct", "train_count"),
-    *("test_loss", "test_correct", "test_count", "stop", "wait", "nonfinite"),
+    *("loss", "offset_norm2"),
+    *(f"{part}_{name}" for part in PARTS for name in ("loss", "correct", "count")),
+    *("stop", "wait", "nonfinite"),
 )
 
 
@@ -49,14 +51,18 @@ class Silo:
         transport: Transport,
         s: Vectors,
         evaluator: Evaluator,
-        test: tuple[Tensor, Tensor] | None,
+        held_out: Mapping[str, tuple[Tensor, Tensor]],
         digests: dict[str, str],
     ):
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport = trainer, transport
-        self.s, self.evaluator, self.test, self.digests = s, evaluator, test, digests
+        self.s, self.evaluator, self.digests = s, evaluator, digests
         self.sums = named_rows(algorithm.up, len(s.x), s.x.dtype, s.x.device)
         self.before = torch.zeros_like(s.x)
+        data = trainer.data
+        # By part of the data, images and labels; the root has those that belong to no client.
+        self.images = {**({"train": (data.images, data.labels)} if len(data.sizes) else {}), **held_out}
+        self.evaluations: dict[str, Evaluation] = {}  # made when first asked for: on a GPU that takes time and memory
         self.nonfinite: list[int] = []  # of this rank, in the last round
         self.clock = Clock()
 
@@ -68,7 +74,10 @@ class Silo:
     @property
     def memory(self) -> RankMemory:
         """What this rank needs of its device."""
-        vectors = [*vars(self.s).values(), *self.sums.values(), self.before, *(self.test or ())]
+        held_out = chain(*(self.images[part] for part in self.images if part != "train"))
+        vectors = [*vars(self.s).values(), *self.sums.values(), self.before, *held_out]
+        if "val" in self.images:
+            vectors.append(self.s.x)  # the best model so far
         memory = self.trainer.memory
         resident = memory.resident + sum(vector.nbytes for vector in vectors)
         return RankMemory(memory.per_client, resident, memory.clients_that_fit)
@@ -118,25 +127,38 @@ class Silo:
     def share(self, names: tuple[str, ...]) -> None:
         self.transport.bcast([getattr(self.s, name) for name in names])
 
-    def report(self, totals: Totals, evaluated: bool) -> np.ndarray:
-        """Evaluate if asked to, and send this rank's numbers and times to the root."""
+    def report(self, totals: Totals, evaluated: Sequence[str]) -> np.ndarray:
+        """Evaluate what is asked for (of PARTS), and send this rank's numbers and times to the root."""
         with self.clock("eval"):
-            train, test = (e() if e else [0.0, 0.0, 0.0] for e in (self.evaluations if evaluated else (None, None)))
+            sums = [self._evaluate(part) if part in evaluated else [0.0, 0.0, 0.0] for part in PARTS]
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
         stop, nonfinite = float(stop_requested()), float(len(self.nonfinite))
-        numbers = [totals.loss, totals.offset_norm2, *train, *test, stop, wait, nonfinite]
+        numbers = [totals.loss, totals.offset_norm2, *chain(*sums), stop, wait, nonfinite]
         return self.world.gather(numbers + self.clock.take())
 
-    @cached_property
-    def evaluations(self) -> tuple[Evaluation | None, Evaluation | None]:
-        """On this rank's training images, and on the test images where the rank has them."""
-        data, x = self.trainer.data, self.s.x
-        train = self.evaluator.of(x, data.images, data.labels) if len(data.sizes) else None
-        return train, self.evaluator.of(x, *self.test) if self.test else None
+    def _evaluate(self, part: str) -> list[float]:
+        """Sum of losses, number correct and number of images, of those that this rank has."""
+        if part not in self.images:
+            return [0.0, 0.0, 0.0]
+        if part not in self.evaluations:
+            self.evaluations[part] = self.evaluator.of(self.s.x, *self.images[part], self.config.eval_clients > 0)
+        return self.evaluations[part]()
 
-    def save(self, t: int) -> None:
+    def report_clients(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of the last evaluation, on the root: sums by client and by class of the test images (Evaluation.by_group)."""
+        data, by_client, by_class = self.trainer.data, np.zeros((3, self.config.clients)), np.zeros((3, 0))
+        if "train" in self.images:
+            groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
+            by_client[:, data.client_ids] = self.evaluations["train"].by_group(groups, len(data.sizes))
+        if "test" in self.images:
+            labels = self.images["test"][1].cpu().numpy()
+            by_class = self.evaluations["test"].by_group(labels)
+        return self.world.sum(by_client), by_class
+
+    def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
+        """A checkpoint after round ``t``; ``more`` is what the root adds."""
         state = self.trainer.client_state.vectors
-        about = (self.config, self.s, state, self.digests, self.order_of_sums)
+        about = (self.config, self.s, state, self.digests, self.order_of_sums, more)
         checkpoint.save(self.world, Path(self.config.out), t, *about)
 
     def diverged(self, number: int, by_server: bool = False) -> DivergedError:
@@ -168,6 +190,8 @@ class Silo:
                 r = Round(**self.world.broadcast_json())
             self.receive(r)
             self.report(totals, order["evaluate"])
+            if "clients" in order["evaluate"]:
+                self.report_clients()
 
 
 def _explain(clients: list[int], on_nonfinite: str) -> str:

@@ -62,7 +62,7 @@ def test_a_diverging_run_ends_before_anything_is_lost(algorithm, data, out, caps
     else:
         assert printed == ""
     with h5py.File(checkpoint.folder(out, last) / "server.h5") as file:
-        assert all(np.isfinite(file[name][:]).all() for name in file)
+        assert all(np.isfinite(file[name][:]).all() for name in file if name != "run")
     assert not (out / "model.pt").exists()
     assert main([*arguments(data, out, settings), "--resume"]) == 3, "it does the same again"
     assert [path.name for path in checkpoint.complete(out)][-1] == f"round_{last:06d}"

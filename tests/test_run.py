@@ -93,6 +93,47 @@ def test_summary(data, out):
     assert found["environment"]["torch"] == torch.__version__
 
 
+@pytest.mark.parametrize(
+    ("test_every", "train_every", "test", "train"),
+    [
+        (1, 2, [1, 2, 3, 4, 5], [2, 4, 5]),
+        (2, 1, [2, 4, 5], [1, 2, 3, 4, 5]),
+        (0, 3, [5], [3, 5]),
+        (2, 0, [2, 4, 5], [5]),
+    ],
+)
+def test_training_images_are_evaluated_when_asked_for(data, out, capsys, test_every, train_every, test, train):
+    whole = run_here(data, out / "whole", **{**SHORT, "rounds": 5})
+    capsys.readouterr()
+    settings = {**SHORT, "rounds": 5, "eval_every": test_every, "eval_train_every": train_every}
+    run = run_here(data, out / "apart", **settings)
+    for part, rounds in (("test", test), ("train", train)):
+        for name in (f"{part}_acc", f"{part}_loss"):
+            expected = {r["round"]: r[name] for r in whole.metrics if r["round"] in rounds}
+            assert {r["round"]: r[name] for r in run.metrics if r[name] is not None} == expected
+    assert run.summary["final"] == whole.summary["final"]
+    if is_root():
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("round ")]
+        shown = [line.split("/")[0].split()[1] for line in lines]
+        assert shown == [str(t) for t in sorted({*test, *train})]
+        assert [" train " in line for line in lines] == [int(t) in train for t in shown]
+
+
+def test_nothing_is_evaluated_that_is_not_asked_for(data, out, monkeypatch):
+    from fedlada_mpi.evaluate import Evaluation
+
+    seen = []
+    call = Evaluation.__call__
+    monkeypatch.setattr(Evaluation, "__call__", lambda self: seen.append(len(self.images)) or call(self))
+    run_here(data, out, **{**SHORT, "rounds": 4, "eval_every": 1, "eval_train_every": 0})
+    if SIZE == 1:
+        assert seen == [12, 12, 12, sum(SIZES), 12]
+    elif is_root():
+        assert seen == [12, 12, 12, 12]
+    else:
+        assert len(seen) <= 1, "in the last round, by the ranks that have clients"
+
+
 def test_no_rounds_write_the_first_model(data, out):
     run = run_here(data, out, **{**SHORT, "rounds": 0, "init": "", "seed": 6})
     expected = models.build("cnn", CLASSES, (8, 8, 3), "gelu", seed=6).module.state_dict()
@@ -151,9 +192,9 @@ def test_a_missing_data_set_names_the_command(tmp_path, refused):
 def test_shards_for_other_clients(digits_dir, tmp_path, refused):
     words = ["--data-dir", str(digits_dir.parent), "--clients", "20", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert refused(words) == (
-        f"the shards in {digits_dir} were prepared with clients 50, but the run asks for 20: prepare others with "
-        f"python -m data_prep --dataset digits --out {digits_dir}-clients-20 --clients 20 --silos 1 "
-        "--partition dirichlet --dirichlet 0.3 --exhausted refill --seed 20 and pass that as --dataset"
+        f"the shards in {digits_dir} were prepared with clients 50, but the run asks for 20: add --clients 50, or "
+        f"prepare others with python -m data_prep --dataset digits --out {digits_dir}-clients-20 --clients 20 "
+        "--silos 1 --partition dirichlet --dirichlet 0.3 --exhausted refill --seed 20 and pass that as --dataset"
     )
 
 

@@ -131,6 +131,6 @@ def shards(data: Data, settings: Mapping[str, Any]) -> str:
 def _write(data: Data, digest: str, out: Path) -> None:
     owned = list(data.clients)
     settings = PrepareSettings(ARRAYS, out, clients=len(owned), silos=min(SILOS, len(owned)), partition="natural")
-    manifest = describe(settings, digest, data.images, owned)
+    manifest = describe(settings, digest, data.images, np.arange(len(data.images.train_labels)), owned)
     manifest |= {name: list(given) for name in ("mean", "std") if (given := getattr(data, name)) is not None}
-    write_shards(out, manifest, data.images, owned)
+    write_shards(out, manifest, data.images, owned, np.arange(0))

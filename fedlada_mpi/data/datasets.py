@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import DATASETS, Config, Resolved, data_root, resolve
+from ..config import DATASETS, Config, Resolved, data_root, flag, resolve
 from ..errors import UserError, did_you_mean, shortened
 from ..inputs import check_path
 from .manifest import MANIFEST, Manifest, prepare_command, read_manifest
@@ -16,7 +16,7 @@ PREPARING = threading.Lock()  # threads of one process would write to the same t
 
 # Settings of a run that its shards fix, and the names of these settings in the manifest.
 _FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_per_client", "size_sigma")}
-_FIXED |= {"partition": "kind", "partition_seed": "seed"}
+_FIXED |= {"partition": "kind", "partition_seed": "seed", "validation": "validation"}
 
 
 def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = False) -> tuple[Resolved, Path]:
@@ -42,6 +42,7 @@ def directory_of(dataset: str, data_dir: str) -> Path:
 def _prepared_with(manifest: Manifest) -> dict[str, Any]:
     """The settings that these shards fix, None for those that their partition does not use."""
     known = {**manifest.partition, "clients": manifest.clients, "seed": manifest.seed}
+    known["validation"] = manifest.validation
     return {name: known.get(key) for name, key in _FIXED.items()}
 
 
@@ -76,6 +77,7 @@ def _ensure(config: Config, directory: Path, silos: int) -> Manifest:
             classes_per_client=config.classes_per_client,
             size_sigma=config.size_sigma,
             seed=config.partition_seed,
+            validation=config.validation,
             download=False,
         )
         return prepare(settings)
@@ -86,7 +88,7 @@ def _ensure(config: Config, directory: Path, silos: int) -> Manifest:
             prepare_others = command(config, directory, silos, suffix=f"-{name}-{wanted}")
             raise UserError(
                 f"the shards in {directory} were prepared with {name} {value}, but the run asks for {wanted}: "
-                f"prepare others with {prepare_others} and pass that as --dataset"
+                f"add --{flag(name)} {value}, or prepare others with {prepare_others} and pass that as --dataset"
             )
     return manifest
 
@@ -104,5 +106,6 @@ def command(config: Config, directory: Path, silos: int, suffix: str = "") -> st
         "classes_per_client": config.classes_per_client if config.partition == "pathological" else None,
         "size_sigma": config.size_sigma,
         "seed": config.partition_seed,
+        "validation": config.validation,
     }
     return prepare_command(kind, f"{directory}{suffix}", options)

@@ -23,6 +23,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 TEST_FILE = "test.h5"
 ARRAYS = "arrays"  # the name of data that was given from Python
+VALIDATION_FILE = "validation.h5"  # only where a share of the training images was held out
 PREPARE_AGAIN = ": run python -m data_prep again with --force"
 MANY = 1 << 40  # more images, bytes or pixels than any data set has, and still safe to add and multiply
 
@@ -49,13 +50,15 @@ class Manifest:
     source: str
     files: dict[str, dict[str, Any]]
     client_sha256: tuple[str, ...]
+    validation: float  # the share of the training images that was held out
 
     @property
     def digest(self) -> str:
-        """Identifies the data of all clients and the test set, wherever it lies and however many silos hold it."""
+        """Identifies the data of clients, test and validation, wherever it lies and however many silos hold it."""
         # The test file has the settings, too. Shards of version 0.1 have no checksums of clients.
         clients = self.client_sha256 or [self.files[silo_file(silo)]["sha256"] for silo in range(self.silos)]
-        return hashlib.sha256("\n".join([*clients, self.files[TEST_FILE]["sha256"]]).encode()).hexdigest()
+        sets = [self.files[name]["sha256"] for name in (TEST_FILE, VALIDATION_FILE) if name in self.files]
+        return hashlib.sha256("\n".join([*clients, *sets]).encode()).hexdigest()
 
     @property
     def about_images(self) -> dict[str, Any]:
@@ -74,6 +77,7 @@ class Manifest:
             return f"rm -r {shlex.quote(str(self.root))} and fedlada_mpi.train(data=...)"
         rule = {field.name: self.partition.get(field.name) for field in fields(Rule)}
         options = {"clients": self.clients, "silos": self.silos, **rule, "seed": self.seed}
+        options["validation"] = self.validation
         return prepare_command(self.dataset, self.root, options) + " --force"
 
 
@@ -86,7 +90,7 @@ def prepare_command(dataset: str, out: str | Path, options: Mapping[str, Any]) -
     words = ["python", "-m", "data_prep", "--dataset", dataset, *([] if dataset == "digits" else ["--raw", "PATH"])]
     words += ["--out", str(out)]
     for name, value in options.items():
-        if value is not None and (name != "size_sigma" or value):
+        if value is not None and (name not in ("size_sigma", "validation") or value):
             text = f"{value:g}" if isinstance(value, float) else str(value)
             words += ["--" + {"kind": "partition"}.get(name, name).replace("_", "-"), text]
     return shlex.join(words)
@@ -135,7 +139,11 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
     counts = _counts(data.get("counts"), clients, classes)
     sizes = counts.sum(axis=1)
     names = [silo_file(silo) for silo in range(silos)]
-    files = _files(data.get("files"), names, image_bytes=math.prod(shape) + 8)
+    validation = _number(data.get("validation", 0.0), "'validation'")
+    if not 0 <= validation < 1:
+        raise ValueError(f"'validation' is {_short(validation)}, expected a share of the training images")
+    sets = [TEST_FILE, VALIDATION_FILE] if validation else [TEST_FILE]
+    files = _files(data.get("files"), names, sets, image_bytes=math.prod(shape) + 8)
     client_ids = tuple(np.array(files[name]["client_ids"], np.int64) for name in names)
     if not np.array_equal(np.sort(np.concatenate(client_ids)), np.arange(clients)):
         raise ValueError(f"the 'client_ids' of its files are not each of 0 to {clients - 1} once")
@@ -161,6 +169,7 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
         source=field("source", _text),
         files=files,
         client_sha256=tuple(_list(data.get("client_sha256", []), "'client_sha256'", _checksum, (0, clients))),
+        validation=validation,
     )
 
 
@@ -173,19 +182,19 @@ def _counts(value: object, clients: int, classes: int) -> np.ndarray:
     return counts.astype(np.int64)
 
 
-def _files(value: object, silo_names: list[str], image_bytes: int) -> dict[str, dict[str, Any]]:
-    """The entries of exactly these files and the test file."""
-    files, expected = _mapping(value, "'files'"), [*silo_names, TEST_FILE]
+def _files(value: object, silo_names: list[str], sets: list[str], image_bytes: int) -> dict[str, dict[str, Any]]:
+    """The entries of exactly these files."""
+    files, expected = _mapping(value, "'files'"), [*silo_names, *sets]
     if set(files) != set(expected):
         odd = sorted(set(files).symmetric_difference(expected))[0]
-        raise ValueError(f"'files' are not {expected[0]} to {expected[-2]} and {TEST_FILE}: {_short(odd)}")
+        raise ValueError(f"'files' are not {silo_names[0]} to {silo_names[-1]} and {' and '.join(sets)}: {_short(odd)}")
     for name, entry in files.items():
         entry = _mapping(entry, name)
         _checksum(entry.get("sha256"), f"the 'sha256' of {name}")
         images = _integer(entry.get("images"), f"the 'images' of {name}", 1)
         # Memory is taken for this many images, so the file must be large enough to have them.
         _integer(entry.get("bytes"), f"the 'bytes' of {name}", images * image_bytes)
-        if name != TEST_FILE:
+        if name in silo_names:
             _list(entry.get("client_ids"), f"the 'client_ids' of {name}", _integer, ())
     return files
 

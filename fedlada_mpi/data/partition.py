@@ -57,6 +57,28 @@ def partition(
     return deal(quotas, pools, exact=rule.exhausted == "exact")
 
 
+def hold_out(share: float, labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The training images that stay, and those held out for validation: so many of each class, to within one.
+
+    Drawn apart from the partition: ``share`` 0 leaves that as it is.
+    """
+    number = round(share * len(labels))
+    if not share:
+        return np.arange(len(labels)), np.arange(0)
+    order = np.random.RandomState([seed, 1]).permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    # Every so many of all images, sorted by class; each class in random order.
+    held = np.sort(order[np.arange(number) * len(labels) // max(number, 1)])
+    kept = np.setdiff1d(np.arange(len(labels)), held)
+    if not number:
+        raise UserError(f"--validation: got {share:g} of {len(labels)} training images, which is none: give more")
+    if missing := set(np.unique(labels).tolist()) - set(np.unique(labels[kept]).tolist()):
+        raise UserError(
+            f"--validation: got {share:g}, which leaves no training image of class {min(missing)}: give less"
+        )
+    return kept, held
+
+
 def client_sizes(random: np.random.RandomState, images: int, clients: int, sigma: float) -> np.ndarray:
     """Images per client: all ``images // clients``, or lognormal and summing to ``images``."""
     equal = np.full(clients, images // clients, dtype=np.int64)

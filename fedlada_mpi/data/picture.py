@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..inputs import figure_text
-from .manifest import TEST_FILE, Manifest
+from .manifest import TEST_FILE, VALIDATION_FILE, Manifest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -172,6 +172,8 @@ def _title(manifest: Manifest) -> str:
     low, high = manifest.sizes.min(), manifest.sizes.max()
     each = f"{low:,} images each" if low == high else f"{low:,} to {high:,} images each"
     test = f"{manifest.files[TEST_FILE]['images']:,} test images"
+    if manifest.validation:
+        test = f"{manifest.files[VALIDATION_FILE]['images']:,} validation, {test}"
     return f"{manifest.dataset}: {manifest.clients} clients, {each} · {how}, seed {manifest.seed} · {test}"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import UserError
 from . import sources
 from .manifest import FORMAT, MANIFEST, Manifest, read_manifest
-from .partition import partition
+from .partition import hold_out, partition
 from .picture import PICTURE, draw
 from .settings import PrepareSettings, check_silos
 from .sources.bounds import check_memory
@@ -35,31 +35,37 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
     raw = sources.find_raw(settings.dataset, settings.raw, settings.out.parent, settings.download)
     report(f"reading {settings.dataset} from {raw}")
     images = sources.load(settings.dataset, raw, settings.workers)
-    owned = divide(settings, images)
-    manifest = describe(settings, _fingerprint(settings, raw), images, owned)
+    kept, held = hold_out(settings.validation, images.train_labels, settings.seed)
+    owned = divide(settings, images, kept)
+    manifest = describe(settings, _fingerprint(settings, raw), images, kept, owned)
     report(f"writing {sum(map(len, owned))} training images of {len(owned)} clients to {settings.silos} silo files")
-    return write_shards(settings.out, manifest, images, owned)
+    return write_shards(settings.out, manifest, images, owned, held)
 
 
-def write_shards(out: Path, manifest: dict[str, Any], images: sources.ImageSet, owned: list[np.ndarray]) -> Manifest:
-    """Write the shards of a described data set, with its picture."""
+def write_shards(
+    out: Path, manifest: dict[str, Any], images: sources.ImageSet, owned: list[np.ndarray], held: np.ndarray
+) -> Manifest:
+    """Write the shards of a described data set, with its picture; ``held`` images are for validation."""
     silos = np.array_split(np.arange(len(owned)), manifest["silos"])
-    with staging(out, needed_bytes=_bytes_on_disk(images, owned)) as folder:
-        manifest["files"] = write_all(folder, images, owned, silos, attributes_of(manifest))
+    with staging(out, needed_bytes=_bytes_on_disk(images, owned, held)) as folder:
+        manifest["files"] = write_all(folder, images, owned, silos, held, attributes_of(manifest))
         write_manifest(folder, manifest)
         draw(read_manifest(folder), folder / PICTURE)
         publish(folder, out, [*manifest["files"], PICTURE, MANIFEST])
     return read_manifest(out)
 
 
-def divide(settings: PrepareSettings, images: sources.ImageSet) -> list[np.ndarray]:
-    """The images of each client."""
+def divide(settings: PrepareSettings, images: sources.ImageSet, kept: np.ndarray | None = None) -> list[np.ndarray]:
+    """The images of each client, out of all training images or of those that are ``kept``."""
+    kept = np.arange(len(images.train_labels)) if kept is None else kept
     owners = images.owners if settings.partition == "natural" else None
+    if owners is not None and (lost := np.setdiff1d(owners, owners[kept])).size:
+        raise UserError(f"--validation: got {settings.validation:g}, which leaves owner {lost[0]} no image: give less")
     clients = settings.wanted_clients or 0 if owners is None else len(np.unique(owners))
     check_memory(clients * images.classes * CELL_BYTES, f"{clients} clients with {images.classes} classes")
-    owned = partition(
-        settings.rule, images.train_labels, images.classes, settings.wanted_clients or 0, settings.seed, images.owners
-    )
+    labels, owners = images.train_labels[kept], None if images.owners is None else images.owners[kept]
+    parts = partition(settings.rule, labels, images.classes, settings.wanted_clients or 0, settings.seed, owners)
+    owned = [kept[part] for part in parts]
     if settings.clients is not None and len(owned) != settings.clients:
         raise UserError(f"--clients: got {settings.clients}, but the data has {len(owned)} owners: leave --clients out")
     check_silos(settings.silos, len(owned))
@@ -67,10 +73,10 @@ def divide(settings: PrepareSettings, images: sources.ImageSet) -> list[np.ndarr
 
 
 def describe(
-    settings: PrepareSettings, source: str, images: sources.ImageSet, owned: list[np.ndarray]
+    settings: PrepareSettings, source: str, images: sources.ImageSet, kept: np.ndarray, owned: list[np.ndarray]
 ) -> dict[str, Any]:
     """The manifest without its files. Nothing in it depends on the machine, the time or a path."""
-    mean, std = sources.statistics(settings.dataset, images.train_images)
+    mean, std = sources.statistics(settings.dataset, images.train_images, kept)
     owners = images.owners if settings.partition == "natural" else None
     return {
         "format": FORMAT,
@@ -83,6 +89,7 @@ def describe(
         "silos": settings.silos,
         "partition": asdict(settings.rule),
         "seed": settings.seed,
+        **({"validation": settings.validation} if settings.validation else {}),
         "source": source,
         "class_names": images.class_names,
         "client_names": [] if owners is None else [str(name) for name in np.unique(owners)],
@@ -98,6 +105,7 @@ def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
         "clients": (present.clients, settings.wanted_clients or present.clients),
         "silos": (present.silos, settings.silos),
         "seed": (present.seed, settings.seed),
+        "validation": (present.validation, settings.validation),
     }
     pairs |= {name: (present.partition.get(name), value) for name, value in asdict(settings.rule).items()}
     differences = [f"{name} {actual} not {wanted}" for name, (actual, wanted) in pairs.items() if actual != wanted]
@@ -125,7 +133,7 @@ def _fingerprint(settings: PrepareSettings, raw: Path) -> str:
         raise UserError(f"{error.filename or raw}: cannot be read ({error.strerror or error})") from None
 
 
-def _bytes_on_disk(images: sources.ImageSet, owned: list[np.ndarray]) -> int:
-    count = sum(map(len, owned)) + len(images.test_labels)
-    headers = 16 * 1024 * (len(owned) + 2) + (1 << 20)
+def _bytes_on_disk(images: sources.ImageSet, owned: list[np.ndarray], held: np.ndarray) -> int:
+    count = sum(map(len, owned)) + len(held) + len(images.test_labels)
+    headers = 16 * 1024 * (len(owned) + 3) + (1 << 20)
     return count * (images.train_images[0].nbytes + 8) + headers

@@ -34,6 +34,7 @@ class PrepareSettings:
     classes_per_client: int = 2
     size_sigma: float = 0.0
     seed: int = 20
+    validation: float = 0.0
     workers: int = 0
     force: bool = False
     download: bool = True
@@ -87,6 +88,10 @@ class PrepareSettings:
             raise UserError(f"--dirichlet: got {self.dirichlet}, expected more than 0")
         if not 0 <= self.size_sigma <= 10:
             raise UserError(f"--size-sigma: got {self.size_sigma}, expected 0 (equal sizes) to 10")
+        if not 0 <= self.validation < 1:
+            raise UserError(
+                f"--validation: got {self.validation}, expected a share of the training images, such as 0.1"
+            )
         if self.size_sigma and self.partition == "natural":
             raise UserError(
                 "--size-sigma has no effect on --partition natural, whose sizes are the data's own: leave it out"

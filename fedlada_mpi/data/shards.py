@@ -65,12 +65,12 @@ def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = True) ->
     return Shard(images, labels, client_ids, offsets)
 
 
-def read_test(manifest: Manifest, verify: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of the test set."""
-    check_files(manifest, [TEST_FILE], verify)
-    images = np.empty((manifest.files[TEST_FILE]["images"], *manifest.image_shape), dtype=np.uint8)
+def read_test(manifest: Manifest, verify: bool = True, name: str = TEST_FILE) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels of the test set, or of the validation set by the ``name`` of its file."""
+    check_files(manifest, [name], verify)
+    images = np.empty((manifest.files[name]["images"], *manifest.image_shape), dtype=np.uint8)
     labels = np.empty(len(images), dtype=np.int64)
-    with _opened(manifest, TEST_FILE) as file:
+    with _opened(manifest, name) as file:
         _read(file, "images", images)
         _read(file, "labels", labels)
         _check_labels(labels, manifest.classes)
@@ -132,7 +132,7 @@ def _check_attributes(file: h5py.h5f.FileID, manifest: Manifest) -> None:
     attributes = h5py.File(file).attrs
     if (version := attributes["format"]) != FORMAT:
         raise ValueError(f"format {version}, expected format {FORMAT}")
-    for name in ("dataset", "classes", "seed", "mean", "std"):
+    for name in ("dataset", "classes", "seed", "mean", "std", *(["validation"] if manifest.validation else [])):
         if not np.array_equal(attributes[name], getattr(manifest, name)):
             raise ValueError(f"{name} {attributes[name]}, but {getattr(manifest, name)} in {MANIFEST}")
     if json.loads(attributes["partition"]) != manifest.partition:

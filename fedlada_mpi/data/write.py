@@ -25,7 +25,7 @@ from .. import disk
 from ..errors import UserError
 from ..processes import is_alive
 from .checksums import sha256
-from .manifest import FORMAT, MANIFEST, TEST_FILE, silo_file
+from .manifest import FORMAT, MANIFEST, TEST_FILE, VALIDATION_FILE, silo_file
 from .sources import ImageSet
 
 STAGING = ".unfinished-"
@@ -83,9 +83,14 @@ def remove_stale(out: Path) -> None:
 
 
 def write_all(
-    folder: Path, images: ImageSet, owned: list[np.ndarray], silos: list[np.ndarray], attributes: dict[str, Any]
+    folder: Path,
+    images: ImageSet,
+    owned: list[np.ndarray],
+    silos: list[np.ndarray],
+    held: np.ndarray,
+    attributes: dict[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """Write every silo and the test set; returns the manifest's entries for them."""
+    """Write every silo, the test set, and the ``held`` out images; returns the manifest's entries for them."""
     files = {}
     for silo, clients in enumerate(tqdm(silos, desc="writing", unit=" silos", disable=None)):
         indices = np.concatenate([owned[client] for client in clients])
@@ -97,6 +102,10 @@ def write_all(
     path = folder / TEST_FILE
     write_file(path, images.test_images, images.test_labels, np.arange(len(images.test_labels)), attributes, {})
     files[path.name] = entry(path, len(images.test_labels))
+    if len(held):
+        path = folder / VALIDATION_FILE
+        write_file(path, images.train_images, images.train_labels, held, attributes, {})
+        files[path.name] = entry(path, len(held))
     return files
 
 
@@ -147,6 +156,7 @@ def attributes_of(manifest: dict[str, Any]) -> dict[str, Any]:
         "std": np.array(manifest["std"], dtype=np.float64),
         "partition": json.dumps(manifest["partition"], sort_keys=True),
         "seed": manifest["seed"],
+        **{name: manifest[name] for name in ("validation",) if name in manifest},
     }
 
 
@@ -155,7 +165,7 @@ def publish(folder: Path, out: Path, names: list[str]) -> None:
     for name in names:
         _flush_to_disk(folder / name)
     (out / MANIFEST).unlink(missing_ok=True)
-    for path in out.glob("silo_*.h5"):
+    for path in [*out.glob("silo_*.h5"), *out.glob(VALIDATION_FILE)]:
         if path.name not in names:
             path.unlink()
     for name in names:

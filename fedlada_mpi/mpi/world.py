@@ -152,6 +152,16 @@ class World:
         self.comm.Gather(mine, table)
         return table
 
+    def sum(self, table: np.ndarray) -> np.ndarray:
+        """The ranks' tables of the same shape, added up on the root (elsewhere: this rank's own)."""
+        mine = np.ascontiguousarray(table, np.float64)
+        if self.size == 1:
+            return mine
+        total = np.empty_like(mine) if self.rank == 0 else mine
+        self.barrier()
+        self.comm.Reduce(mine, total if self.rank == 0 else None, MPI.SUM)
+        return total
+
     def allgather_json(self, item: Any) -> list[Any]:
         """Every rank's small item, on every rank."""
         text = json.dumps(item).encode()

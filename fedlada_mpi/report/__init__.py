@@ -28,6 +28,7 @@ def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str
     all_tables = [
         *paper.tables(groups),
         tables.overview(groups),
+        *(table for table in [tables.clients(groups)] if table.rows),
         *tables.targets(groups, wanted),
         tables.phases(groups),
         tables.runs(groups),

@@ -79,10 +79,12 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
         if len(members) <= ONE_PANEL:
             planned.append((f"curves_{name}", partial(_curves, problem, members)))
         else:
-            for measure in ("test_acc", "train_loss", "consistency"):
+            for measure in ("test_acc", "train_loss", "consistency", "client_test_acc_worst_decile"):
                 known = [one for one in members if len(one.curve(measure)[0])]
                 if known:
                     planned.append((f"{measure}_{name}", partial(_facets, problem, known, measure)))
+        if len(members) <= ONE_PANEL and any(len(one.curve("client_test_acc_mean")[0]) for one in members):
+            planned.append((f"clients_{name}", partial(_clients, problem, members)))
         if any(np.nansum(one.curve("seconds_total")[1]) for one in members):
             planned.append((f"phases_{name}", partial(_phases, problem, members)))
         ranked = [one for one in members if any(len(run.by_rank.get("wait", ())) > 1 for run in one.runs)]
@@ -168,6 +170,36 @@ def _curves(problem: str, groups: Sequence[Group]) -> Drawing:
     for axes in list(grid.flat)[len(wanted) :]:
         axes.set_axis_off()
     drawing.suptitle(problem + _seeds(groups), fontsize=11)
+    _legend_below(drawing, grid.flat)
+    return drawing
+
+
+def _clients(problem: str, groups: Sequence[Group]) -> Drawing:
+    """The clients' accuracies: over the rounds, and how they are distributed in the end."""
+    drawing, grid = plt.subplots(2, 2, figsize=(9.2, 6.8), squeeze=False, layout="constrained")
+    for (left, right), part in zip(grid, ("test", "train"), strict=True):
+        for one, name, colour in zip(groups, _names(groups), colours(groups), strict=True):
+            curves = (points(one, f"client_{part}_acc_{what}", POINTS) for what in ("mean", "std", "worst_decile"))
+            (across, mean, *_), (_, spread, *_), (worst_across, worst, *_) = curves
+            if not len(across):
+                continue
+            left.plot(across, mean, color=colour, label=name, marker="o" if len(across) == 1 else None)
+            left.plot(worst_across, worst, color=colour, linestyle="--", marker="." if len(across) == 1 else None)
+            if len(spread) == len(mean):
+                low, high = np.maximum(mean - spread, 0), np.minimum(mean + spread, 100)
+                left.fill_between(across, low, high, color=colour, alpha=0.13, linewidth=0)
+            known = [100 * run.clients[f"{part}_acc"] for run in one.runs if run.clients]
+            values = np.sort(np.concatenate([np.empty(0), *known]))
+            values = values[np.isfinite(values)]
+            if len(values):
+                right.step(values, np.arange(1, len(values) + 1) / len(values), where="post", color=colour, label=name)
+        left.set(xlabel="Round", ylabel=f"Clients' {part} accuracy (%)")
+        left.margins(x=0.01)
+        left.set_xlim(left=0)
+        right.set(xlabel=f"{part.capitalize()} accuracy after the last evaluation (%)", ylabel="Clients at or below it")
+    grid[0, 0].set_title("mean ± standard deviation; dashed: worst tenth")
+    grid[0, 1].set_title("distribution over the clients")
+    drawing.suptitle(f"{problem}: client by client", fontsize=11)
     _legend_below(drawing, grid.flat)
     return drawing
 

@@ -21,7 +21,7 @@ SYMBOLS = {"alpha": "α", "mu": "μ", "lr": "η_l", "server_lr": "η_g", "weight
 # Settings of the learning task, as opposed to the method.
 PROBLEM = (
     *("dataset", "model", "norm", "activation", "init", "init_partial"),
-    *("clients", "partition", "dirichlet", "exhausted", "partition_seed"),
+    *("clients", "partition", "dirichlet", "exhausted", "partition_seed", "validation"),
 )
 
 

@@ -15,7 +15,8 @@ from .. import config as settings
 from ..errors import UserError, printable
 from ..inputs import check_path, read_bytes, read_json, reason
 from ..processes import process_map, usable_cores
-from ..rundir.metrics import ALL_PHASES, NUMBERS, parse
+from ..rundir import client_values
+from ..rundir.metrics import ALL_PHASES, NUMBERS, OPTIONAL, parse
 
 WORTH_A_PROCESS = 20_000_000  # bytes of metrics; fewer are read before another process has started
 
@@ -32,6 +33,11 @@ class Run:
     status: str = "unfinished"
     method: str = ""  # the label of a user's own, where the run has recorded it
     skipped: int = 0
+    clients: dict[str, np.ndarray] = field(
+        default_factory=dict
+    )  # values of every client, where they were last evaluated
+    damaged: str = ""  # a file that could not be read, and why
+    ran_on: str = ""  # ranks, nodes, devices and versions, where the run has recorded them
 
     @property
     def seed(self) -> int:
@@ -110,14 +116,36 @@ def read(directory: Path) -> Run:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
     run = Run(directory, values, *_columns(records), by_rank=_by_rank(records), skipped=skipped)
     try:
+        run.clients = client_values.latest(directory / client_values.CLIENTS, run.done)
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        run.damaged = f"unreadable {client_values.CLIENTS} ({printable(str(error))})"
+    try:
         summary = read_json(directory / "summary.json")
         run.status = printable(str(summary["status"]))
         run.method = printable(str(summary.get("method", "")))
+        run.ran_on = printable(_ran_on(summary))[:200]
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, LookupError):
         run.status = "unreadable summary"
     return run
+
+
+def _ran_on(summary: dict[str, Any]) -> str:
+    """In a few words, what the run ran on last, and in how many segments it was computed."""
+    try:
+        segments = summary.get("segments") or []
+        last = {**summary["environment"], **(segments[-1] if segments else {})}
+        devices = dict.fromkeys(device for node in last["nodes"].values() for device in node["devices"])
+        ranks, nodes = last["ranks"], len(last["nodes"])
+        words = [f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}", *map(str, devices)]
+        commit = f" at {str(last['commit'])[:8]}{' modified' * bool(last['modified'])}" if last["commit"] else ""
+        words.append(f"version {last['fedlada_mpi']}{commit}")
+        return ", ".join([*words, f"{len(segments)} segments"] if len(segments) > 1 else words)
+    except (TypeError, AttributeError, LookupError):
+        return ""  # of an earlier version, or not as a run writes it
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -140,7 +168,7 @@ def _settings(path: Path) -> dict[str, Any]:
 def _columns(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The rounds, and every metric as an array over them."""
     rounds = np.array([r["round"] for r in records], dtype=np.int64)
-    series = {name: _numbers([r.get(name) for r in records]) for name in NUMBERS}
+    series = {name: _numbers([r.get(name) for r in records]) for name in (*NUMBERS, *OPTIONAL)}
     seconds = [r.get("seconds") or {} for r in records]
     for phase in ALL_PHASES:
         series[f"seconds_{phase}"] = _numbers([s.get(phase) for s in seconds])

@@ -99,6 +99,12 @@ def best(last: int | None, which: str = "test_acc") -> Measure:
     return measure
 
 
+def test_at_best_validation(run: Run) -> float | None:
+    """The test accuracy in per cent of the round with the best validation accuracy."""
+    known = run.series["val_acc"]
+    return None if np.isnan(known).all() else percent(float(run.series["test_acc"][int(np.nanargmax(known))]))
+
+
 def final(name: str, scale: float = 1.0) -> Measure:
     """The last known value of a metric."""
 

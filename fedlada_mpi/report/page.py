@@ -32,7 +32,7 @@ def render(
     sections = [
         ("paper", "Against the paper", _paper(groups, tables, bool(library))),
         ("curves", "Curves", _curves(groups, drawn, bool(library))),
-        ("results", "Results", "".join(map(_table, _pick(tables, "overview", "targets")))),
+        ("results", "Results", "".join(map(_table, _pick(tables, "overview", "clients", "targets")))),
         ("time", "Time", _time(groups, tables, bool(library), drawn)),
         ("runs", "Runs", _left_out(problems) + "".join(map(_table, _pick(tables, "runs")))),
     ]
@@ -200,7 +200,9 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
     parts = []
     for index, (problem, members) in enumerate(by_problem([one for one in groups if one.done]).items()):
         names = [
-            n for n in drawn if n.removesuffix(slug(problem)) in ("curves_", "test_acc_", "train_loss_", "consistency_")
+            n
+            for n in drawn
+            if n.removesuffix(slug(problem)) in ("curves_", *(f"{measure}_" for measure in MEASURES), "clients_")
         ]
         parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
         if not library:
@@ -217,6 +219,7 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
             f"<label>against <select>{axes}</select></label>"
             '<label><input type="checkbox"> logarithmic</label></div><div class="chart"></div></figure>'
         )
+        parts += [_picture(name, f"{problem}, client by client") for name in names if name.startswith("clients_")]
     return "".join(parts) or '<p class="note">No rounds yet.</p>'
 
 

@@ -17,8 +17,16 @@ MEASURES = {
     "test_loss": "Test loss",
     "consistency": "Consistency  mean ‖x_i − x‖²",
     "local_loss": "Local loss",
+    "val_acc": "Validation accuracy (%)",
+    "val_loss": "Validation loss",
+    "client_test_acc_mean": "Clients' test accuracy, mean (%)",
+    "client_test_acc_std": "Clients' test accuracy, standard deviation (%)",
+    "client_test_acc_worst_decile": "Clients' test accuracy, worst tenth (%)",
+    "client_train_acc_mean": "Clients' train accuracy, mean (%)",
+    "client_train_acc_std": "Clients' train accuracy, standard deviation (%)",
+    "client_train_acc_worst_decile": "Clients' train accuracy, worst tenth (%)",
 }
-PERCENT = ("test_acc", "train_acc")
+PERCENT = tuple(measure for measure, name in MEASURES.items() if name.endswith("(%)"))
 # Distinguishable also for colour-blind readers, on white and on black.
 _OTHERS = (
     *("#6f5fc9", "#b8336a", "#5b8c2a", "#3f8f9c", "#8c5a3c", "#c2542d", "#4a6fa5", "#9a7d0a", "#7b3f8c", "#2f7d5b"),

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import printable
+from ..rundir.client_values import SPREAD
 from ..rundir.metrics import PHASES
 from . import measures
 from .groups import Group, Stat, by_problem, labels, slug
@@ -153,6 +154,9 @@ def overview(groups: Sequence[Group]) -> Table:
             Column, ("Seeds", "Rounds", "Best test %", "at round", "Final test %", "Final train %", "Final train loss")
         ),
     ]
+    validated = any(len(one.curve("val_acc")[0]) for one in groups)
+    if validated:
+        columns.append(Column("Test % at best validation"))
     rows = []
     for one, head in _named(groups):
         done = sorted({run.done for run in one.runs})
@@ -168,10 +172,27 @@ def overview(groups: Sequence[Group]) -> Table:
                 stat(one.over(measures.final("test_acc", 100)), 2),
                 stat(one.over(measures.final("train_acc", 100)), 2),
                 stat(one.over(measures.final("train_loss")), 4),
+                *([stat(one.over(measures.test_at_best_validation), 2)] if validated else []),
             ]
         )
     notes = ["Mean ± standard deviation over seeds. Accuracies are of the latest evaluated round."]
     return Table("overview", "Accuracy", columns, rows, notes=notes)
+
+
+def clients(groups: Sequence[Group]) -> Table:
+    """How the clients fare one by one, in the last round in which they were evaluated so."""
+    parts = ("test", "train")
+    columns = [*_HEAD, *(Column(n, f"{p} accuracy %") for p in parts for n in ("mean", "spread", "worst tenth"))]
+    rows = []
+    for one, head in _named(groups):
+        row = [stat(one.over(measures.final(name, 100)), 2) for name in SPREAD]
+        if any(cell.value is not None for cell in row):
+            rows.append([*head, *row])
+    notes = [
+        "Over all clients: the mean, the standard deviation, and the mean of the tenth with the lowest accuracy. Test "
+        "accuracy of a client: the classes' test accuracies, weighted by the client's shares of the classes."
+    ]
+    return Table("clients", "Client by client", columns, rows, notes=notes)
 
 
 def levels(groups: Sequence[Group], known: dict[str, list[float]]) -> dict[str, list[float]]:
@@ -237,7 +258,8 @@ def phases(groups: Sequence[Group]) -> Table:
 
 def runs(groups: Sequence[Group]) -> Table:
     columns = [*_HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False), Column("Best test %")]
-    columns += [Column("Final test %"), Column("Hours"), Column("Directory", numeric=False)]
+    columns += [Column("Final test %"), Column("Hours")]
+    columns += [Column("Directory", numeric=False), Column("Ran on", numeric=False)]
     rows = []
     for one, head in _named(groups):
         for run in one.runs:
@@ -247,16 +269,22 @@ def runs(groups: Sequence[Group]) -> Table:
                     *head,
                     plain(run.seed),
                     Cell(f"{run.done:,} of {run.settings['rounds']:,}", float(run.done)),
-                    text(state + (f", {run.skipped} unreadable lines" if run.skipped else "")),
+                    text(", ".join([state, *_problems(run)])),
                     plain(measures.best(None)(run), 2),
                     plain(measures.final("test_acc", 100)(run), 2),
                     plain(_hours(run), 3),
                     text(printable(str(run.path))),
+                    text(run.ran_on),
                 ]
             )
     repeated = sum(one.repeated for one in groups)
     notes = [f"{repeated} runs repeat the settings and seed of another and are left out."] if repeated else []
     return Table("runs", "All runs", columns, rows, notes=notes)
+
+
+def _problems(run: Run) -> list[str]:
+    lines = [f"{run.skipped} unreadable lines"] if run.skipped else []
+    return [*lines, run.damaged] if run.damaged else lines
 
 
 def _hours(run: Run) -> float | None:

@@ -1,6 +1,6 @@
 """Everything a run needs to go on, in HDF5: written under a temporary name, renamed when complete; two are kept.
 
-    checkpoint/round_000050/server.h5          the server's vectors, the settings, the digest of the data
+    checkpoint/round_000050/server.h5          the server's vectors, the settings, the digest of the data, SEGMENTS
     checkpoint/round_000050/clients_0003.h5    what clients of rank 3 keep across rounds, by client id
     checkpoint/round_000050/files.json         the names of these files and their checksums
 
@@ -14,10 +14,12 @@ import json
 import re
 import shutil
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import h5py
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +35,8 @@ LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names i
 CHUNK = 1 << 18
 # Attributes with the digests of the shards and of the model's constants; checkpoints of version 0.1 have none.
 DATA, MODEL = "data", "model"
+# Of the run up to the checkpoint, next to the server's vectors; earlier versions wrote none.
+SEGMENTS = "run/segments"  # provenance.py
 
 
 def folder(out: Path, t: int) -> Path:
@@ -80,8 +84,9 @@ def save(
     state: dict[str, dict[int, Tensor]],
     digests: dict[str, str] | None = None,
     order_of_sums: dict[str, Any] | None = None,
+    more: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """The root writes the server's vectors, every rank its clients' state; then the folder gets its name."""
+    """The root writes the server's vectors and ``more``, every rank its clients' state; then the folder is named."""
     final = folder(out, t)
     temporary = final.with_name(final.name + ".tmp")
     checksums: dict[str, int] = {}  # of this rank's files
@@ -99,7 +104,7 @@ def save(
                 **(digests or {}),
                 "order_of_sums": json.dumps(order_of_sums or {}),
             }
-            checksums["server.h5"] = _write(temporary / "server.h5", vars(s), about)
+            checksums["server.h5"] = _write(temporary / "server.h5", {**vars(s), **(more or {})}, about)
         if any(state.values()):
             rows = {f"{client}/{name}": v for name, clients in state.items() for client, v in clients.items()}
             name = f"clients_{world.rank:04d}.h5"
@@ -186,6 +191,16 @@ def order_of_sums(out: Path, t: int) -> dict[str, Any]:
         with h5py.File(path) as file:
             return dict(json.loads(file.attrs.get("order_of_sums", "{}")))
     except (OSError, ValueError, TypeError) as error:
+        raise _damaged(path, error) from None
+
+
+def read_more(out: Path, t: int, name: str) -> np.ndarray | None:
+    """What ``save`` wrote as ``more[name]``; None where the checkpoint has none."""
+    path = folder(out, t) / "server.h5"
+    try:
+        with h5py.File(path) as file:
+            return np.asarray(file[name][:]) if name in file else None
+    except _DAMAGE as error:
         raise _damaged(path, error) from None
 
 

@@ -11,10 +11,13 @@ from .. import disk
 from ..config import Config
 from ..errors import UserError
 from ..inputs import read_json
-from . import checkpoint, metrics, results
+from . import checkpoint, client_values, metrics, results, sinks
 
 FINISHED = -1
-_FILES = ("config.json", "metrics.jsonl", metrics.DAMAGED, results.SUMMARY, results.MODEL, "checkpoint", "tensorboard")
+_FILES = (
+    *("config.json", "metrics.jsonl", metrics.DAMAGED, client_values.CLIENTS, results.SUMMARY, results.MODEL),
+    *(results.BEST, sinks.IDS, "checkpoint", "tensorboard"),
+)
 _FOLDERS = {"checkpoint": "round_*", "tensorboard": "events.out.tfevents.*"}  # what a run writes there
 
 

@@ -1,4 +1,4 @@
-"""What a run records: metrics.jsonl, phase times, the summary, TensorBoard events."""
+"""What a run records: metrics.jsonl, phase times, the summary."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from .. import disk
 from ..inputs import parse_json, read_bytes
+from . import client_values
 from .files import to_json, write_atomically
 
 if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
+    from .sinks import Sinks
 
 PHASES = ("bcast", "train", "reduce", "server", "eval")
 ALL_PHASES = (*PHASES, "total")  # the time of a whole round, also between the phases
@@ -51,6 +52,8 @@ class Clock:
 
 COUNTS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")
 NUMBERS = ("lr", "local_loss", *EVALUATED, "consistency", *COUNTS)
+VALIDATED = ("val_loss", "val_acc")
+OPTIONAL = (*VALIDATED, *client_values.SPREAD)  # of runs with a validation set, and of those with --eval-clients
 TABLES: dict[str, tuple[str, ...]] = {"seconds": ALL_PHASES, "seconds_by_rank": ("train", "wait")}
 
 
@@ -85,7 +88,7 @@ def _is_record(value: Any) -> bool:
         and 0 < value["round"] < 2**31
         and isinstance(value.get("participants") or [], list)
         and all(isinstance(value.get(name) or {}, dict) for name in TABLES)
-        and _are_numbers([*map(value.get, NUMBERS), *(value.get("seconds") or {}).values()])
+        and _are_numbers([*map(value.get, (*NUMBERS, *OPTIONAL)), *(value.get("seconds") or {}).values()])
         and all(_is_row(row) for row in (value.get("seconds_by_rank") or {}).values())
     )
 
@@ -110,8 +113,7 @@ def _is_complete(record: dict[str, Any]) -> bool:
         return False
     summed = [*(record[name] for name in COUNTS), *(record["seconds"][phase] for phase in ALL_PHASES)]
     rows = record["seconds_by_rank"].values()
-    evaluated = {record[name] is None for name in ("train_acc", "test_acc")}
-    return len(evaluated) == 1 and None not in rows and all(map(_is_finite, (*summed, *chain(*rows))))
+    return None not in rows and all(map(_is_finite, (*summed, *chain(*rows))))
 
 
 def _is_finite(value: float | None) -> bool:
@@ -119,14 +121,14 @@ def _is_finite(value: float | None) -> bool:
 
 
 class Recorder:
-    """Appends one JSON object per round, and TensorBoard events if that is installed.
+    """Appends one JSON object per round; its numbers go to ``sinks``, too.
 
     A run that goes on after round ``resumed_at`` keeps the records up to there; those behind it are repeated. Lines
     that are no records are left out, and the file that had them is kept under another name.
     """
 
-    def __init__(self, out: Path, resumed_at: int):
-        self.path = out / "metrics.jsonl"
+    def __init__(self, out: Path, resumed_at: int, sinks: Sinks | None = None):
+        self.path, self.sinks = out / "metrics.jsonl", sinks
         self.records: list[dict[str, Any]] = []
         self.left_out = 0
         if resumed_at:
@@ -134,12 +136,6 @@ class Recorder:
         write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
         with disk.writing(self.path):
             self.file = open(self.path, "a")  # noqa: SIM115 (open for the whole run)
-        self.events: SummaryWriter | None = None
-        self.folder = out / "tensorboard"
-        with contextlib.suppress(ImportError), disk.writing(self.folder):
-            from torch.utils.tensorboard import SummaryWriter
-
-            self.events = SummaryWriter(str(self.folder), purge_step=resumed_at + 1)
 
     def _read(self, until: int) -> None:
         content = b""
@@ -157,28 +153,24 @@ class Recorder:
         with disk.writing(self.path):
             self.file.write(to_json(record) + "\n")
             self.file.flush()
-        if self.events is not None:
-            with disk.writing(self.folder):
-                for name in ("local_loss", "consistency", "lr", *EVALUATED):
-                    if record.get(name) is not None:
-                        self.events.add_scalar(name, record[name], record["round"])
+        if self.sinks is not None:
+            names = ("local_loss", "consistency", "lr", *EVALUATED, *OPTIONAL)
+            self.sinks.add(record["round"], {name: record[name] for name in names if record.get(name) is not None})
 
     def sync(self) -> None:
         """Flush to disk, before a checkpoint declares these rounds done."""
         with disk.writing(self.path):
             os.fsync(self.file.fileno())
+        if self.sinks is not None:
+            self.sinks.flush()
 
     def __enter__(self) -> Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Close the files; an exception that is on its way goes on, whatever else fails here."""
-        with contextlib.suppress(*(() if kind is None else (disk.WriteError,))):
-            with disk.writing(self.path):
-                self.file.close()
-            if self.events is not None:
-                with disk.writing(self.folder):
-                    self.events.close()
+        """Close the file; an exception that is on its way goes on, whatever else fails here."""
+        with contextlib.suppress(*(() if kind is None else (disk.WriteError,))), disk.writing(self.path):
+            self.file.close()
 
 
 def summarise(records: list[dict[str, Any]], targets: list[float]) -> dict[str, Any]:

@@ -14,19 +14,23 @@ from .files import to_json, write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
-MODEL, SUMMARY = "model.pt", "summary.json"
+MODEL, BEST, SUMMARY = "model.pt", "best.pt", "summary.json"
 
 
 def write(out: Path, model: Mapping[str, Tensor], summary: Mapping[str, Any]) -> None:
     """Replace the results; a summary that is there always belongs to the model that is there."""
+    with disk.writing(out / SUMMARY):
+        (out / SUMMARY).unlink(missing_ok=True)
+    write_model(out / MODEL, model)
+    write_atomically(out / SUMMARY, to_json(summary, indent=2) + "\n")
+
+
+def write_model(path: Path, model: Mapping[str, Tensor]) -> None:
     import torch  # readers of results need not wait for it
 
     content = io.BytesIO()  # on a full disk, torch would end the process
     torch.save(model, content)
-    with disk.writing(out / SUMMARY):
-        (out / SUMMARY).unlink(missing_ok=True)
-    write_atomically(out / MODEL, content.getvalue())
-    write_atomically(out / SUMMARY, to_json(summary, indent=2) + "\n")
+    write_atomically(path, content.getvalue())
 
 
 def finished_rounds(out: Path) -> int | None:

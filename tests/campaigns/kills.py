@@ -42,7 +42,7 @@ FAULTS = ROOT / "tests" / "helpers" / "faults.py"
 ROUNDS = 3
 SETTINGS = (
     f"--algorithm scaffold --clients 50 --rounds {ROUNDS} --checkpoint-every 1 --eval-every 2 --participation 0.06 "
-    "--local-steps 2 --device cpu --seed 3"
+    "--local-steps 2 --device cpu --seed 3 --eval-clients 2"
 ).split()
 
 
@@ -53,7 +53,7 @@ class Campaign:
         self.tried: Counter[str] = Counter()
         self.failures: list[str] = []
         self.data = work / "digits"
-        prepare(PrepareSettings("digits", self.data, silos=2))
+        prepare(PrepareSettings("digits", self.data, silos=2, validation=0.1))
         self.wholes: dict[int, Run] = {}
         for variable in (ROOT / "jobs" / "mpi.env").read_text().splitlines():
             if variable and not variable.startswith("#"):
@@ -88,6 +88,8 @@ class Campaign:
         try:
             assert status == 0, f"resumed: status {status}: {process.errors[-600:]}"
             same(Run(out, None), expected)
+            for name in ("best.pt", "clients.h5"):
+                assert (out / name).read_bytes() == (expected.out / name).read_bytes(), f"{name} differs"
             left = [str(path.relative_to(out)) for path in out.rglob("*.tmp")]
             assert not left, f"left behind: {left}"
         except (AssertionError, OSError, ValueError) as error:

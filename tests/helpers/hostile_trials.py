@@ -100,7 +100,8 @@ def recorded(number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-keys = st.sampled_from([*metrics.NUMBERS, "round", "participants", "seconds", "seconds_by_rank", "x"])
+numbers = (*metrics.NUMBERS, *metrics.OPTIONAL)
+keys = st.sampled_from([*numbers, "round", "participants", "seconds", "seconds_by_rank", "x"])
 lines = st.builds(
     lambda number, changes, damage: damage(to_json({**recorded(number), **changes})) + b"\n",
     st.integers(-1, 8),

@@ -16,7 +16,7 @@ from ranks import barrier, from_root, is_root
 from reference import Round, Settings, flat, image_gradient
 
 CLASSES, SHAPE = 3, (8, 8, 3)
-TIMES = ("seconds", "seconds_by_rank", "environment")
+TIMES = ("seconds", "seconds_by_rank", "start", "end", "environment", "segments")
 SETTINGS = {f.name for f in fields(Settings)}
 
 
@@ -113,7 +113,8 @@ class Run:
 
     def _vectors(self, group: h5py.Group) -> dict[str, np.ndarray]:
         unpack = self.data.network.layout.unpack
-        return {name: flat(unpack(torch.from_numpy(group[name][:])), self.data.names) for name in group}
+        vectors = [name for name in group if isinstance(group[name], h5py.Dataset)]
+        return {name: flat(unpack(torch.from_numpy(group[name][:])), self.data.names) for name in vectors}
 
 
 def structured_images(random: np.random.Generator, labels: np.ndarray) -> np.ndarray:

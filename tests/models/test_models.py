@@ -238,7 +238,7 @@ def test_initialisation_is_a_function_of_the_seed_alone():
     [
         (
             "resnet8",
-            "got 'resnet8', expected one of resnet18, lenet, cnn, torchvision:NAME or package.module:function (did",
+            "expected one of resnet18, lenet, cnn, torchvision:NAME or package.module:function (did you",
         ),
         ("lenet", "lenet needs images of at least 16x16, got 8x8"),
     ],

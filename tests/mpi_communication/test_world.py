@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mpi4py import MPI
 from ranks import SIZE
@@ -40,6 +41,14 @@ def test_gather(ranks):
         assert found.tolist() == [[rank, 0.5 * rank, -1.0] for rank in range(SIZE)]
     else:
         assert found.shape == (0, 3)
+
+
+def test_sum(ranks):
+    table = np.array([[1.0, 10.0 * ranks.rank], [0.5, 0.0]])
+    found = ranks.sum(table)
+    if ranks.rank == 0:
+        assert found.tolist() == [[SIZE, 10.0 * sum(range(SIZE))], [0.5 * SIZE, 0.0]]
+    assert table.tolist() == [[1.0, 10.0 * ranks.rank], [0.5, 0.0]], "the rank's own stays"
 
 
 def fail(words: str):

@@ -16,6 +16,7 @@ from fedlada_mpi import algorithms, config
 from fedlada_mpi.report import build, figures, groups, load, measures, page, paper, series, tables
 from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.groups import Group, Stat, group
+from fedlada_mpi.rundir import client_values
 
 pytestmark = pytest.mark.serial  # nothing of it depends on ranks, and it starts processes
 
@@ -25,7 +26,7 @@ def run(test_acc, *, seed=0, status="finished", rounds=None, **changes):
     settings = {**groups._preset("cifar10", changes.get("algorithm", "fedavg")), "seed": seed, **changes}
     n = len(test_acc)
     settings["rounds"] = n if rounds is None else rounds
-    values = {name: np.full(n, np.nan) for name in (*load.NUMBERS, "participants")}
+    values = {name: np.full(n, np.nan) for name in (*load.NUMBERS, *load.OPTIONAL, "participants")}
     values |= {f"seconds_{p}": np.full(n, 0.5) for p in load.ALL_PHASES}
     values |= {"test_acc": np.array(test_acc, float), "participants": np.full(n, 2.0)}
     values |= {"paper_units": np.full(n, 4.0), "bytes_down": np.full(n, 20.0), "bytes_up": np.full(n, 10.0)}
@@ -99,6 +100,63 @@ def test_communication_to_a_level_is_counted_through_that_round():
     assert measures.total_to("bytes_down", 0.5)(run([0.1, 0.2, 0.6, 0.7])) == 60
     assert measures.total_to("paper_units", 0.5, per_participant=True)(run([0.1, 0.2, 0.6, 0.7])) == 6
     assert measures.total_to("bytes_down", 0.9)(run([0.1, 0.2])) is None
+
+
+def with_clients(directory: Path, accuracies: list[float]) -> Path:
+    """A run of two rounds, whose clients were evaluated one by one after the second."""
+    write_run(directory, {"dataset": "digits", "algorithm": "fedavg", "rounds": 2, "clients": len(accuracies)}, 2)
+    sums = np.array([[0.0] * len(accuracies), [10 * a for a in accuracies], [10.0] * len(accuracies)])
+    values = client_values.ClientValues(directory, 0, np.ones((len(accuracies), 2), int))
+    spread = values.add(2, sums, np.array([[0, 0], [3, 7], [10, 10]]))
+    values.write()
+    first, second = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (first, {**second, **spread})))
+    return directory
+
+
+def test_clients_one_by_one(tmp_path):
+    with_clients(tmp_path / "runs" / "a", [0.5, 0.7, 0.9])
+    write_run(tmp_path / "runs" / "old", {"dataset": "digits", "algorithm": "scaffold", "rounds": 2}, 2)
+    build([tmp_path / "runs"], tmp_path / "report")
+    (row,) = rows_of(tmp_path / "report/tables/clients.csv")
+    found = {name: float(value) for name, value in row.items() if "accuracy" in name and value and "std" not in name}
+    assert [found[f"train accuracy %: {n}"] for n in ("mean", "worst tenth")] == pytest.approx([70, 50])
+    assert [found[f"test accuracy %: {n}"] for n in ("mean", "spread")] == pytest.approx([50, 0])
+    assert (tmp_path / "report/figures/clients_digits_clients_3.png").exists()
+    assert 'src="figures/clients_digits_clients_3.png"' in (tmp_path / "report/index.html").read_text()
+    run = load.read(tmp_path / "runs" / "a")
+    assert run.clients["train_acc"].tolist() == pytest.approx([0.5, 0.7, 0.9])
+    assert load.read(tmp_path / "runs" / "old").clients == {}
+
+
+def test_an_unreadable_file_of_clients_is_named(tmp_path):
+    directory = with_clients(tmp_path / "runs" / "a", [0.5, 0.7, 0.9])
+    (directory / "clients.h5").write_bytes(b"garbage")
+    build([tmp_path / "runs"], tmp_path / "report")
+    (row,) = rows_of(tmp_path / "report/tables/runs.csv")
+    assert row["State"].startswith("finished, unreadable clients.h5 (")
+    assert (tmp_path / "report/figures/clients_digits_clients_3.png").exists()
+
+
+def test_what_a_run_ran_on():
+    node = {"ranks": 4, "cpu": "a", "devices": {"NVIDIA H200": 3, "x86_64 CPU": 1}}
+    last = {
+        "ranks": 8,
+        "nodes": {"n1": node, "n2": node},
+        "fedlada_mpi": "9.1",
+        "commit": "0123456789",
+        "modified": True,
+    }
+    words = "8 ranks on 2 nodes, NVIDIA H200, x86_64 CPU, version 9.1"
+    summary = {"environment": {}, "segments": [{"ranks": 1}, last]}
+    assert load._ran_on(summary) == f"{words} at 01234567 modified, 2 segments"
+    assert load._ran_on({"environment": {**last, "commit": None}, "segments": []}) == words
+    for other in (
+        {"environment": {"ranks": 2}},
+        {"environment": 3, "segments": 1},
+        {"environment": last, "segments": [0]},
+    ):
+        assert load._ran_on(other) == ""
 
 
 def test_accuracy_after_so_many_rounds_needs_so_many_rounds():

@@ -42,7 +42,9 @@ def refused(data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("flags", [(), ("--resume",), ("--overwrite",)])
-@pytest.mark.parametrize("name", ["model.pt", "config.json", "summary.json", "checkpoint/mine", "tensorboard/mine"])
+@pytest.mark.parametrize(
+    "name", ["model.pt", "best.pt", "clients.h5", "config.json", "summary.json", "checkpoint/mine", "tensorboard/mine"]
+)
 def test_files_of_others_are_never_removed(name, flags, tmp_path, refused):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("{}")

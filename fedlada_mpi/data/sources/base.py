@@ -105,18 +105,21 @@ def check_shapes(images: np.ndarray, labels: np.ndarray, where: str) -> None:
         raise UserError(f"{where} images have shape {list(images.shape)}, expected at least one image")
 
 
-def statistics(dataset: str, images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, of pixels scaled to 0..1."""
+def statistics(
+    dataset: str, images: np.ndarray, chosen: np.ndarray | None = None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of pixels scaled to 0..1; of all images, or of the ``chosen``."""
     if dataset in KNOWN:
         return KNOWN[dataset].mean, KNOWN[dataset].std
+    chosen = np.arange(len(images)) if chosen is None else chosen
     channels = images.shape[3]
-    pixels = images.size // channels
+    pixels = len(chosen) * images[0].size // channels
     # A histogram keeps the sums exact, so that the results are the same on every machine.
     levels = np.arange(256)
     mean, std = [], []
     for channel in range(channels):
         counts = np.zeros(256, dtype=np.int64)
-        for block in _blocks(images):
+        for block in _blocks(images, chosen):
             counts += np.bincount(block[..., channel].ravel(), minlength=256)
         total, squares = int(counts @ levels), int(counts @ levels**2)
         mean.append(total / pixels / 255)
@@ -125,8 +128,8 @@ def statistics(dataset: str, images: np.ndarray) -> tuple[tuple[float, ...], tup
     return tuple(mean), tuple(value or 1.0 for value in std)
 
 
-def _blocks(images: np.ndarray, count: int = 4096) -> Iterator[np.ndarray]:
-    return (images[start : start + count] for start in range(0, len(images), count))
+def _blocks(images: np.ndarray, chosen: np.ndarray, count: int = 4096) -> Iterator[np.ndarray]:
+    return (images[chosen[start : start + count]] for start in range(0, len(chosen), count))
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

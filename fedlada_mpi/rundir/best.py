@@ -1,0 +1,62 @@
+"""The model of the round with the best validation accuracy, ``best.pt``; the test set has no part in the choice.
+
+The best model so far is in the checkpoints, too: a resumed run goes on with the one that belongs to its checkpoint,
+whatever a kill left in best.pt. That file is replaced before every checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import disk
+from . import checkpoint
+from .results import BEST, write_model
+
+# Names in a checkpoint: the vector, and the record of its round.
+_X, _RECORD = "run/best", "run/best_record"
+_RECORDED = ("round", "val_acc", "val_loss", "test_acc")
+
+
+class Best:
+    """The best round so far; ``state_dict`` makes the content of a model file from a vector ``x``."""
+
+    def __init__(self, out: Path, resumed_at: int, like: Tensor, state_dict: Callable[[Tensor], Mapping[str, Tensor]]):
+        self.path, self.state_dict = out / BEST, state_dict
+        self.x: Tensor | None = None
+        self.record: dict[str, Any] | None = None
+        self.changed = False
+        if resumed_at:
+            x, record = (checkpoint.read_more(out, resumed_at, name) for name in (_X, _RECORD))
+            if x is not None and record is not None:
+                self.x, self.record = torch.from_numpy(x).to(like), json.loads(record.tobytes())
+                self.changed = True
+            else:  # not evaluated yet: what is there is of a round that will be repeated
+                with disk.writing(self.path):
+                    self.path.unlink(missing_ok=True)
+            self.write()
+
+    def add(self, record: Mapping[str, Any], x: Tensor) -> None:
+        """Take the model of a round, if it is better than all before; of equals the first counts."""
+        if record["val_acc"] is None or (self.record and record["val_acc"] <= self.record["val_acc"]):
+            return
+        self.x = x.clone() if self.x is None else self.x.copy_(x)
+        self.record, self.changed = {name: record[name] for name in _RECORDED}, True
+
+    def write(self) -> None:
+        """Replace the file, if there is something new."""
+        if self.changed and self.x is not None:
+            write_model(self.path, self.state_dict(self.x.cpu()))
+            self.changed = False
+
+    def kept(self) -> dict[str, Tensor]:
+        """For a checkpoint."""
+        if self.x is None:
+            return {}
+        record = bytearray(json.dumps(self.record).encode())
+        return {_X: self.x, _RECORD: torch.frombuffer(record, dtype=torch.uint8)}

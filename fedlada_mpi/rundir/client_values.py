@@ -1,0 +1,155 @@
+"""How the clients fare one by one, with ``--eval-clients``: all values in clients.h5, their spread in the metrics.
+
+    rounds       [R]     after which the global model was evaluated
+    clients      [m]     numbers of the clients
+    images       [m]     training images of each
+    train_acc    [R, m]  on the client's own training images; train_loss alike
+    test_acc     [R, m]  on the test images, weighted as the client's classes are; test_loss alike
+
+There is one test set for all clients. Its images count by class: a client's test accuracy is the mean of the classes'
+test accuracies, weighted by the shares of the classes in the client's training images. That is the expectation of any
+test set drawn with the client's label distribution, and has less noise than a small part of the test images would have.
+
+The file is replaced before every checkpoint. Rounds after the checkpoint are repeated by a resumed run, so no value is
+lost that the metrics still have.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..errors import UserError, first_line
+from ..inputs import require_regular
+from .files import write_atomically
+
+if TYPE_CHECKING:
+    import h5py
+
+CLIENTS = "clients.h5"
+VALUES = ("train_acc", "train_loss", "test_acc", "test_loss")
+# In the metrics, over all clients: mean, standard deviation, and mean of the tenth of them with the lowest accuracy.
+SPREAD = tuple(f"client_{part}_acc_{name}" for part in ("test", "train") for name in ("mean", "std", "worst_decile"))
+
+
+def by_client(counts: np.ndarray, train: np.ndarray, test: np.ndarray) -> dict[str, np.ndarray]:
+    """The values of every client, NaN where there is nothing to evaluate on.
+
+    ``counts``: training images by client and class. ``train`` and ``test``: sum of losses, number correct and number of
+    images, of the clients' own training images and of the test images of each class.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        train_loss, train_acc = train[:2] / train[2]
+        known = np.flatnonzero(test[2])
+        class_loss, class_acc = test[:2, known] / test[2, known]
+        shares = counts[:, known] / counts[:, known].sum(axis=1, keepdims=True)
+    return dict(zip(VALUES, (train_acc, train_loss, shares @ class_acc, shares @ class_loss), strict=True))
+
+
+def spread(values: dict[str, np.ndarray]) -> dict[str, float | None]:
+    """The numbers of SPREAD."""
+    found: dict[str, float | None] = {}
+    for part in ("test", "train"):
+        known = np.sort(values[f"{part}_acc"][~np.isnan(values[f"{part}_acc"])])
+        worst = known[: -(-len(known) // 10)]
+        numbers = (known.mean(), known.std(), worst.mean()) if len(known) else (None, None, None)
+        for name, number in zip(("mean", "std", "worst_decile"), numbers, strict=True):
+            found[f"client_{part}_acc_{name}"] = None if number is None else float(number)
+    return found
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[h5py.File]:
+    """The file, which has the arrays that a run writes; raises ValueError if not, or if they cannot be read."""
+    import h5py  # who reads metrics alone need not wait for it
+
+    try:
+        require_regular(path)
+        with h5py.File(path) as file:
+            rows, columns = (len(file[name]) for name in ("rounds", "clients"))
+            shapes = dict.fromkeys(VALUES, (rows, columns)) | {"rounds": (rows,), "clients": (columns,)}
+            for name, shape in {**shapes, "images": (columns,)}.items():
+                if file[name].shape != shape or file[name].dtype.kind != ("f" if name in VALUES else "i"):
+                    raise ValueError(f"{name} is {file[name].dtype} {list(file[name].shape)}")
+            yield file
+    except FileNotFoundError:
+        raise
+    # What h5py raises on a file that is not as it expects.
+    except (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise ValueError(first_line(error)) from None
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of a file; raises ValueError if it is none that a run writes."""
+    with _opened(path) as file:
+        return {name: file[name][:] for name in ("rounds", "clients", "images", *VALUES)}
+
+
+def latest(path: Path, until: int) -> dict[str, np.ndarray]:
+    """The clients' values after the last round up to ``until``; empty if there is none."""
+    with _opened(path) as file:
+        rows = np.flatnonzero(file["rounds"][:] <= until)
+        return {name: file[name][int(rows[-1])] for name in VALUES} if len(rows) else {}
+
+
+class ClientValues:
+    """The values of the rounds so far; a run that goes on after ``resumed_at`` keeps those up to there."""
+
+    def __init__(self, out: Path, resumed_at: int, counts: np.ndarray):
+        self.path, self.counts = out / CLIENTS, counts
+        self.rounds: list[int] = []
+        self.values: dict[str, list[np.ndarray]] = {name: [] for name in VALUES}
+        self.changed = False
+        if resumed_at:
+            self._read(resumed_at)
+
+    def _read(self, until: int) -> None:
+        try:
+            stored = read(self.path)
+            if stored["clients"].tolist() != list(range(len(self.counts))):
+                raise ValueError(f"it has {len(stored['clients'])} clients, not {len(self.counts)}")
+        except FileNotFoundError:
+            return
+        except ValueError as error:
+            raise UserError(
+                f"{self.path} is damaged ({error}): rm {self.path}, then --resume goes on without the values in it"
+            ) from None
+        kept = np.flatnonzero(stored["rounds"] <= until)
+        self.rounds = stored["rounds"][kept].tolist()
+        self.values = {name: [*stored[name][kept]] for name in VALUES}
+        if len(kept) < len(stored["rounds"]):
+            self.changed = True
+            self.write()
+
+    def add(self, number: int, train: np.ndarray, test: np.ndarray) -> dict[str, float | None]:
+        """Take the sums of round ``number`` (see ``by_client``); returns what the metrics record of them."""
+        values = by_client(self.counts, train, test)
+        self.rounds.append(number)
+        for name in VALUES:
+            self.values[name].append(values[name].astype(np.float32))
+        self.changed = True
+        return spread(values)
+
+    def write(self) -> None:
+        """Replace the file, if there is something new."""
+        if not self.changed:
+            return
+        arrays = {
+            "rounds": np.array(self.rounds, np.int64),
+            "clients": np.arange(len(self.counts)),
+            "images": self.counts.sum(axis=1),
+            **{name: np.reshape(rows, (len(rows), len(self.counts))) for name, rows in self.values.items()},
+        }
+        import h5py
+
+        content = io.BytesIO()
+        with h5py.File(content, "w") as file:
+            for name, array in arrays.items():
+                file.create_dataset(name, data=array, fletcher32=bool(array.size))
+        write_atomically(self.path, content.getvalue())
+        self.changed = False

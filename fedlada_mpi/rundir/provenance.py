@@ -1,0 +1,96 @@
+"""Where the rounds of a run were computed: one segment for each start of the run.
+
+Segments are kept in the checkpoints: a run that goes on after a checkpoint has exactly those that led to it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parents[2]
+Segment = dict[str, Any]
+
+
+def now() -> str:
+    """The time in UTC, as 2026-01-31T12:00:00Z."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def commit() -> dict[str, Any]:
+    """The commit that the package runs from, and whether its files were modified since; null if it is no checkout."""
+    unknown = {"commit": None, "modified": None}
+    # An installed package may lie in the repository of something else.
+    if not (_ROOT / ".git").exists():
+        return unknown
+    command = ["git", "-C", str(_ROOT), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    # Inside a hook of git, its variables name another repository.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    try:
+        done = subprocess.run(
+            command,
+            env={**clean, "GIT_OPTIONAL_LOCKS": "0"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return unknown
+    name, _, dirty = done.stdout.strip().partition("-")
+    return {"commit": name, "modified": bool(dirty)} if done.returncode == 0 and name else unknown
+
+
+def cpu_model() -> str:
+    """The name of the processor, as far as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def nodes(ranks: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Any]]:
+    """By host name: its number of ranks, its CPU, and on how many of them each device is; from one entry per rank."""
+    found: dict[str, dict[str, Any]] = {}
+    for rank in ranks:
+        node = found.setdefault(rank["host"], {"ranks": 0, "cpu": rank["cpu"], "devices": {}})
+        node["ranks"] += 1
+        node["devices"][rank["device"]] = node["devices"].get(rank["device"], 0) + 1
+    return found
+
+
+class Segments:
+    """The segments of a run: the ``earlier`` ones, and the present one with what it runs on."""
+
+    def __init__(self, earlier: list[Segment], resumed_at: int, start: str, environment: Mapping[str, Any]):
+        self.earlier, self.first = earlier, resumed_at + 1
+        self.start, self.environment = start, environment
+
+    def until(self, t: int) -> list[Segment]:
+        """Those of the first ``t`` rounds, which are done now."""
+        if t < self.first:
+            return self.earlier
+        present = {"from": self.first, "to": t, "start": self.start, "end": now(), **self.environment}
+        return [*self.earlier, present]
+
+    def summary(self, t: int) -> dict[str, Any]:
+        """For the summary of a run of ``t`` rounds: start, end, what it ran on last, and all segments."""
+        segments = self.until(t)
+        start = segments[0]["start"] if segments else self.start
+        return {"start": start, "end": now(), "environment": self.environment, "segments": segments}
+
+
+def encode(segments: list[Segment]) -> bytes:
+    return json.dumps(segments).encode()
+
+
+def decode(content: bytes) -> list[Segment]:
+    return list(json.loads(content))

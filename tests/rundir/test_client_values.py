@@ -1,0 +1,171 @@
+"""How clients fare one by one: numbers computed by hand and by torch, the file, kills and resumes."""
+
+from __future__ import annotations
+
+import re
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from ranks import barrier, is_root
+from training_runs import arguments, make_data, run_here
+
+from fedlada_mpi.errors import UserError
+from fedlada_mpi.run import main
+from fedlada_mpi.rundir.client_values import CLIENTS, SPREAD, VALUES, ClientValues, by_client, read, spread
+
+SIZES = [4, 6, 5, 3, 9]
+SHORT = dict(algorithm="fedavg", local_steps=1, lr=0.05, eval_every=0, eval_clients=2)
+
+
+@pytest.fixture(scope="module")
+def data(shared_tmp):
+    return make_data(shared_tmp / "client-values", SIZES, silos=3)
+
+
+@pytest.fixture
+def out(shared_tmp, request):
+    return shared_tmp / "client-values-out" / re.sub(r"\W+", "-", request.node.name)
+
+
+def test_values_by_hand():
+    counts = np.array([[2, 0, 2], [0, 3, 0], [1, 1, 2]])
+    train = np.array([[2.0, 6.0, 1.0], [3, 0, 4], [4, 3, 4]])
+    test = np.array([[5.0, 0.0], [6, 0], [10, 0]])  # the second class has no test images, the third is not even listed
+    found = by_client(counts, train, test)
+    assert found["train_acc"].tolist() == [0.75, 0.0, 1.0]
+    assert found["train_loss"].tolist() == [0.5, 2.0, 0.25]
+    assert found["test_acc"][[0, 2]].tolist() == [0.6, 0.6]
+    assert np.isnan(found["test_acc"]).tolist() == [False, True, False]
+    test = np.array([[5.0, 8.0, 2.0], [6, 2, 4], [10, 4, 4]])
+    found = by_client(counts, train, test)
+    assert found["test_acc"].tolist() == pytest.approx([0.8, 0.5, 0.775])
+    assert found["test_loss"].tolist() == pytest.approx([0.5, 2.0, 0.875])
+
+
+def test_spread_by_hand():
+    many = np.array([*range(20), 0.5, np.nan]) / 20  # 21 known: the worst three are 0, 0.5 and 1
+    few = np.array([0.25, 0.75])
+    found = spread({"train_acc": many, "test_acc": few})
+    assert found["client_train_acc_worst_decile"] == pytest.approx(0.5 / 20)
+    assert found["client_train_acc_mean"] == pytest.approx(190.5 / 21 / 20)
+    assert [found[f"client_test_acc_{name}"] for name in ("mean", "std", "worst_decile")] == [0.5, 0.25, 0.25]
+    nothing = dict.fromkeys(("train_acc", "test_acc"), np.array([np.nan]))
+    assert spread(nothing) == dict.fromkeys(SPREAD)
+
+
+def expected(data, model) -> dict[str, list[float]]:
+    """By a plain module, image by image."""
+    module = data.module
+    module.load_state_dict(model)
+    mean, std = (torch.tensor(v, dtype=torch.float64) for v in (data.mean, data.std))
+
+    def outputs(images, labels):
+        pixels = (torch.from_numpy(images).double() / 255 - mean) / std
+        with torch.no_grad():
+            logits = module(pixels.permute(0, 3, 1, 2))
+        labels = torch.from_numpy(labels)
+        return torch.nn.functional.cross_entropy(logits, labels, reduction="none"), (
+            logits.argmax(1) == labels
+        ).double()
+
+    found = {name: [] for name in VALUES}
+    test_loss, test_correct = outputs(*data.test)
+    for images, labels in zip(data.images, data.labels, strict=True):
+        loss, correct = outputs(images, labels)
+        weights = sum((torch.from_numpy(data.test[1]) == label).double() / 4 for label in labels) / len(labels)
+        found["train_acc"].append(float(correct.mean()))
+        found["train_loss"].append(float(loss.mean()))
+        found["test_acc"].append(float((weights * test_correct).sum()))
+        found["test_loss"].append(float((weights * test_loss).sum()))
+    return found
+
+
+def test_values_of_a_run(data, out):
+    """On any number of ranks the same, which are those of the plain module."""
+    run = run_here(data, out, **SHORT, rounds=5)
+    stored = read(out / CLIENTS)
+    assert stored["rounds"].tolist() == [2, 4, 5]
+    assert (stored["clients"].tolist(), stored["images"].tolist()) == (list(range(5)), SIZES)
+    for name, values in expected(data, run.model).items():
+        np.testing.assert_allclose(stored[name][-1], values, rtol=1e-6)
+    assert [r["round"] for r in run.metrics if r["client_test_acc_mean"] is not None] == [2, 4, 5]
+    assert [r["round"] for r in run.metrics if r["train_acc"] is not None] == [2, 4, 5]
+    for i, record in enumerate(r for r in run.metrics if r["train_acc"] is not None):
+        np.testing.assert_allclose(np.average(stored["train_acc"][i], weights=SIZES), record["train_acc"], rtol=1e-6)
+        np.testing.assert_allclose(stored["train_acc"][i].std(), record["client_train_acc_std"], rtol=1e-5, atol=1e-7)
+        assert record["client_test_acc_worst_decile"] == pytest.approx(stored["test_acc"][i].min())
+
+
+def test_other_metrics_are_those_of_a_run_without(data, out):
+    settings = {**SHORT, "rounds": 4, "eval_every": 2, "precision": "fp32", "batch_size": 2}
+    ours = run_here(data, out / "with", **settings)
+    plain = run_here(data, out / "without", **{**settings, "eval_clients": 0})
+    assert not (out / "without" / CLIENTS).exists()
+    for record, other in zip(ours.metrics, plain.metrics, strict=True):
+        assert set(record) == {*other, *SPREAD}
+        assert all(record[name] == other[name] for name in other if not name.startswith("seconds"))
+    assert all(torch.equal(ours.model[name], plain.model[name]) for name in data.names)
+
+
+def test_a_resumed_run_has_the_values_of_the_whole(data, out):
+    """Also where the file is ahead of the checkpoint, as after a kill between the two."""
+    whole = run_here(data, out / "whole", **SHORT, rounds=6)
+    run_here(data, out / "parts", **SHORT, rounds=3)
+    if is_root():
+        ahead = ClientValues(out / "parts", 3, np.array([np.bincount(each, minlength=3) for each in data.labels]))
+        ahead.add(4, np.ones((3, 5)), np.ones((3, 3)))
+        ahead.write()
+        assert read(out / "parts" / CLIENTS)["rounds"].tolist() == [2, 3, 4]
+    barrier()
+    resumed = run_here(data, out / "parts", **SHORT, rounds=6, resume=True)
+    ours, theirs = read(out / "parts" / CLIENTS), read(out / "whole" / CLIENTS)
+    assert (ours["rounds"].tolist(), theirs["rounds"].tolist()) == ([2, 3, 4, 6], [2, 4, 6])
+    for name in VALUES:
+        assert np.array_equal(ours[name][[0, 2, 3]], theirs[name])
+    assert [resumed.metrics[-1][name] for name in SPREAD] == [whole.metrics[-1][name] for name in SPREAD]
+
+
+@pytest.mark.serial
+def test_a_run_that_goes_on_without_drops_what_it_repeats(data, out):
+    run_here(data, out, **SHORT, rounds=3)
+    ahead = ClientValues(out, 3, np.zeros((5, 3), int))
+    ahead.add(4, np.ones((3, 5)), np.ones((3, 3)))
+    ahead.write()
+    run = run_here(data, out, **{**SHORT, "eval_clients": 0}, rounds=4, resume=True)
+    assert read(out / CLIENTS)["rounds"].tolist() == [2, 3]
+    assert "client_test_acc_mean" not in run.metrics[-1]
+    assert main([*arguments(data, out, {**SHORT, "eval_clients": 0, "rounds": 1}), "--overwrite"]) == 0
+    assert not (out / CLIENTS).exists()
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("damage", ["garbage", "cut", "no rounds", "shape", "clients"])
+def test_a_damaged_file_is_refused_in_one_line(data, out, damage, capsys):
+    run_here(data, out, **SHORT, rounds=2)
+    path = out / CLIENTS
+    if damage in ("garbage", "cut"):
+        path.write_bytes(b"garbage" if damage == "garbage" else path.read_bytes()[:900])
+    else:
+        with h5py.File(path, "r+") as file:
+            name = {"no rounds": "rounds", "shape": "test_acc", "clients": "clients"}[damage]
+            del file[name]
+            if damage != "no rounds":
+                file[name] = np.arange(5) + 1 if damage == "clients" else np.zeros(3)
+    capsys.readouterr()
+    words = [*arguments(data, out, {**SHORT, "rounds": 3}), "--resume"]
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert message.startswith(f"error: {path} is damaged (")
+    assert message.endswith(f": rm {path}, then --resume goes on without the values in it\n")
+    path.unlink()
+    assert main(words) == 0
+    assert read(path)["rounds"].tolist() == [3]
+
+
+@pytest.mark.serial
+def test_what_is_no_file_is_refused(tmp_path):
+    (tmp_path / CLIENTS).mkdir()
+    with pytest.raises(UserError, match="is damaged"):
+        ClientValues(tmp_path, 1, np.zeros((2, 2), int))
