@@ -125,7 +125,7 @@ class StackedEngine(Engine):
 
 
 # On a CPU, vmap pays for at least this many clients, and up to this many multiply-adds in a client's forward pass.
-VMAP_CLIENTS, VMAP_WORK = 5, 4_000_000
+VMAP_CLIENTS, VMAP_WORK = 4, 4_000_000
 
 
 class GenericEngine(Engine):
