@@ -87,6 +87,17 @@ def gradient(precision: str, device: torch.device, **settings) -> torch.Tensor:
     return flat(bench.network.layout, bench.sums["offset"])
 
 
+ZOO = ["vgg11", "LeNet", "mlp", "ConvNeXt", "separable", "Odd", "InPlace", "Attention", "Shared", "Dropping"]
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_users_models_as_on_the_cpu(name):
+    model = f"model_zoo:{name}"
+    reference = gradient("fp64", torch.device("cpu"), model=model, lr=1.0)
+    for precision, bound in (("fp64", 1e-9), ("fp32", 1e-4), ("bf16", 0.3)):
+        assert distance(gradient(precision, CUDA, model=model, lr=1.0), reference) < bound, precision
+
+
 def test_each_precision_on_one_step():
     reference = gradient("fp64", torch.device("cpu"))
     found = {p: distance(gradient(p, CUDA), reference) for p in ("fp64", "fp32", "tf32", "bf16")}
@@ -134,7 +145,7 @@ def test_evaluation_by_the_librarys_convolutions_as_by_columns(precision, monkey
     found = []
     for _ in range(2):
         found.append(Bench(resolve({"dataset": "cifar10", "precision": precision}).config, 11, CUDA).evaluation()())
-        monkeypatch.setattr(layers, "use_library", lambda x, window: False)
+        monkeypatch.setattr(layers, "use_library", lambda x, window, groups=1: False)
     (loss, correct, _), (by_columns, correct_by_columns, _) = found
     assert loss == pytest.approx(by_columns, rel=1e-4)
     assert abs(correct - correct_by_columns) <= 10  # of 5,500
