@@ -111,7 +111,7 @@ def test_clients_at_once_and_memory_are_those_allocated(algorithm, limit, sampli
     (session,) = sessions
     silo, buffers = session.silo, session.trainer.buffers
     held = over_ranks(buffers.capacity)
-    tensors = [*vars(silo.s).values(), *silo.sums.values(), silo.before, *(silo.test or ())]
+    tensors = [*vars(silo.s).values(), *silo.sums.values(), silo.before, *silo.images.get("test", ())]
     tensors += [session.trainer.data.images, session.trainer.data.labels]
     tensors += [v for clients in session.trainer.client_state.vectors.values() for v in clients.values()]
     stacked = (
