@@ -38,15 +38,13 @@ def column_sums(target: Tensor, rows: Tensor, times: Tensor | None = None) -> No
     count, length, width = rows.shape
     times = None if times is None else times.contiguous()
     rows, chunks = rows.contiguous(), triton.cdiv(length, CHUNK)
-    lanes = min(power(width), 64)
+    lanes, chunk = min(power(width), 64), min(power(length), CHUNK)
     check("sums of columns", rows)
     partial = target
     if chunks > 1:
         partial = torch.empty(count, chunks, width, dtype=torch.float32, device=rows.device)
     grid = (triton.cdiv(width, lanes), chunks, count)
-    _column_sums[grid](
-        rows, times, partial, length, chunks, partial.stride(0), width, min(power(length), CHUNK),
-        min(power(length), TILE // lanes), lanes,
-    )  # fmt: skip
+    tile = (chunk, min(chunk, TILE // lanes), lanes)
+    _column_sums[grid](rows, times, partial, length, chunks, partial.stride(0), width, *tile)
     if chunks > 1:
         column_sums(target, partial)

@@ -191,7 +191,9 @@ def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
 
 
 @kernels_run
-@pytest.mark.parametrize(("length", "width", "dtype"), [(700, 40, torch.float32), (20, 96, torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("length", "width", "dtype"), [(700, 40, torch.float32), (20, 96, torch.bfloat16), (600, 3, torch.float32)]
+)
 def test_column_sums(length, width, dtype):
     rows, around = random(3, length, width, dtype=dtype), torch.full((3, width + 9), 5.0, device=DEVICE, dtype=dtype)
     layer_kernels.column_sums(around[:, 4 : 4 + width], rows)
