@@ -20,7 +20,8 @@ class SideStream:
     """
 
     def __init__(self, device: torch.device | str):
-        self.stream = torch.cuda.Stream(device) if torch.device(device).type == "cuda" else None
+        self.device = torch.device(device)
+        self.stream = torch.cuda.Stream(device) if self.device.type == "cuda" else None
         self.pending: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 
     def submit(self, work: Callable[[], object], *reads: Tensor) -> None:

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, did_you_mean, shortened
-from ..gpu.side_stream import SideStream
 from ..own import load_object, users_code
 from ..rng import torch_seeded
 from . import norms, vision
 from .agreement import disagreement
 from .architectures import cnn, lenet, resnet18
-from .layers import Kernels, Stack
+from .layers import Stack
 from .layout import Layout
 from .randomness import Draws
 from .tracing import NotTraceable
@@ -57,18 +56,11 @@ class Network:
     in_the_way: str = ""  # why there is no stacked forward
     notes: list[str] = field(default_factory=list)  # how it differs from what its name says
 
-    def stack(
-        self,
-        values: Tensor,
-        grads: Tensor | None = None,
-        kernels: Kernels | None = None,
-        side_stream: SideStream | None = None,
-    ) -> Stack:
+    def stack(self, values: Tensor, grads: Tensor | None = None) -> Stack:
         """The parameters ``values`` [C, live or more] for the stacked forward, and where their gradients go."""
-        constants = self._stacked_constants(values.dtype, values.device) if self.constants else {}
-        return Stack(self.layout, values, grads, kernels, side_stream, constants)
+        return Stack(self.layout, values, grads, constants=self.stacked_constants(values.dtype, values.device))
 
-    def _stacked_constants(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+    def stacked_constants(self, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
         """As the stacked layers read them."""
         assert self.forward is not None
         numbers = {name: value for name, value in self.constants.items() if value.is_floating_point()}

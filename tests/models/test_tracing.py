@@ -10,7 +10,7 @@ from model_zoo import MODELS
 from torch import Tensor, nn
 
 from fedlada_mpi import models
-from fedlada_mpi.gradients import GenericEngine, StackedEngine
+from fedlada_mpi.gradients import GenericEngine, StackedEngine, different_gradient
 from fedlada_mpi.models.agreement import disagreement
 
 # Nothing here depends on the ranks, and four at once would only wait for each other's cores.
@@ -96,3 +96,20 @@ def test_a_wrong_translation_is_found(build):
     right = step.run
     step.run = lambda p, *values: right(p, *values) * (1 + 1e-6)
     assert "not that of the module" in disagreement(network)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_other_gradients_of_kernels_are_found(build, wrong):
+    """Before a run, those of compiled kernels are compared; here by an engine with an error put in."""
+    network = build("vgg11")
+    engine, reference = StackedEngine(network), StackedEngine(network)
+    if wrong:
+        engine._stack = lambda values, grads: faulty(StackedEngine._stack(engine, values, grads))
+    assert different_gradient(engine, reference) == ("0.bias" if wrong else "")
+
+
+def faulty(stack):
+    """Adds up the columns of narrow gradients twice."""
+    sums = stack.steps.column_sums
+    stack.steps.column_sums = lambda target, rows, times=None: sums(target, rows * (1 + (rows.shape[-1] < 8)), times)
+    return stack
