@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from . import __version__, algorithms, models, mpi
 from .algorithms import Round, Vectors
 from .algorithms.fedlada import LocalAdam
-from .batches import LocalData, Normaliser, local_steps
+from .batches import LocalData, Normaliser, PlanBuffer, gather, local_steps, plan
 from .config import Config, resolve
 from .device import choose_device, device_name, limit_threads, set_precision, synchronize
 from .errors import UserError
@@ -147,8 +147,9 @@ class Bench:
         return torch.optim.SGD(module.parameters(), lr=lr, weight_decay=decay)
 
     def baseline(self) -> None:
-        """The round as usually written: one client after another, eager, with torch's own layers."""
+        """The round as usually written: one client after another, eager, with torch's own layers; the same batches."""
         config, data, device = self.config, self.trainer.data, self.device
+        augment, width = config.augment == "paper", self.trainer.buffers.batch_width
         module = self.network.module.to(device)
         start = {n: p.detach().clone() for n, p in module.named_parameters()}
         total = {n: torch.zeros_like(p) for n, p in start.items()}
@@ -157,14 +158,15 @@ class Bench:
                 for n, p in module.named_parameters():
                     p.copy_(start[n])
             optimizer = self._optimizer(module)
-            rows = torch.arange(data.starts[client], data.starts[client] + data.sizes[client], device=device)
+            one = slice(client, client + 1)
+            whose = (data.client_ids[one], data.starts[one], data.sizes[one])
+            batches = PlanBuffer(self.steps, 1, width, torch.float32, device)
+            batches.load(plan(config, self.t, *whose, width, torch.float32), data.labels)
             for step in range(self.steps):
-                pick = rows[
-                    torch.arange(step * config.batch_size, (step + 1) * config.batch_size, device=device) % len(rows)
-                ]
-                images = data.normalise(data.images[pick], torch.float32).permute(0, 3, 1, 2)
+                batch = batches.at(step, 1)
+                images = gather(data.images, batch, data.normalise, torch.float32, augment)[0].permute(0, 3, 1, 2)
                 optimizer.zero_grad()
-                F.cross_entropy(module(images), data.labels[pick]).backward()
+                F.cross_entropy(module(images), batch.labels[0]).backward()
                 torch.nn.utils.clip_grad_norm_(module.parameters(), config.clip)
                 optimizer.step()
             for n, p in module.named_parameters():
