@@ -262,6 +262,8 @@ class _Translation(Builder):
             return self._layer_norm(*arguments, **options)
         if target is F.dropout:
             return self._dropout(*arguments, **options)
+        if getattr(target, "__module__", "") == "torchvision.ops.stochastic_depth":
+            return self._stochastic_depth(*arguments, **options)
         if target in RESHAPING:
             return self.regrouped(x, self.result_shape(node))
         if target in PERMUTING:
@@ -487,15 +489,28 @@ class _Translation(Builder):
         """Drawn in the user's order of the elements, so that every engine drops the same ones."""
         if not training or p == 0:
             return x
-        axes = x.axes if x.axes.simple else Axes.plain(x.axes.shape)
-        back = Axes.plain(axes.shape)
+        axes, atoms = x.axes, Axes.plain(x.axes.sizes)
 
         def run(stack: Stack, value: Tensor) -> Tensor:
             with stack.draws or nullcontext():
-                kept = F.dropout(x.axes.as_seen(value), p, True)
-            return back.arranged(kept, axes.order)
+                kept = F.dropout(axes.as_seen(value), p, True)
+            return atoms.arranged(kept.reshape(*kept.shape[:2], *axes.sizes), axes.order)
 
         return self.emit(run, [x], axes)
+
+    def _stochastic_depth(self, x: Value, p: float, mode: str, training: bool = True) -> Value:
+        """torchvision's: an image, or all of a client's batch, skips a branch."""
+        if not training or p == 0:
+            return x
+
+        def run(stack: Stack, value: Tensor) -> Tensor:
+            images = value.shape[1] if mode == "row" else 1
+            noise = value.new_empty(len(value), images, *(1,) * (value.dim() - 2))
+            with stack.draws or nullcontext():
+                noise.bernoulli_(1 - p)
+            return value * (noise / (1 - p) if p < 1 else noise)
+
+        return self.emit(run, [x], x.axes)
 
     def _permuted(self, x: Value, how: str, dims: Any, options: dict[str, Any]) -> Value | None:
         if options:

@@ -87,7 +87,19 @@ def gradient(precision: str, device: torch.device, **settings) -> torch.Tensor:
     return flat(bench.network.layout, bench.sums["offset"])
 
 
-ZOO = ["vgg11", "LeNet", "mlp", "ConvNeXt", "separable", "Odd", "InPlace", "Attention", "Shared", "Dropping"]
+ZOO = [
+    "vgg11",
+    "LeNet",
+    "mlp",
+    "ConvNeXt",
+    "separable",
+    "Odd",
+    "InPlace",
+    "Attention",
+    "Shared",
+    "Dropping",
+    "dropped_map",
+]
 
 
 @pytest.mark.parametrize("name", ZOO)

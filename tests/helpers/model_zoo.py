@@ -157,6 +157,12 @@ class Shared(nn.Module):
         return self.fc(self.decode(torch.tanh(self.encode(x))))
 
 
+def dropped_map(classes, image_shape):
+    """A linear layer behind a flattened map whose elements are dropped, as in AlexNet."""
+    features = nn.Sequential(nn.Conv2d(image_shape[2], 4, 5, 4), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(features, nn.Dropout(0.3), nn.Linear(4 * 7 * 7, classes))
+
+
 class Dropping(nn.Module):
     def __init__(self, classes, image_shape):
         super().__init__()
@@ -168,6 +174,22 @@ class Dropping(nn.Module):
         return self.fc(F.dropout(x.mean((2, 3)), 0.2, training=self.training))
 
 
+class Skipping(nn.Module):
+    """Branches that torchvision's stochastic depth leaves out, for single images and for whole batches."""
+
+    def __init__(self, classes, image_shape):
+        super().__init__()
+        ops = pytest.importorskip("torchvision").ops
+        self.stem, self.branch = nn.Conv2d(image_shape[2], 6, 3, 4), nn.Conv2d(6, 6, 3, padding=1)
+        self.row, self.batch = ops.StochasticDepth(0.4, "row"), ops.StochasticDepth(0.3, "batch")
+        self.fc = nn.Linear(6, classes)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = x + self.row(F.silu(self.branch(x)))
+        return self.fc((x + self.batch(torch.tanh(x))).mean((2, 3)))
+
+
 def torchvision_resnet(classes, image_shape):
     torchvision = pytest.importorskip("torchvision")
     return torchvision.models.resnet18(num_classes=classes, norm_layer=lambda channels: nn.GroupNorm(2, channels))
@@ -175,5 +197,5 @@ def torchvision_resnet(classes, image_shape):
 
 MODELS = dict(
     resnet18=torchvision_resnet, vgg11=vgg11, lenet=LeNet, mlp=mlp, convnext=ConvNeXt, separable=separable, odd=Odd,
-    in_place=InPlace, attention=Attention, shared=Shared, dropping=Dropping,
+    in_place=InPlace, attention=Attention, shared=Shared, dropping=Dropping, dropped_map=dropped_map, skipping=Skipping,
 )  # fmt: skip
