@@ -62,20 +62,24 @@ def create_engine(network: Network, config: Config, device: torch.device) -> Eng
         if config.engine == "stacked":
             raise UserError(f"--engine stacked: {network.in_the_way}; use --engine generic or auto")
         return GenericEngine(network, device)
+    engines = [StackedEngine(network, device=device)]
     if device.type == "cuda" and config.compile != "off" and config.precision != "fp64":
         # Here, as importing Triton takes time that no other run need spend.
         from .gpu import layer_kernels
 
         if layer_kernels.available():
-            compiled = StackedEngine(network, layer_kernels, device)
-            # Tests compare the kernels on the layers of built-in models; a user's may have others.
-            differs = different_gradient(compiled, StackedEngine(network, device=device)) if ":" in network.name else ""
-            if not differs:
-                return compiled
-            engine = StackedEngine(network, device=device)
-            engine.description = f"stacked, without compiled kernels: with them the gradient of {differs} is another"
+            engines.insert(0, StackedEngine(network, layer_kernels, device))
+    if device.type == "cpu" or ":" not in network.name:
+        return engines[0]
+    # Tests compare GPU and CPU on the layers of built-in models; a user's may have others.
+    differs = ""
+    for engine in engines:
+        if differs:
+            engine.description = f"stacked, without compiled kernels, with which the gradient of {differs} is another"
+        differs = different_gradient(engine, StackedEngine(network))
+        if not differs:
             return engine
-    return StackedEngine(network, device=device)
+    raise UserError(f"--model {network.name}: the GPU's gradient of {differs} is not the CPU's: use --engine generic")
 
 
 @contextmanager
@@ -98,20 +102,21 @@ CLOSE, NEGLIGIBLE = 1e-2, 1e-5  # of a parameter's gradient, and of all of them
 
 def different_gradient(engine: StackedEngine, reference: StackedEngine) -> str:
     """A parameter whose gradients in float32 are not those of ``reference``, on a small batch; "" if there is none."""
-    network, device = engine.network, engine.side_stream.device
+    network = engine.network
     draw = torch.Generator().manual_seed(0)
     values = network.initial()[: network.layout.live].repeat(TRIAL[0], 1)
-    values = (values + 0.01 * torch.randn(values.shape, generator=draw) * (values != 0)).to(device)
-    images = torch.randn(*TRIAL, *network.image_shape, generator=draw).to(device)
-    labels = torch.zeros(TRIAL, dtype=torch.int64, device=device)
-    weight, keys = torch.full(TRIAL, 1 / TRIAL[1], device=device), torch.arange(TRIAL[0], device=device)
+    values += 0.01 * torch.randn(values.shape, generator=draw) * (values != 0)
+    images = torch.randn(*TRIAL, *network.image_shape, generator=draw)
+    labels, weight = torch.zeros(TRIAL, dtype=torch.int64), torch.full(TRIAL, 1 / TRIAL[1])
     found = []
     with _full_float32():
         for each in (engine, reference):
-            grads = torch.zeros_like(values)
-            each.gradients(values, grads, images, labels, weight, keys)
+            device = each.side_stream.device
+            grads, keys = torch.zeros_like(values, device=device), torch.arange(TRIAL[0], device=device)
+            batch = images.to(device), labels.to(device), weight.to(device)
+            each.gradients(values.to(device), grads, *batch, keys)
             each.release_buffers()
-            found.append(grads)
+            found.append(grads.cpu())
     ours, expected = found
     negligible = NEGLIGIBLE * expected.norm()
     for entry in network.layout.entries:

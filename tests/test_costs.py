@@ -43,14 +43,14 @@ def out(shared_tmp, request):
 @pytest.fixture
 def sessions(monkeypatch) -> list[Session]:
     """The sessions of the runs of a test, with their ``costs`` on the root."""
-    ended, close, of = [], Session.close, Session._costs
+    ended, run, of = [], Session.run, Session._costs
 
     def kept(self, *arguments):
         self.costs = of(self, *arguments)
         return self.costs
 
     monkeypatch.setattr(Session, "_costs", kept)
-    monkeypatch.setattr(Session, "close", lambda self: (ended.append(self), close(self))[1])
+    monkeypatch.setattr(Session, "run", lambda self: (ended.append(self), run(self))[1])
     return ended
 
 

@@ -275,6 +275,14 @@ from torch import nn
 def model(classes, image_shape):
     return nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
 
+class Branching(nn.Linear):
+    def forward(self, images):
+        x = super().forward(images.flatten(1))
+        return x if x.sum() > 0 else 2 * x
+
+def branching(classes, image_shape):
+    return Branching(192, classes)
+
 def raises_on_one_rank(classes, image_shape):
     return silo(classes) if MPI.COMM_WORLD.rank == 1 else model(classes, image_shape)
 
@@ -361,7 +369,7 @@ def test_a_users_model_that_raises_is_named_with_its_line(data, own, mpirun):
     ],
 )
 def test_a_users_exit_on_one_rank_ends_all(model, status, words, data, own, mpirun):
-    settings = {**SHORT, "init": "", "model": model, "rounds": 4, "participation": 1.0}
+    settings = {**SHORT, "init": "", "model": model, "rounds": 4, "participation": 1.0, "engine": "generic"}
     done = mpirun(2, *arguments(data, own / "out", settings), cwd=own, timeout=60)
     assert (done.returncode, done.stderr.count(words)) == (status, 1), done.stderr
 
@@ -409,10 +417,9 @@ def test_a_users_own_model_trains(data, out, shared_tmp, monkeypatch):
     run = run_here(data, out, **{**SHORT, "init": "", "model": "mine:model", "max_clients_at_once": 1})
     assert set(run.model) == {"1.weight", "1.bias"}
     assert run.metrics[-1]["test_loss"] < run.metrics[0]["test_loss"]
-    assert (
-        main([*arguments(data, out / "stacked", {**SHORT, "init": "", "model": "mine:model"}), "--engine", "stacked"])
-        == 2
-    )
+    branching = arguments(data, out / "stacked", {**SHORT, "init": "", "model": "mine:branching"})
+    assert main([*branching, "--engine", "stacked"]) == 2
+    assert main(branching) == 0
 
 
 DROPOUT = """

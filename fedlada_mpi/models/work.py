@@ -6,30 +6,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-aten = torch.ops.aten
+CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
+PRODUCTS = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm}
 
 
-class _Products(TorchDispatchMode):
-    """Counts the multiply-adds of convolutions and matrix products."""
+class _Products(TorchFunctionMode):
+    """Counts the multiply-adds of convolutions and matrix products.
+
+    Of the calls, not below them: the modes of torch that see more import its compiler, which takes seconds.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.count = 0
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        packet = func.overloadpacket
-        if packet is aten.convolution:
+        if func in CONVOLUTIONS:
             self.count += out.numel() * args[1][0].numel()
-        elif packet in (aten.mm, aten.bmm):
+        elif func in PRODUCTS:
             self.count += out.numel() * args[0].shape[-1]
-        elif packet in (aten.addmm, aten.baddbmm):
-            self.count += out.numel() * args[1].shape[-1]
         return out
 
 

@@ -16,6 +16,7 @@ from fedlada_mpi import algorithms, bench
 from fedlada_mpi.config import resolve
 from fedlada_mpi.gpu import layer_kernels
 from fedlada_mpi.gradients import StackedEngine
+from fedlada_mpi.models import layers
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -51,9 +52,12 @@ def compile_launches() -> set[str]:
 def main() -> None:
     met = compile_launches()
     bench.create_engine = lambda network, config, device: StackedEngine(network, layer_kernels)
-    cases = [("cifar10", "bf16", "fedlada")] + [("digits", "fp32", name) for name in algorithms.names()]
-    for dataset, precision, method in cases:
-        config = resolve({"dataset": dataset, "precision": precision, "algorithm": method, "batch_size": 2}).config
+    layers.use_library = lambda x, window, groups=1: False  # as on a GPU
+    cases = [("cifar10", "bf16", "fedlada", "resnet18"), ("cifar10", "fp32", "fedavg", "model_zoo:ConvNeXt")]
+    cases += [("digits", "fp32", name, "cnn") for name in algorithms.names()]
+    for dataset, precision, method, model in cases:
+        settings = {"dataset": dataset, "precision": precision, "algorithm": method, "model": model, "batch_size": 2}
+        config = resolve(settings).config
         bench.Bench(replace(config, local_steps=1, clip=1.0), 2, torch.device("cpu")).round()
     print(*met)
 

@@ -21,7 +21,7 @@ from kernel_checks import CUDA, DEVICE, agree, kernels_run, random
 from repository import ROOT
 
 from fedlada_mpi.doctor import machine
-from fedlada_mpi.gpu import layer_kernels, norm_kernels
+from fedlada_mpi.gpu import channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, sum_kernels
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
 from fedlada_mpi.gradients import weighted_loss
@@ -82,12 +82,12 @@ def test_in_the_interpreter():
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
 def test_every_kernel_compiles_for_a_gpu(tmp_path):
     """The interpreter takes what the compiler may refuse; this takes the compiler's word where there is no GPU."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/helpers", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-4000:]
     made = {"squares", "update"}  # by fuse.py
-    for module in (layer_kernels, norm_kernels):
+    for module in (channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, sum_kernels):
         text = getsource(module)
         made |= {name for name in re.findall(r"^def (_\w+)", text, re.MULTILINE) if f"{name}[" in text}
     assert set(done.stdout.split()) == made
