@@ -45,6 +45,11 @@ def mix(z: Tensor) -> Tensor:
 class Draws(TorchDispatchMode):
     """Random operations of C clients at once under vmap (``keys`` [C]), or of a single one (``keys`` [1])."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and torch's compiler takes seconds to import, even to be told so."""
+        return False
+
     def __init__(self, keys: Tensor, stacked: bool):
         super().__init__()
         self.keys, self.stacked, self.count = keys, stacked, 0

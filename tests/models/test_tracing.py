@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
@@ -113,3 +115,14 @@ def faulty(stack):
     sums = stack.steps.column_sums
     stack.steps.column_sums = lambda target, rows, times=None: sums(target, rows * (1 + (rows.shape[-1] < 8)), times)
     return stack
+
+
+def test_a_users_model_waits_for_no_compiler():
+    """Importing torch's compiler takes longer than all else before the first step."""
+    code = (
+        "import sys; from fedlada_mpi import models; models.build('model_zoo:Dropping', 5, (32, 32, 3)).work; "
+        "print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.stdout.split() == ["True", "False"], done.stderr
