@@ -121,11 +121,13 @@ class Group:
             self._curves[name] = rounds, mean, std, count
         return self._curves[name]
 
-    def over(self, measure: Callable[[Run], float | None]) -> Stat:
-        """A measure over the runs; an infinite one means that the run is over and never got there."""
+    def over(self, measure: Callable[[Run], float | None], horizon: int | None = None) -> Stat:
+        """A measure over the runs; an infinite one means that the run is over, or past the horizon, and never got
+        there."""
         measured = [measure(run) for run in self.runs]
         values = tuple(v for v in measured if v is not None and math.isfinite(v))
-        never = [run.done for run, v in zip(self.runs, measured, strict=True) if v is not None and math.isinf(v)]
+        last = [run.done if horizon is None else min(run.done, horizon) for run in self.runs]
+        never = [done for done, v in zip(last, measured, strict=True) if v is not None and math.isinf(v)]
         return Stat(values, len(self.runs), min(never) if never else None)
 
 

@@ -13,13 +13,16 @@ from .load import Run
 Measure = Callable[[Run], float | None]
 
 
-def _first(run: Run, name: str, level: float) -> int | None:
-    """Index of the first round at or above a level; -1 when the run ended below it."""
-    reached = run.series[name] >= level
+def _first(run: Run, name: str, level: float, horizon: int | None = None) -> int | None:
+    """Index of the first round at or above a level; -1 when the run ended, or passed the horizon, below it."""
+    values = run.series[name]
+    if horizon is not None:
+        values = values[: int(np.searchsorted(run.rounds, horizon, side="right"))]
+    reached = values >= level
     if reached.any():
         return int(np.argmax(reached))
-    evaluated = not np.isnan(run.series[name]).all()
-    return -1 if run.complete and evaluated else None
+    over = run.complete or (horizon is not None and run.done >= horizon)
+    return -1 if over and not np.isnan(values).all() else None
 
 
 def _upto(run: Run, last: int) -> slice | None:
@@ -38,21 +41,21 @@ def percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def rounds_to(name: str, level: float) -> Measure:
-    """The first round at or above a level."""
+def rounds_to(name: str, level: float, horizon: int | None = None) -> Measure:
+    """The first round at or above a level, up to the horizon."""
 
     def measure(run: Run) -> float | None:
-        index = _first(run, name, level)
+        index = _first(run, name, level, horizon)
         return index if index is None else math.inf if index < 0 else float(run.rounds[index])
 
     return measure
 
 
-def total_to(name: str, level: float, per_participant: bool = False) -> Measure:
-    """The sum of a quantity until the test accuracy is reached."""
+def total_to(name: str, level: float, per_participant: bool = False, horizon: int | None = None) -> Measure:
+    """The sum of a quantity until the test accuracy is reached, up to the horizon."""
 
     def measure(run: Run) -> float | None:
-        index = _first(run, "test_acc", level)
+        index = _first(run, "test_acc", level, horizon)
         if index is None or index < 0:
             return None
         amounts = run.series[name][: index + 1]
@@ -127,15 +130,15 @@ def per_round(*names: str, per_participant: bool = False) -> Measure:
     return measure
 
 
-def named(column: Mapping[str, Any]) -> Measure:
-    """The measure that a column of paper.toml asks for."""
+def named(column: Mapping[str, Any], horizon: int | None = None) -> Measure:
+    """The measure that a column of paper.toml asks for; ``horizon``: the round behind which "never" begins."""
     name = column["measure"]
     if name == "rounds_to_train":
-        return rounds_to("train_acc", column["level"])
+        return rounds_to("train_acc", column["level"], horizon)
     if name == "rounds_to_test":
-        return rounds_to("test_acc", column["level"])
+        return rounds_to("test_acc", column["level"], horizon)
     if name == "units_to_test":
-        return total_to("paper_units", column["level"], per_participant=True)
+        return total_to("paper_units", column["level"], per_participant=True, horizon=horizon)
     if name == "test_at":
         return test_at(column["round"])
     if name == "test_when_train":

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from .. import config as settings
 from . import measures
 from .groups import Group, Stat, dataset_name, kind, method_name, show
@@ -17,7 +19,7 @@ from .tables import Cell, Column, Table, number, stat
 # Settings that the paper leaves open: runs with other values are still compared with it, and a note names these.
 OPEN = frozenset({"precision", "sampling", "exhausted", "partition_seed", "decay_mode", "v_init", "eps_v"})
 ROUNDS = 1500  # what "never" means in the paper
-ACCURACIES = ("test_at", "test_when_train", "best_test")
+ACCURACIES = ("test_at", "test_at_fit", "test_when_train", "best_test")
 
 
 @cache
@@ -40,7 +42,53 @@ def match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | No
 
 
 def tables(groups: Sequence[Group]) -> list[Table]:
-    return [_table(spec, groups) for spec in contents()["tables"]]
+    return [claims(groups), *(_table(spec, groups) for spec in contents()["tables"])]
+
+
+ABOUT = 0.9  # of a value that the text calls approximate
+
+
+def claims(groups: Sequence[Group]) -> Table:
+    """What the paper's text claims, and whether our runs bear it out."""
+    columns = [Column("Claim", numeric=False), Column("ours"), Column("paper"), Column("holds", numeric=False)]
+    rows = []
+    for i, spec in enumerate(contents()["claims"]):
+        ours, verdict = _claimed(spec, groups)
+        about = "about " if spec.get("about") else "over "
+        unit = " times" if "ratio" in spec else f" point{'s' * (spec['value'] != 1)}"
+        rows.append(
+            [
+                Cell(spec["text"], sort=float(i), hint=spec["source"]),
+                stat(ours, 2),
+                Cell(f"{about}{spec['value']:g}{unit}", float(spec["value"])),
+                Cell(verdict, tone={"yes": "better", "no": "worse"}.get(verdict, "")),
+            ]
+        )
+    note = (
+        "“About” a value holds from 90 % of it on. Where some seeds never reached a level, the claim counts as not run."
+    )
+    return Table("claims", "Claims of the text", columns, rows, "Sections 1 and 6", [note], paper=True)
+
+
+def _claimed(spec: Mapping[str, Any], groups: Sequence[Group]) -> tuple[Stat, str]:
+    """Our value of what a claim is about, and whether it holds: yes, no, or not run."""
+    measured = spec.get("ratio") or spec["gain"]
+    measure = measures.named(measured)
+
+    def of(which: Mapping[str, Any]) -> Stat:
+        one, _ = match(groups, {**spec["where"], **which})
+        found = one.over(measure) if one else Stat()
+        complete = len(found.values) == found.of or not found.values
+        return found if complete else Stat()
+
+    ours, others = of(spec["of"]), [of(which) for which in spec["over"]]
+    known = [other.mean for other in others if other.mean is not None]
+    if ours.mean is None or len(known) < len(others):
+        never = ours.mean is None and ours.beyond is not None and len(known) == len(others)
+        return Stat(), "no" if never else "not run"
+    value = min(known) / ours.mean if "ratio" in spec else ours.mean - max(known)
+    least = spec["value"] * (ABOUT if spec.get("about") else 1)
+    return Stat((value,), 1), "yes" if value > least or (spec.get("about") and value == least) else "no"
 
 
 def _table(spec: Mapping[str, Any], groups: Sequence[Group]) -> Table:
@@ -49,24 +97,34 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group]) -> Table:
     notes = [spec["note"]] if "note" in spec else []
     columns = [Column("Method" if setting == "algorithm" else setting.replace("_", " ").capitalize(), numeric=False)]
     rows = [[Cell(name, sort=float(i))] for i, name in enumerate(names)]
+    horizon = spec.get("horizon")
+    otherwise: dict[tuple[str, str], list[str]] = {}  # methods that were run with other open settings
     for column in spec["columns"]:
-        measure = measures.named(column)
-        stats: dict[Any, Stat] = {}
+        found: dict[Any, Group | None] = {}
         for value in values:
             where = {**spec.get("where", {}), **column.get("where", {}), setting: value}
             one, differing = match(groups, where)
-            stats[value] = one.over(measure) if one else Stat()
+            found[value] = one
             if one and differing:
-                used = ", ".join(show(n, one.settings[n]) for n in differing)
-                note = f"{one.method_name} on {dataset_name(one.dataset)} was run with {used}."
-                notes += [note] if note not in notes else []
+                used = dataset_name(one.dataset), ", ".join(show(n, one.settings[n]) for n in differing)
+                names = otherwise.setdefault(used, [])
+                names += [one.method_name] if one.method_name not in names else []
+        if column["measure"] == "test_at_fit":
+            measure, note = _fitted(list(found.values()), column["paper"], column["round"])
+            notes.append(note)
+        else:
+            measure = measures.named(column, horizon)
+        stats = {value: one.over(measure, horizon) if one else Stat() for value, one in found.items()}
         printed = not all(math.isnan(p) for p in column["paper"])
         columns += [Column(n, column["name"]) for n in (("ours", "paper", "difference") if printed else ("ours",))]
-        for row, value, paper in zip(rows, values, column["paper"], strict=True):
+        for i, (row, value, paper) in enumerate(zip(rows, values, column["paper"], strict=True)):
             ours = _relative(stats, value, column)
             row.append(stat(ours, _digits(column)))
             if printed:
-                row += [_printed(paper, column), _difference(ours, paper, column)]
+                also = column["also"][i] if "also" in column else math.nan
+                row += [_printed(paper, column, also), _difference(ours, paper, column, also)]
+    for (dataset, used), methods in otherwise.items():
+        notes.append(f"{', '.join(methods)} on {dataset} {'was' if len(methods) == 1 else 'were'} run with {used}.")
     return Table(spec["id"], spec["title"], columns, rows, spec["source"], notes, paper=True)
 
 
@@ -75,19 +133,46 @@ def _digits(column: Mapping[str, Any]) -> int | None:
     return column.get("digits", 2 if "over" in column else 1 if column["measure"] in ACCURACIES else None)
 
 
+def _fitted(groups: Sequence[Group | None], paper: Sequence[float], last: int) -> tuple[measures.Measure, str]:
+    """The test accuracy after the round up to ``last`` in which all groups together are nearest to the paper's values,
+    which it prints without saying after which round; and how that round was chosen."""
+    rows = [(one.curve("test_acc"), value) for one, value in zip(groups, paper, strict=True) if one is not None]
+    common = set.intersection(*({*curve[0].tolist()} for curve, _ in rows)) if rows else set()
+    rounds = np.array(sorted(r for r in common if r <= last), dtype=int)
+    said = "The paper does not say after which round."
+    if not len(rounds):
+        return measures.test_at(last), f"{said} There is no round yet in which all rows were evaluated."
+    errors = np.zeros(len(rounds))
+    for (at, mean, *_), value in rows:
+        errors += (100 * mean[np.searchsorted(at, rounds)] - value) ** 2
+    best = int(rounds[np.argmin(errors)])
+    chosen = (
+        f"Ours is after round {best:,}: of all up to {last:,}, the one in which the sum of squared differences from"
+    )
+    return measures.test_at(best), f"{said} {chosen} the paper is least, over {len(rows)} of {len(paper)} rows."
+
+
 def _relative(stats: Mapping[Any, Stat], value: Any, column: Mapping[str, Any]) -> Stat:
-    """The value itself, or relative to the mean of the row that the column names."""
+    """The value itself, or relative to the mean of the row that the column names, or to the least."""
     one = stats[value]
     name = column.get("over", column.get("minus"))
     if name is None:
         return one
-    base = stats[name].mean
-    if base is None or (base == 0 and "over" in column) or one.mean is None:
-        return Stat((), one.of, one.beyond)
+    if name == "least":
+        complete = [s.mean for s in stats.values() if s.mean is not None and len(s.values) == s.of]
+        base = min(complete, default=None)
+    else:
+        base = stats[name].mean
+    if base is None or (base == 0 and "over" in column) or one.mean is None or one.beyond is not None:
+        return Stat((), one.of)
     return Stat((one.mean / base if "over" in column else one.mean - base,), 1)
 
 
-def _printed(paper: float, column: Mapping[str, Any]) -> Cell:
+def _printed(paper: float, column: Mapping[str, Any], also: float = math.nan) -> Cell:
+    """The paper's value, and the other one where two of its tables disagree."""
+    if math.isfinite(also) and also != paper:
+        first, second = (_printed(value, column).text for value in (paper, also))
+        return Cell(f"{first} or {second}", float(paper), hint="two tables of the paper disagree")
     if math.isnan(paper):
         return Cell()
     if math.isinf(paper):
@@ -98,8 +183,17 @@ def _printed(paper: float, column: Mapping[str, Any]) -> Cell:
     return Cell(number(float(paper), digits), float(paper))
 
 
-def _difference(ours: Stat, paper: float, column: Mapping[str, Any]) -> Cell:
-    """Ours minus the paper's; highlighted where it is more than a twentieth of the paper's rounds, or half a point."""
+def _difference(ours: Stat, paper: float, column: Mapping[str, Any], also: float = math.nan) -> Cell:
+    """Ours minus the paper's; highlighted where it is more than a twentieth of the paper's rounds, or half a point.
+
+    There is no verdict where only some runs reached the level, nor where the paper itself has two values.
+    """
+    if ours.mean is not None and ours.beyond is not None:
+        return Cell(f"{len(ours.values)} of {ours.of} reached it", hint="no verdict from a part of the runs")
+    if math.isfinite(also) and also != paper:
+        both = [_difference(ours, value, column) for value in (paper, also)]
+        known = all(cell != Cell() for cell in both)
+        return Cell(" or ".join(cell.text for cell in both), both[0].value) if known else Cell()
     never = ours.mean is None and ours.beyond is not None
     if math.isinf(paper):
         if never and ours.beyond is not None and ours.beyond >= ROUNDS:
@@ -118,7 +212,12 @@ def _difference(ours: Stat, paper: float, column: Mapping[str, Any]) -> Cell:
     if not accuracy and "over" not in column and paper and difference:
         shown += f" ({100 * difference / paper:+.0f} %)".replace("-", "−")
     tone = ""
-    if column["measure"] != "best_round" and abs(difference) > (0.5 if accuracy else 0.05 * abs(paper)):
+    # Factors are relative to the fastest method, which may be another one in our runs.
+    if (
+        column["measure"] != "best_round"
+        and column.get("over") != "least"
+        and abs(difference) > (0.5 if accuracy else 0.05 * abs(paper))
+    ):
         tone = "better" if (difference > 0) == accuracy else "worse"
     return Cell(shown, difference, tone=tone)
 
@@ -141,7 +240,7 @@ def marks(dataset: str) -> dict[str, list[tuple[float, float]]]:
         if spec["id"] not in ("rounds_to_test", "rounds_to_test_high", "accuracy_1500"):
             continue
         for column in spec["columns"]:
-            if column["where"]["dataset"] == dataset:
+            if column["where"]["dataset"] == dataset and "over" not in column:
                 for method, value in zip(spec["rows"]["algorithm"], column["paper"], strict=True):
                     at = (column["round"], value) if "round" in column else (value, 100 * column["level"])
                     if math.isfinite(at[0]):

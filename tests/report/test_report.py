@@ -215,8 +215,9 @@ def test_the_papers_own_numbers_are_consistent():
         ((setting, values),) = table["rows"].items()
         assert any(setting in config.settings_of(name) for name in algorithms.names())
         for column in table["columns"]:
-            assert len(column["paper"]) == len(values)
-            measures.named(column)
+            assert len(column["paper"]) == len(column.get("also", column["paper"])) == len(values)
+            if column["measure"] != "test_at_fit":
+                measures.named(column)
 
 
 def test_every_experiment_of_the_paper_fills_its_tables_and_figures(tmp_path):
@@ -266,6 +267,62 @@ def test_never_agrees_with_never_only_after_the_papers_rounds():
     assert paper._difference(Stat((), 1, 300), math.inf, column).text == "–"
     assert paper._difference(Stat((9.0,), 1), math.inf, column).text == "reached"
     assert paper._difference(Stat((), 1, 300), 500, column).text == "–"
+
+
+def test_a_level_reached_behind_the_horizon_is_never():
+    late = run([0.5] * 1600 + [0.9] * 100)
+    assert measures.rounds_to("test_acc", 0.8)(late) == 1601
+    assert measures.rounds_to("test_acc", 0.8, 1500)(late) == math.inf
+    assert measures.total_to("paper_units", 0.8, horizon=1500)(late) is None
+    stat = group([late])[0].over(measures.rounds_to("test_acc", 0.8, 1500), 1500)
+    assert (stat.values, stat.beyond) == ((), 1500)
+
+
+def test_no_verdict_from_a_part_of_the_runs():
+    column = {"measure": "rounds_to_test", "paper": []}
+    part = paper._difference(Stat((40.0,), 2, 1500), 80.0, column)
+    assert (part.text, part.tone) == ("1 of 2 reached it", "")
+    assert paper._difference(Stat((40.0,), 1), 80.0, column).tone == "better"
+
+
+def test_two_values_of_the_paper_are_both_shown():
+    column = {"measure": "rounds_to_train", "paper": [977, 740]}
+    assert paper._printed(977, column, 1511).text == "977 or 1,511"
+    cell = paper._difference(Stat((900.0,), 1), 977, column, 1511)
+    assert (cell.text, cell.tone) == ("−77 (−8 %) or −611 (−40 %)", "")
+    assert paper._printed(740, column, math.nan).text == "740"
+    assert paper._difference(Stat(), 977, column, 1511).text == "–"
+    assert paper._difference(Stat((900.0,), 2, 1500), 977, column, 1511).text == "1 of 2 reached it"
+
+
+def test_factors_are_relative_to_the_least():
+    found = {"a": Stat((40.0,), 1), "b": Stat((20.0,), 1), "c": Stat((10.0,), 2)}  # c: one of two seeds only
+    assert paper._relative(found, "a", {"over": "least"}).mean == 2.0
+    assert paper._relative({**found, "c": Stat((10.0,), 2, 1500)}, "c", {"over": "least"}) == Stat((), 2)
+
+
+def test_the_round_of_a_table_that_does_not_name_it_is_fitted():
+    runs = [run([0.1, 0.4, 0.7], algorithm="scaffold", alpha=a) for a in (0.0, 1.0)]
+    measure, note = paper._fitted(group(runs), [41.0, 42.0], 1500)
+    assert [measure(r) for r in runs] == pytest.approx([40.0, 40.0])
+    assert "after round 2:" in note
+    assert "2 of 2 rows" in note
+    assert "no round yet" in paper._fitted([None, None], [1.0, 2.0], 1500)[1]
+
+
+def claim(runs, text: str):
+    table = {t.id: t for t in paper.tables(group(runs))}["claims"]
+    return [cell.text for cell in next(row for row in table.rows if row[0].text.startswith(text))[1:]]
+
+
+def test_claims_of_the_text():
+    settings = {"alpha": 0.1, "lr": 1e-3, "weight_decay": 1e-2, "decay_mode": "decoupled"}
+    ours = run([0.5] * 1499 + [0.86], algorithm="fedlada", **settings)
+    text = "FedLADA ends about 4.2 points above FedAvg, CIFAR-10"
+    assert claim([ours], text) == ["–", "about 4.2 points", "not run"]
+    assert claim([ours, run([0.5] * 1499 + [0.82])], text) == ["4.00", "about 4.2 points", "yes"]
+    assert claim([ours, run([0.5] * 1499 + [0.85])], text) == ["1.00", "about 4.2 points", "no"]
+    assert claim([ours, run([0.5] * 300)], text)[2] == "not run"
 
 
 def test_gains_and_ratios_are_against_the_named_row():
