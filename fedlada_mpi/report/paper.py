@@ -106,9 +106,9 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group]) -> Table:
             one, differing = match(groups, where)
             found[value] = one
             if one and differing:
-                used = dataset_name(one.dataset), ", ".join(show(n, one.settings[n]) for n in differing)
-                names = otherwise.setdefault(used, [])
-                names += [one.method_name] if one.method_name not in names else []
+                used = ", ".join(show(n, one.settings[n]) for n in differing)
+                methods = otherwise.setdefault((dataset_name(one.dataset), used), [])
+                methods += [one.method_name] if one.method_name not in methods else []
         if column["measure"] == "test_at_fit":
             measure, note = _fitted(list(found.values()), column["paper"], column["round"])
             notes.append(note)
