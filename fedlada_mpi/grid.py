@@ -6,6 +6,7 @@
     python -m fedlada_mpi.grid main --command 7                  # the command of run 7
     python -m fedlada_mpi.grid main --index 7 --launcher "srun --mpi=pmix"
     python -m fedlada_mpi.grid digits --all --launcher "mpirun -n 4"
+    python -m fedlada_mpi.grid main --all --parallel 3           # three at once on this machine
 
 A finished run is skipped, an interrupted one is resumed, and one that another process is running is left alone, so
 the same grid can be split over any number of submissions. The exit status is that of the run (75: stopped by a
@@ -27,6 +28,7 @@ from typing import Any
 from . import config as settings
 from .errors import UserError
 from .experiments import Grid, Run, experiments, load
+from .experiments.parallel import LOG, Parallel
 from .rundir import lock
 from .signals import STOPPED
 
@@ -43,7 +45,13 @@ def execute(run: Run, launcher: Sequence[str]) -> int:
         lock.refuse_if_held(run.directory)  # a run that outlived the grid that started it, or one started by hand
         command = run.command(launcher)
         print(shlex.join(command), flush=True)
-        return _wait(command, bool(launcher))
+        status = _wait(command, bool(launcher))
+        if status == 0 and not run.finished():
+            # As where a node was lost: what counts is what the run has written.
+            done = f"{run.rounds_done()} of {run.rounds} rounds"
+            print(f"error: {run.directory} ended with status 0 after {done}", file=sys.stderr, flush=True)
+            return 1
+        return status
 
 
 def _wait(command: Sequence[str], launched: bool) -> int:
@@ -96,6 +104,16 @@ def execute_all(grid: Grid, launcher: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
+def execute_parallel(grid: Grid, launcher: Sequence[str], at_once: int) -> int:
+    """Start the runs, several at once; stops where a signal asks for it."""
+    runs = Parallel(grid.runs, launcher, at_once)
+    status = runs.execute()
+    if runs.failed:
+        failed = compact(sorted(runs.failed))
+        print(f"error: {len(runs.failed)} of {len(grid.runs)} runs failed: {failed}", file=sys.stderr)
+    return status
+
+
 def compact(indices: Sequence[int]) -> str:
     """Indices as sbatch --array takes them: 0-3,7."""
     pieces = []
@@ -132,9 +150,13 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--count", action="store_true", help="print the number of runs")
     what.add_argument("--command", type=int, metavar="I", help="print the command of run I")
     what.add_argument("--index", type=int, metavar="I", help="run number I, from 0")
-    what.add_argument("--all", action="store_true", help="run all, one after another")
+    what.add_argument("--all", action="store_true", help="run all, one after another or --parallel")
     what.add_argument("--status", action="store_true", help="list the runs with their progress")
     what.add_argument("--todo", action="store_true", help="print the unfinished runs, as sbatch --array takes them")
+    parser.add_argument(
+        "--parallel", type=int, metavar="N",
+        help=f"with --all: N runs at once on this machine, each prints to its {LOG}; on a GPU they share it by MPS",
+    )  # fmt: skip
     parser.add_argument("--runs", default="", metavar="DIR", help="where the run directories are [runs/EXPERIMENT]")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change a setting of every run; a,b is an axis"
@@ -159,6 +181,8 @@ def act(arguments: argparse.Namespace) -> int:
     if not arguments.experiment:
         _overview()
         return 0
+    if arguments.parallel is not None and (arguments.parallel < 1 or not arguments.all):
+        raise UserError(f"--parallel: got {arguments.parallel}, expected a number of runs, together with --all")
     grid = load(arguments.experiment, arguments.runs, parse_changes(arguments.set))
     launcher = shlex.split(arguments.launcher)
     if arguments.count:
@@ -167,6 +191,8 @@ def act(arguments: argparse.Namespace) -> int:
         print(shlex.join(_pick(grid, arguments.command).command(launcher)))
     elif arguments.index is not None:
         return execute(_pick(grid, arguments.index), launcher)
+    elif arguments.all and arguments.parallel:
+        return execute_parallel(grid, launcher, arguments.parallel)
     elif arguments.all:
         return execute_all(grid, launcher)
     elif arguments.todo:

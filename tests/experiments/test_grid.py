@@ -33,6 +33,14 @@ if behaviour == "wait":
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
     (out / "ready").touch()
     time.sleep(60)
+if behaviour == "together":
+    (out / "ready").touch()
+    deadline = time.monotonic() + 30
+    while len([*out.parent.glob("*/ready")]) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    print("pipe", os.environ.get("CUDA_MPS_PIPE_DIRECTORY"), "threads", os.environ.get("OMP_NUM_THREADS"))
+if behaviour == "vanish":
+    sys.exit(0)
 (out / "summary.json").write_text(json.dumps({"status": "finished", "rounds": 60}))
 """
 
@@ -251,6 +259,61 @@ def test_a_second_start_is_refused_and_a_signal_stops_the_run(small, tmp_path, n
     first.send_signal(number)
     assert first.wait(30) == 75
     assert grid.main([*small, "--index", "0"]) == 0
+
+
+def test_a_launcher_that_ends_with_0_has_not_finished_a_run(small, monkeypatch, capfd):
+    """As mpirun does where a node was lost."""
+    monkeypatch.setenv("PRETEND", "vanish")
+    assert grid.main([*small, "--index", "0"]) == 1
+    assert "ended with status 0 after 0 of 60 rounds" in capfd.readouterr().err
+    assert grid.main([*small, "--all", "--parallel", "2"]) == 1
+    assert "3 of 3 runs failed: 0-2" in capfd.readouterr().err
+
+
+CONTROL = """#!/bin/sh
+echo "$*" "$(cat)" >> {calls}
+"""
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_several_runs_at_once(small, tmp_path, monkeypatch, capfd, gpu):
+    """Two of the three wait for each other; on a GPU they share it by NVIDIA's service."""
+    control = tmp_path / "bin" / "nvidia-cuda-mps-control"
+    control.parent.mkdir()
+    control.write_text(CONTROL.format(calls=tmp_path / "control"))
+    control.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{control.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0" if gpu else "")
+    monkeypatch.setenv("PRETEND", "together")
+    assert grid.main([*small, "--all", "--parallel", "2"]) == 0
+    printed = capfd.readouterr().out
+    assert printed.count(": started, prints to ") == printed.count(": finished, 60 rounds") == 3
+    logs = [(tmp_path / f"runs/digits_fedavg_seed={seed}/log.txt").read_text() for seed in range(3)]
+    assert all(("fedlada-mps-" in log) == gpu for log in logs), logs
+    calls = (tmp_path / "control").read_text() if gpu else ""
+    assert calls.split() == (["-d", "quit"] if gpu else [])
+    assert grid.main([*small, "--all", "--parallel", "2"]) == 0
+    assert capfd.readouterr().out.count("already finished") == 3
+
+
+def test_a_signal_stops_all_runs(small, tmp_path):
+    first = start([*small, "--all", "--parallel", "2"], PRETEND="wait")
+    ready = [tmp_path / f"runs/digits_fedavg_seed={seed}/ready" for seed in range(3)]
+    deadline = time.monotonic() + 30
+    while not (ready[0].exists() and ready[1].exists()):
+        assert time.monotonic() < deadline
+        assert first.poll() is None, first.communicate()
+        time.sleep(0.02)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(30) == 75
+    assert not ready[2].exists()
+    assert "stopped after 0 of 60 rounds" in first.communicate()[0]
+
+
+@pytest.mark.parametrize("arguments", [["--parallel", "2"], ["--all", "--parallel", "0"]])
+def test_parallel_needs_a_number_and_all(small, arguments, capsys):
+    assert grid.main([*small, *arguments]) == 2
+    assert "--parallel: got" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [*DAMAGES, *OBSTACLES])

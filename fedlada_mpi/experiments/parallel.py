@@ -1,0 +1,143 @@
+"""Several runs of a grid at once on one machine, each with its output in a file of its own."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UserError
+from ..gpu import mps
+from ..processes import usable_cores
+from ..rundir import lock
+from ..signals import STOPPED
+from . import Run
+
+LOG = "log.txt"  # what a run prints
+SECONDS = 0.1  # between two looks at the runs
+STOPS = (STOPPED, 128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+@dataclass
+class Started:
+    index: int
+    run: Run
+    slot: int  # of those that run at once
+    process: subprocess.Popen[bytes]
+    held: ExitStack  # its lock and its log
+
+
+class Parallel:
+    """Starts the runs in order, ``at_once`` at a time; those that are finished or in use elsewhere are left out."""
+
+    def __init__(self, runs: Sequence[Run], launcher: Sequence[str], at_once: int):
+        self.runs, self.launcher = runs, list(launcher)
+        self.waiting = deque(enumerate(runs))
+        self.slots = list(range(min(at_once, len(runs))))
+        self.running: list[Started] = []
+        self.failed: list[int] = []
+        self.stopped = 0
+        self.gpus = mps.gpus()
+
+    def execute(self) -> int:
+        """The exit status of all: 0, 1 where some failed, or that of a stop by a signal."""
+        before = {n: signal.signal(n, self._stop) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
+        try:
+            with ExitStack() as at_end:
+                share = 0 < len(self.gpus) < len(self.slots)
+                places = at_end.enter_context(mps.shared()) if share else {}
+                at_end.callback(self._end_all)
+                while self.running or (self.waiting and not self.stopped):
+                    while self.slots and self.waiting and not self.stopped:
+                        self._start(*self.waiting.popleft(), places)
+                    self._collect()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self.stopped or int(bool(self.failed))
+
+    def _stop(self, number: int, _frame: Any) -> None:
+        """Pass a signal on: the runs finish their round and write a checkpoint, and no further ones start.
+
+        mpirun ends its ranks at once on SIGTERM but forwards SIGUSR1 to them, and a Ctrl-C has reached them already.
+        """
+        self.stopped = self.stopped or (128 + number if number == signal.SIGINT else STOPPED)
+        if number != signal.SIGINT:
+            for started in self.running:
+                started.process.send_signal(self._passed_on(number))
+
+    def _passed_on(self, number: int) -> int:
+        return signal.SIGUSR1 if self.launcher else number
+
+    def _say(self, index: int, words: str, error: bool = False) -> None:
+        line = f"[{index + 1}/{len(self.runs)}] {self.runs[index].directory.name}: {words}"
+        print(line, file=sys.stderr if error else None, flush=True)
+
+    def _start(self, index: int, run: Run, places: Mapping[str, str]) -> None:
+        if run.finished():
+            self._say(index, "already finished")
+            return
+        with ExitStack() as held:
+            try:
+                held.enter_context(lock.hold(run.directory, lock.GRID))
+                lock.refuse_if_held(run.directory)  # a run that outlived its grid, or one started by hand
+            except lock.Busy as busy:
+                self._say(index, str(busy))
+                return
+            log = held.enter_context(open(run.directory / LOG, "a"))
+            command = run.command(self.launcher)
+            log.write(shlex.join(command) + "\n")
+            log.flush()
+            slot = self.slots.pop(0)
+            environment = {**os.environ, **places, **self._share(slot)}
+            try:
+                process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            except OSError as error:
+                raise UserError(f"cannot start {command[0]}: {error.strerror} (see --launcher)") from None
+            self.running.append(Started(index, run, slot, process, held.pop_all()))
+            if self.stopped == STOPPED:  # by a signal that came just now
+                process.send_signal(self._passed_on(signal.SIGTERM))
+        self._say(index, f"started, prints to {run.directory / LOG}")
+
+    def _share(self, slot: int) -> dict[str, str]:
+        """The GPU of a slot, where there are several, and its part of the cores; a launcher places ranks itself."""
+        if self.launcher:
+            return {}
+        share = {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if len(self.gpus) > 1 else {}
+        if "OMP_NUM_THREADS" not in os.environ:
+            share["OMP_NUM_THREADS"] = str(max(1, usable_cores() // (len(self.slots) + len(self.running) + 1)))
+        return share
+
+    def _collect(self) -> None:
+        """Take note of the runs that have ended."""
+        time.sleep(SECONDS)
+        for started in [s for s in self.running if s.process.poll() is not None]:
+            self.running.remove(started)
+            self.slots = sorted([*self.slots, started.slot])
+            started.held.close()
+            status, run = started.process.returncode, started.run
+            status = status if status >= 0 else 128 - status
+            done = f"{run.rounds_done()} of {run.rounds} rounds"
+            if run.finished():
+                self._say(started.index, f"finished, {run.rounds} rounds")
+            elif status in STOPS and self.stopped:
+                self._say(started.index, f"stopped after {done}")
+            else:
+                # A launcher may end with 0 where a node was lost: what counts is what the run has written.
+                self.failed.append(started.index)
+                self._say(started.index, f"failed with status {status} after {done}: see {run.directory / LOG}", True)
+
+    def _end_all(self) -> None:
+        """After an error of the grid itself: runs must not go on without their locks."""
+        for started in self.running:
+            started.process.terminate()
+            started.process.wait()
+            started.held.close()
