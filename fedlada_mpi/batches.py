@@ -112,8 +112,9 @@ def plan(
         if config.augment == "paper":
             # As many draws as the client's own batches hold, whatever the width of this rank's plan.
             drawn = rng.bits(count * batch, config.seed, rng.AUGMENT, t, client).reshape(count, batch)
-            flip[:count, c, :batch] = drawn & 1
-            moves, pad = drawn & 2, config.crop_padding
+            flip[:count, c, :batch] = drawn & 1 if config.flip else 0
+            moves = drawn & 2 if config.crop == "half" else np.full_like(drawn, config.crop == "always")
+            pad = config.crop_padding
             side = np.uint64(2 * pad + 1)
             down[:count, c, :batch] = np.where(moves, (drawn >> np.uint64(2)) % (1 << 20) % side, pad)
             right[:count, c, :batch] = np.where(moves, (drawn >> np.uint64(22)) % (1 << 20) % side, pad)

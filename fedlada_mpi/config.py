@@ -127,6 +127,10 @@ class Config:
     )
 
     augment: str = setting("paper", "flip and padded crop, or nothing", choices=("paper", "none"))
+    flip: bool = setting(True, "flip half of the images, where they are augmented")
+    crop: str = setting(
+        "half", "which images are cropped, where they are augmented", choices=("half", "always", "never")
+    )
     # The place of a crop is drawn from 20 bits.
     crop_padding: int = setting(4, "zero pixels around an image before the crop", least=0, most=2**19 - 1)
     seed: int = setting(0, "seed of sampling, batches, augmentation and initialisation", least=0, most=2**63 - 1)

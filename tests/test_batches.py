@@ -111,6 +111,19 @@ def test_how_often_images_are_flipped_and_moved():
     assert (places - 0.5 / 25).abs().max() < 5 * (0.02 / n) ** 0.5
 
 
+def test_other_augmentations_than_the_papers():
+    settings = dict(local_epochs=40, batch_size=0, augment="paper", crop_padding=2)
+    paper, still, always = (
+        planned(Config(**settings, **more), [500])
+        for more in ({}, {"flip": False, "crop": "never"}, {"crop": "always"})
+    )
+    assert not torch.stack((still.flip, still.down, still.right)).any()
+    assert torch.equal(always.flip, paper.flip)
+    moved = (paper.down != 0) | (paper.right != 0)
+    assert torch.equal(always.down[moved], paper.down[moved])  # the same places, drawn for more images
+    assert ((always.down != 0) | (always.right != 0)).double().mean() == pytest.approx(24 / 25, abs=0.01)
+
+
 def by_image(image, flip, down, right, mean, std):
     """The augmentation in words: normalise, flip, pad with zeros, cut out."""
     rows, columns, _ = image.shape
