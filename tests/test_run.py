@@ -275,14 +275,6 @@ from torch import nn
 def model(classes, image_shape):
     return nn.Sequential(nn.Flatten(), nn.Linear(192, classes))
 
-class Branching(nn.Linear):
-    def forward(self, images):
-        x = super().forward(images.flatten(1))
-        return x if x.sum() > 0 else 2 * x
-
-def branching(classes, image_shape):
-    return Branching(192, classes)
-
 def raises_on_one_rank(classes, image_shape):
     return silo(classes) if MPI.COMM_WORLD.rank == 1 else model(classes, image_shape)
 
@@ -312,6 +304,14 @@ def leaves_in_training(classes, image_shape):
 
 def returns_nothing(classes, image_shape):
     pass
+
+class Branching(nn.Linear):
+    def forward(self, images):
+        x = super().forward(images.flatten(1))
+        return x if x.sum() > 0 else 2 * x
+
+def branching(classes, image_shape):
+    return Branching(192, classes)
 """
 FAILS = """
 import sys
