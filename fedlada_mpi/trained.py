@@ -95,6 +95,7 @@ class Run:
                 about["image_shape"],
                 config["activation"],
                 stacked=False,
+                norm=config.get("norm", ""),
             )
         except UserError as error:
             if given is not None or ":" not in config["model"]:

@@ -274,6 +274,16 @@ def test_a_built_in_class_is_its_name(settings):
     assert train(**{**settings, "algorithm": find("fedprox")}).config["algorithm"] == "fedprox"
 
 
+def normalised(classes, image_shape):
+    return nn.Sequential(nn.Conv2d(image_shape[2], 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.LazyLinear(classes))
+
+
+def test_a_loaded_model_has_the_norms_that_it_was_trained_with(settings, out):
+    run = train(**{**settings, "model": normalised, "norm": "layer"})
+    images = torch.rand(3, SHAPE[2], *SHAPE[:2], generator=torch.Generator().manual_seed(1))
+    assert torch.equal(load(out, model=normalised).model(images), run.model(images))
+
+
 def test_own_model(settings, out):
     """The module that was given stays as it was, to the gradient and the mode."""
     torch.manual_seed(5)
