@@ -65,7 +65,7 @@ class Network:
         assert self.forward is not None
         numbers = {name: value for name, value in self.constants.items() if value.is_floating_point()}
         kernels = {name: kernel for name, kernel in self.forward.kernels.items() if name in numbers}
-        layout = Layout([(n, v.shape) for n, v in numbers.items()], kernels, groups=self.forward.groups)
+        layout = Layout([(n, v.shape) for n, v in numbers.items()], kernels, self.forward.dead, self.forward.groups)
         views = layout.views(layout.pack(numbers, dtype).to(device))
         return views | {name: value.to(device) for name, value in self.constants.items() if name not in numbers}
 
@@ -181,10 +181,7 @@ def _stacked(network: Network, users_own: bool) -> Network:
     """The network with a stacked forward; a user's own is compared with the plain module."""
     traced = translate(network.module, network.image_shape)
     parameters = [(e.name, e.shape) for e in network.layout.entries]
-    trained = {name for name, _ in parameters}
-    # Frozen layers keep all taps: only what is trained has gradient-free parts.
-    dead = {name: taps for name, taps in traced.dead.items() if name in trained}
-    layout = Layout(parameters, traced.kernels, dead, traced.groups)
+    layout = Layout(parameters, traced.kernels, traced.dead, traced.groups)
     stacked = replace(network, layout=layout, forward=traced)
     if users_own and (found := disagreement(stacked)):
         raise NotTraceable(found)

@@ -174,6 +174,15 @@ class Dropping(nn.Module):
         return self.fc(F.dropout(x.mean((2, 3)), 0.2, training=self.training))
 
 
+def frozen_small_maps(classes, image_shape):
+    """A frozen convolution most of whose taps meet padding only."""
+    frozen = nn.Conv2d(4, 6, 3, padding=1).requires_grad_(False)
+    return nn.Sequential(
+        nn.Conv2d(image_shape[2], 4, 3, 2, 1), nn.AdaptiveMaxPool2d(1), frozen, nn.ReLU(), nn.Flatten(),
+        nn.Linear(6, classes),
+    )  # fmt: skip
+
+
 class Skipping(nn.Module):
     """Branches that torchvision's stochastic depth leaves out, for single images and for whole batches."""
 
@@ -197,5 +206,5 @@ def torchvision_resnet(classes, image_shape):
 
 MODELS = dict(
     resnet18=torchvision_resnet, vgg11=vgg11, lenet=LeNet, mlp=mlp, convnext=ConvNeXt, separable=separable, odd=Odd,
-    in_place=InPlace, attention=Attention, shared=Shared, dropping=Dropping, dropped_map=dropped_map, skipping=Skipping,
+    in_place=InPlace, attention=Attention, shared=Shared, dropping=Dropping, dropped_map=dropped_map, skipping=Skipping, frozen_small_maps=frozen_small_maps,
 )  # fmt: skip
