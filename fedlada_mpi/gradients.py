@@ -15,15 +15,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
 from .config import Config
 from .errors import UserError, first_line
 from .gpu.side_stream import SideStream
 from .models import Network
+from .models.agreement import perturbed
 from .models.layers import Kernels, Stack
 from .models.randomness import Draws
-from .models.trial import as_users_see, tied
+from .models.trial import outputs_with, tied
 from .own import users_code
 
 
@@ -104,8 +105,7 @@ def different_gradient(engine: StackedEngine, reference: StackedEngine) -> str:
     """A parameter whose gradients in float32 are not those of ``reference``, on a small batch; "" if there is none."""
     network = engine.network
     draw = torch.Generator().manual_seed(0)
-    values = network.initial()[: network.layout.live].repeat(TRIAL[0], 1)
-    values += 0.01 * torch.randn(values.shape, generator=draw) * (values != 0)
+    values = torch.stack([perturbed(network, torch.float32, draw) for _ in range(TRIAL[0])])
     images = torch.randn(*TRIAL, *network.image_shape, generator=draw)
     labels, weight = torch.zeros(TRIAL, dtype=torch.int64), torch.full(TRIAL, 1 / TRIAL[1])
     found = []
@@ -241,10 +241,8 @@ class GenericEngine(Engine):
                 name: value.to(self.device, images.dtype if value.is_floating_point() else value.dtype)
                 for name, value in self.network.constants.items()
             }
-        every = {**self.constants[images.dtype], **parameters}
-        every |= {name: every[first] for name, first in self.tied.items()}
-        # Where a whole layer is used twice, torch's own way of tying would leave these values in the module.
-        return functional_call(self.network.module, every, (as_users_see(images),), tie_weights=False)
+        values = {**self.constants[images.dtype], **parameters}
+        return outputs_with(self.network.module, values, self.tied, images)
 
     def _loss(self, parameters: dict[str, Tensor], images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
         return weighted_loss(self._forward(parameters, images), labels, weight)

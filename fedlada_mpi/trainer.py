@@ -133,9 +133,9 @@ class Trainer:
         if t >= c.rounds or self.ahead[0] == t:
             return
         participants = rng.participants(c.clients, c.participation, c.sampling, c.seed, t)
-        for chunk in self._chunks(participants):
+        chunk = next(self._chunks(participants), None)
+        if chunk is not None:
             self.ahead = (t, chunk.tolist(), plan(*self._whose(t, chunk)))
-            break
 
     def _begin(self, parts: Parts, r: Round, clients: np.ndarray, steps: np.ndarray) -> None:
         self.buffers.k.zero_()

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 
 from .sum_kernels import column_sums
-from .triton_support import TILE, check, jit, power, tl, triton
-
-
-class Window(Protocol):
-    """What the kernels need of ``models.columns.Window``."""
-
-    @property
-    def kernel(self) -> tuple[int, int]: ...
-
-    @property
-    def stride(self) -> tuple[int, int]: ...
-
-    @property
-    def padding(self) -> tuple[int, int]: ...
-
-    @property
-    def out(self) -> tuple[int, int]: ...
+from .triton_support import TILE, Window, check, jit, power, tl, triton
 
 
 @jit

@@ -9,7 +9,6 @@ Tensors are float32, bfloat16 or float16, and one client's share of each has few
 from __future__ import annotations
 
 from math import prod
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from .channel_kernels import bias_activation, bias_activation_backward, scale
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .norm_kernels import group_norm, group_norm_backward
 from .sum_kernels import column_sums
-from .triton_support import TILE, available, check, jit, power, tl, triton, vector
+from .triton_support import TILE, Window, available, check, jit, power, tl, triton, vector
 
 __all__ = [
     "available",
@@ -38,25 +37,6 @@ __all__ = [
     "max_pool",
     "scale",
 ]
-
-
-class Window(Protocol):
-    """What the kernels need of ``models.columns.Window``."""
-
-    @property
-    def stride(self) -> tuple[int, int]: ...
-
-    @property
-    def padding(self) -> tuple[int, int]: ...
-
-    @property
-    def out(self) -> tuple[int, int]: ...
-
-    @property
-    def taps(self) -> tuple[tuple[int, int], tuple[int, int]]: ...
-
-    @property
-    def pointwise(self) -> bool: ...
 
 
 @jit(do_not_specialize=["pixels"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from math import gcd
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,9 +22,31 @@ except ImportError:
         return fn if fn else jit
 
 
-__all__ = ["TILE", "available", "check", "jit", "power", "tl", "triton", "vector"]
+__all__ = ["TILE", "Window", "available", "check", "jit", "power", "tl", "triton", "vector"]
 
 TILE = 2048  # elements per program
+
+
+class Window(Protocol):
+    """What the kernels need of ``models.columns.Window``."""
+
+    @property
+    def kernel(self) -> tuple[int, int]: ...
+
+    @property
+    def stride(self) -> tuple[int, int]: ...
+
+    @property
+    def padding(self) -> tuple[int, int]: ...
+
+    @property
+    def out(self) -> tuple[int, int]: ...
+
+    @property
+    def taps(self) -> tuple[tuple[int, int], tuple[int, int]]: ...
+
+    @property
+    def pointwise(self) -> bool: ...
 
 
 def available() -> bool:

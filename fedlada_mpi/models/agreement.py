@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..errors import first_line
 from .randomness import Draws
-from .trial import as_users_see, tensors, tied
+from .trial import outputs_with, tensors, tied
 
 if TYPE_CHECKING:
     from . import Network
@@ -28,7 +27,7 @@ def disagreement(network: Network) -> str:
     draw = torch.Generator().manual_seed(0)
     images = torch.randn(CLIENTS, IMAGES, *network.image_shape, generator=draw, dtype=dtype)
     keys = torch.arange(CLIENTS)
-    values = torch.stack([_different(network, dtype, draw) for _ in range(CLIENTS)])
+    values = torch.stack([perturbed(network, dtype, draw) for _ in range(CLIENTS)])
     try:
         logits, grads, network.draws = _stacked(network, values, images, keys)
         evaluated = _evaluated(network, values, images)
@@ -38,7 +37,7 @@ def disagreement(network: Network) -> str:
     for client, row in enumerate(values):
         state = network.layout.unpack(row)
         expected, gradient = _plain(module, state, images[client], keys[client : client + 1])
-        for name, value in network.layout.unpack(_whole(network, grads[client])).items():
+        for name, value in network.layout.unpack(grads[client]).items():
             if not _close(value, gradient[name]):
                 return f"the gradient of {name} on stacked layers is not that of the module"
         evaluation = _plain_evaluated(module, state, images[client])
@@ -47,7 +46,7 @@ def disagreement(network: Network) -> str:
     return ""
 
 
-def _different(network: Network, dtype: torch.dtype, draw: torch.Generator) -> Tensor:
+def perturbed(network: Network, dtype: torch.dtype, draw: torch.Generator) -> Tensor:
     """Other parameters for every client, so that a mix-up is seen."""
     state = network.layout.unpack(network.initial(dtype))
     noisy = {n: v + 0.01 * torch.randn(v.shape, generator=draw, dtype=dtype) for n, v in state.items()}
@@ -58,13 +57,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return bool((a - b).norm() <= CLOSE[a.dtype] * b.norm() + NEGLIGIBLE[a.dtype])
 
 
-def _whole(network: Network, grads: Tensor) -> Tensor:
-    """With the gradient-free parts, whose gradient is zero."""
-    whole = torch.zeros(network.layout.size, dtype=grads.dtype)
-    whole[: len(grads)] = grads
-    return whole
-
-
 def _loss(logits: Tensor) -> Tensor:
     """Any smooth function in which all outputs count."""
     return (logits.log_softmax(-1)[..., 0] + 0.1 * logits.square().sum(-1)).sum()
@@ -72,7 +64,7 @@ def _loss(logits: Tensor) -> Tensor:
 
 def _stacked(network: Network, values: Tensor, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, bool]:
     assert network.forward is not None
-    grads = torch.zeros(CLIENTS, network.layout.live, dtype=values.dtype)
+    grads = torch.zeros_like(values)  # the gradient-free parts stay zero
     stack = network.stack(values, grads)
     stack.draws = Draws(keys, stacked=True)
     with torch.enable_grad():
@@ -88,10 +80,7 @@ def _evaluated(network: Network, values: Tensor, images: Tensor) -> Tensor:
 
 
 def _call(module: nn.Module, state: dict[str, Tensor], images: Tensor, training: bool) -> Tensor:
-    given = {**tensors(module), **state}
-    given |= {name: given[first] for name, first in tied(module).items()}
-    output: Tensor = functional_call(module.train(training), given, (as_users_see(images),), tie_weights=False)
-    return output
+    return outputs_with(module.train(training), {**tensors(module), **state}, tied(module), images)
 
 
 def _plain(
@@ -100,9 +89,9 @@ def _plain(
     leaves = {name: value.requires_grad_() for name, value in state.items()}
     with torch.enable_grad(), Draws(key, stacked=False):
         logits = _call(module, leaves, images, training=True)
-        gradients = torch.autograd.grad(_loss(logits), list(leaves.values()), allow_unused=True)
-    zeros = [torch.zeros_like(v) if g is None else g for v, g in zip(leaves.values(), gradients, strict=True)]
-    return logits.detach(), dict(zip(leaves, zeros, strict=True))
+        every = list(leaves.values())
+        gradients = torch.autograd.grad(_loss(logits), every, allow_unused=True, materialize_grads=True)
+    return logits.detach(), dict(zip(leaves, gradients, strict=True))
 
 
 @torch.no_grad()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ..errors import UserError, shortened
 from ..own import users_code
@@ -52,9 +54,13 @@ def try_out(model: str, module: object, classes: int, image_shape: tuple[int, in
     return module
 
 
-def as_users_see(images: Tensor) -> Tensor:
-    """Images [N, rows, columns, channels] as users' modules take them; contiguous, as many of them use ``view``."""
-    return images.permute(0, 3, 1, 2).contiguous()
+def outputs_with(module: nn.Module, values: Mapping[str, Tensor], tied: Mapping[str, str], images: Tensor) -> Tensor:
+    """Of a user's module with ``values`` in place of its tensors, on images [N, rows, columns, channels]."""
+    every = {**values, **{name: values[first] for name, first in tied.items()}}
+    seen = images.permute(0, 3, 1, 2).contiguous()  # many modules use ``view``
+    # Where a whole layer is used twice, torch's own way of tying would leave these values in the module.
+    outputs: Tensor = functional_call(module, every, (seen,), tie_weights=False)
+    return outputs
 
 
 def _instead(module: nn.Module) -> str:

@@ -206,5 +206,6 @@ def torchvision_resnet(classes, image_shape):
 
 MODELS = dict(
     resnet18=torchvision_resnet, vgg11=vgg11, lenet=LeNet, mlp=mlp, convnext=ConvNeXt, separable=separable, odd=Odd,
-    in_place=InPlace, attention=Attention, shared=Shared, dropping=Dropping, dropped_map=dropped_map, skipping=Skipping, frozen_small_maps=frozen_small_maps,
+    in_place=InPlace, attention=Attention, shared=Shared, dropping=Dropping, dropped_map=dropped_map, skipping=Skipping,
+    frozen_small_maps=frozen_small_maps,
 )  # fmt: skip
