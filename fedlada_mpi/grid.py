@@ -29,8 +29,8 @@ from . import config as settings
 from .errors import UserError
 from .experiments import Grid, Run, experiments, load
 from .experiments.parallel import LOG, Parallel
+from .experiments.starting import STOPS, claimed, exit_status, passed_on, start
 from .rundir import lock
-from .signals import STOPPED
 
 
 def execute(run: Run, launcher: Sequence[str]) -> int:
@@ -38,11 +38,10 @@ def execute(run: Run, launcher: Sequence[str]) -> int:
     if run.finished():
         print(f"{run.directory}: already finished", flush=True)
         return 0
-    with lock.hold(run.directory, lock.GRID):
-        if run.finished():  # by whoever held the lock before us
+    with claimed(run) as to_do:
+        if not to_do:
             print(f"{run.directory}: already finished", flush=True)
             return 0
-        lock.refuse_if_held(run.directory)  # a run that outlived the grid that started it, or one started by hand
         command = run.command(launcher)
         print(shlex.join(command), flush=True)
         status = _wait(command, bool(launcher))
@@ -55,15 +54,12 @@ def execute(run: Run, launcher: Sequence[str]) -> int:
 
 
 def _wait(command: Sequence[str], launched: bool) -> int:
-    """Run a command, passing on the signals that ask it to stop.
-
-    mpirun ends its ranks at once on SIGTERM but forwards SIGUSR1 to them, so under a launcher both become SIGUSR1.
-    """
+    """Run a command, passing on the signals that ask it to stop."""
     process: subprocess.Popen[bytes] | None = None
     pending: list[int] = []
 
     def forward(number: int, _frame: object) -> None:
-        pending.append(signal.SIGUSR1 if launched else number)
+        pending.append(passed_on(number, launched))
         if process is not None:
             process.send_signal(pending.pop())
 
@@ -71,17 +67,14 @@ def _wait(command: Sequence[str], launched: bool) -> int:
     handlers = {signal.SIGTERM: forward, signal.SIGUSR1: forward, signal.SIGINT: lambda *_: None}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        try:
-            process = subprocess.Popen(command)
-        except OSError as error:
-            raise UserError(f"cannot start {command[0]}: {error.strerror} (see --launcher)") from None
+        process = start(command)
         while pending:
             process.send_signal(pending.pop())
         status = process.wait()
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    return status if status >= 0 else 128 - status
+    return exit_status(status)
 
 
 def execute_all(grid: Grid, launcher: Sequence[str]) -> int:
@@ -94,7 +87,7 @@ def execute_all(grid: Grid, launcher: Sequence[str]) -> int:
         except lock.Busy as busy:
             print(busy, flush=True)
             continue
-        if status in (STOPPED, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+        if status in STOPS:
             return status
         if status:
             print(f"{run.directory}: failed with status {status}", file=sys.stderr, flush=True)

@@ -14,16 +14,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UserError
 from ..gpu import mps
 from ..processes import usable_cores
 from ..rundir import lock
 from ..signals import STOPPED
 from . import Run
+from .starting import STOPS, claimed, exit_status, passed_on, start
 
 LOG = "log.txt"  # what a run prints
 SECONDS = 0.1  # between two looks at the runs
-STOPS = (STOPPED, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @dataclass
@@ -67,15 +66,12 @@ class Parallel:
     def _stop(self, number: int, _frame: Any) -> None:
         """Pass a signal on: the runs finish their round and write a checkpoint, and no further ones start.
 
-        mpirun ends its ranks at once on SIGTERM but forwards SIGUSR1 to them, and a Ctrl-C has reached them already.
+        A Ctrl-C has reached them already.
         """
         self.stopped = self.stopped or (128 + number if number == signal.SIGINT else STOPPED)
         if number != signal.SIGINT:
             for started in self.running:
-                started.process.send_signal(self._passed_on(number))
-
-    def _passed_on(self, number: int) -> int:
-        return signal.SIGUSR1 if self.launcher else number
+                started.process.send_signal(passed_on(number, bool(self.launcher)))
 
     def _say(self, index: int, words: str, error: bool = False) -> None:
         line = f"[{index + 1}/{len(self.runs)}] {self.runs[index].directory.name}: {words}"
@@ -87,10 +83,12 @@ class Parallel:
             return
         with ExitStack() as held:
             try:
-                held.enter_context(lock.hold(run.directory, lock.GRID))
-                lock.refuse_if_held(run.directory)  # a run that outlived its grid, or one started by hand
+                to_do = held.enter_context(claimed(run))
             except lock.Busy as busy:
                 self._say(index, str(busy))
+                return
+            if not to_do:
+                self._say(index, "already finished")
                 return
             log = held.enter_context(open(run.directory / LOG, "a"))
             command = run.command(self.launcher)
@@ -98,13 +96,10 @@ class Parallel:
             log.flush()
             slot = self.slots.pop(0)
             environment = {**os.environ, **places, **self._share(slot)}
-            try:
-                process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-            except OSError as error:
-                raise UserError(f"cannot start {command[0]}: {error.strerror} (see --launcher)") from None
+            process = start(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
             self.running.append(Started(index, run, slot, process, held.pop_all()))
             if self.stopped == STOPPED:  # by a signal that came just now
-                process.send_signal(self._passed_on(signal.SIGTERM))
+                process.send_signal(passed_on(signal.SIGTERM, bool(self.launcher)))
         self._say(index, f"started, prints to {run.directory / LOG}")
 
     def _share(self, slot: int) -> dict[str, str]:
@@ -123,8 +118,7 @@ class Parallel:
             self.running.remove(started)
             self.slots = sorted([*self.slots, started.slot])
             started.held.close()
-            status, run = started.process.returncode, started.run
-            status = status if status >= 0 else 128 - status
+            status, run = exit_status(started.process.returncode), started.run
             done = f"{run.rounds_done()} of {run.rounds} rounds"
             if run.finished():
                 self._say(started.index, f"finished, {run.rounds} rounds")
