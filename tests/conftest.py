@@ -10,6 +10,7 @@ package's, but for ``mpi_communication``: pytest-mpi takes ``mpi`` for its marke
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,6 +77,12 @@ def shared_tmp(tmp_path_factory) -> Path:
         path[: len(name)] = name
     communicator().Bcast(path, root=0)
     return Path(os.fsdecode(bytes(path).rstrip(b"\0")))
+
+
+@pytest.fixture
+def out(shared_tmp, request) -> Path:
+    """A directory of the test's own for a run, the same on all ranks."""
+    return shared_tmp / f"{request.module.__name__}-out" / re.sub(r"\W+", "-", request.node.name)
 
 
 @pytest.fixture(scope="session")

@@ -36,11 +36,6 @@ def one_each(shared_tmp):
 
 
 @pytest.fixture
-def out(shared_tmp, request):
-    return shared_tmp / "costs-runs" / request.node.name
-
-
-@pytest.fixture
 def sessions(monkeypatch) -> list[Session]:
     """The sessions of the runs of a test, with their ``costs`` on the root."""
     ended, run, of = [], Session.run, Session._costs

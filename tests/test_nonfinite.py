@@ -28,11 +28,6 @@ def data(shared_tmp):
     return make_data(shared_tmp / "nonfinite", SIZES, silos=3, one_image_per_client=True)
 
 
-@pytest.fixture
-def out(shared_tmp, request):
-    return shared_tmp / "nonfinite-runs" / request.node.name
-
-
 def strict(line: str):
     """Parse JSON as the standard has it, without NaN and Infinity."""
 

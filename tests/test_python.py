@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -34,11 +33,6 @@ alone = pytest.mark.skipif(SIZE > 1, reason="about the threads or the signals of
 @pytest.fixture(scope="module")
 def data(shared_tmp):
     return make_data(shared_tmp / "python", SIZES, silos=2)
-
-
-@pytest.fixture
-def out(shared_tmp, request):
-    return shared_tmp / "python-out" / re.sub(r"\W+", "-", request.node.name)
 
 
 @pytest.fixture

@@ -32,11 +32,6 @@ def data(shared_tmp):
 
 
 @pytest.fixture
-def out(shared_tmp, request):
-    return shared_tmp / "run-out" / re.sub(r"\W+", "-", request.node.name)
-
-
-@pytest.fixture
 def refused(capsys):
     """Run a command line that must end with 2 and one line; that line."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 
 import numpy as np
 import pytest
@@ -23,11 +22,6 @@ SETTINGS = dict(
     algorithm="fedavg", rounds=6, local_steps=2, lr=0.3, seed=3, eval_every=1, validation=0.1, checkpoint_every=2,
     device="cpu",
 )  # fmt: skip
-
-
-@pytest.fixture
-def out(shared_tmp, request):
-    return shared_tmp / "best" / re.sub(r"\W+", "-", request.node.name)
 
 
 @pytest.fixture(scope="module")

@@ -32,11 +32,6 @@ def data(shared_tmp):
 
 
 @pytest.fixture
-def out(shared_tmp, request):
-    return shared_tmp / "checkpoint-out" / request.node.name
-
-
-@pytest.fixture
 def world():
     ranks = World()
     yield ranks

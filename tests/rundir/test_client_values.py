@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import h5py
 import numpy as np
 import pytest
@@ -22,11 +20,6 @@ SHORT = dict(algorithm="fedavg", local_steps=1, lr=0.05, eval_every=0, eval_clie
 @pytest.fixture(scope="module")
 def data(shared_tmp):
     return make_data(shared_tmp / "client-values", SIZES, silos=3)
-
-
-@pytest.fixture
-def out(shared_tmp, request):
-    return shared_tmp / "client-values-out" / re.sub(r"\W+", "-", request.node.name)
 
 
 def test_values_by_hand():

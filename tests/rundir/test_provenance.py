@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import subprocess
 import sys
 from datetime import datetime
@@ -24,11 +23,6 @@ SHORT = dict(algorithm="fedavg", local_steps=1, checkpoint_every=2)
 @pytest.fixture(scope="module")
 def data(shared_tmp):
     return make_data(shared_tmp / "provenance", [4, 6, 5], silos=2)
-
-
-@pytest.fixture
-def out(shared_tmp, request):
-    return shared_tmp / "provenance-out" / re.sub(r"\W+", "-", request.node.name)
 
 
 def seconds(text: str) -> float:
