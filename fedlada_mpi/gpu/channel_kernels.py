@@ -71,8 +71,9 @@ def _bias_activation(
 
 @jit(do_not_specialize=["length", "stride"])
 def _bias_activation_backward(
-    dout, x, bias, dx, length, stride, NAME: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
-):
+    dout, x, bias, dx, sums, length, stride, NAME: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     at, inside, channel = _places(length, WIDTH, ROWS, LANES)
     at += client * length * WIDTH
@@ -80,6 +81,9 @@ def _bias_activation_backward(
     value += tl.load(bias + client * stride + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
     gradient = tl.load(dout + at, mask=inside, other=0.0).to(tl.float32) * _slope(value, NAME)
     tl.store(dx + at, gradient.to(dx.dtype.element_ty), mask=inside)
+    blocks: tl.constexpr = (WIDTH + LANES - 1) // LANES
+    sums += (client * ((length + ROWS - 1) // ROWS) + tl.program_id(0) // blocks) * WIDTH
+    tl.store(sums + channel, tl.sum(gradient, 0, keep_dims=True), mask=channel < WIDTH)
 
 
 @jit(do_not_specialize=["length", "stride"])
@@ -109,10 +113,15 @@ def bias_activation(x: Tensor, bias: Tensor, name: str) -> Tensor:
     return out
 
 
-def bias_activation_backward(dout: Tensor, x: Tensor, bias: Tensor, name: str) -> Tensor:
+def bias_activation_backward(dout: Tensor, x: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """The gradient of x, and partial sums [C, parts, channels] of which the bias's is the sum."""
     dx, dout, (grid, length, tile) = torch.empty_like(x), dout.contiguous(), _cut(x)
-    _bias_activation_backward[grid](dout, x, bias, dx, length, bias.stride(0), name, *tile)
-    return dx
+    width, rows, _ = tile
+    sums = torch.empty(len(x), triton.cdiv(length, rows), width, dtype=torch.float32, device=x.device)
+    # A thread's loads stay 16 bytes wide: half the elements' size takes half the threads.
+    warps = x.element_size()
+    _bias_activation_backward[grid](dout, x, bias, dx, sums, length, bias.stride(0), name, *tile, num_warps=warps)
+    return dx, sums
 
 
 def scale(x: Tensor, factor: Tensor) -> Tensor:

@@ -108,6 +108,11 @@ def _tile_size(channels: int) -> tuple[int, int]:
     return TILE // lanes, lanes
 
 
+def _warps(x: Tensor) -> int:
+    """Of a program with such a tile: half the bytes per element take half the threads."""
+    return 2 * x.element_size()
+
+
 def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor:
     """Of maps [C, N, rows, columns, channels] with weights [C, taps or more, channels]."""
     count, n, *_, channels = x.shape
@@ -116,7 +121,9 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) ->
     pixels, (at_once, lanes) = n * window.out[0] * window.out[1], _tile_size(channels)
     grid = (triton.cdiv(pixels, at_once) * triton.cdiv(channels, lanes), count)
     strides = (weight.stride(0), 0 if bias is None else bias.stride(0))
-    _forward[grid](x, weight, bias, out, pixels, *strides, *_geometry(x.shape, window), at_once, lanes)
+    _forward[grid](
+        x, weight, bias, out, pixels, *strides, *_geometry(x.shape, window), at_once, lanes, num_warps=_warps(x)
+    )
     return out
 
 
@@ -126,7 +133,9 @@ def depthwise_input_gradient(dout: Tensor, weight: Tensor, window: Window, shape
     check("depthwise convolution", dx, dout)
     pixels, (at_once, lanes) = n * rows * columns, _tile_size(channels)
     grid = (triton.cdiv(pixels, at_once) * triton.cdiv(channels, lanes), count)
-    _input_gradient[grid](dout, weight, dx, pixels, weight.stride(0), *_geometry(shape, window), at_once, lanes)
+    _input_gradient[grid](
+        dout, weight, dx, pixels, weight.stride(0), *_geometry(shape, window), at_once, lanes, num_warps=_warps(dx)
+    )
     return dx
 
 
@@ -141,7 +150,7 @@ def depthwise_weight_gradient(grad: Tensor, x: Tensor, dout: Tensor, window: Win
     chunks = triton.cdiv(pixels, PIXELS)
     check("depthwise convolution", x, dout)
     partial = torch.empty(count, chunks, taps, channels, dtype=torch.float32, device=x.device)
-    lanes = min(power(channels), max(TILE // power(taps), 16))
+    lanes = min(power(channels), max(2 * TILE // (x.element_size() * power(taps)), 16))
     _weight_gradient[(triton.cdiv(channels, lanes), chunks, count)](
         x, dout, partial, pixels, chunks, *_geometry(x.shape, window), PIXELS, power(taps), lanes, UNROLLED
     )

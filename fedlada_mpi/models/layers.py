@@ -49,7 +49,7 @@ class Kernels(LayerSteps, Protocol):
 
     def bias_activation(self, x: Tensor, bias: Tensor, name: str) -> Tensor: ...
 
-    def bias_activation_backward(self, dout: Tensor, x: Tensor, bias: Tensor, name: str) -> Tensor: ...
+    def bias_activation_backward(self, dout: Tensor, x: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]: ...
 
     def cross_entropy(self, logits: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]: ...
 
@@ -260,9 +260,10 @@ class _Convolution(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         cols, weight, before, bias = ctx.saved_tensors
         (grad, bias_grad), groups = ctx.grads, ctx.groups
-        dout = each = dout.reshape(dout.shape[0], -1, dout.shape[-1])
+        dout = each = rows = dout.reshape(dout.shape[0], -1, dout.shape[-1])  # the bias's gradient is the sum of rows
         if before is not None:
-            dout = each = ctx.p.kernels.bias_activation_backward(dout, before, bias, ctx.activation)
+            dout, rows = ctx.p.kernels.bias_activation_backward(dout, before, bias, ctx.activation)
+            each = dout
         if groups > 1:
             each = dout.unflatten(-1, (groups, -1)).movedim(-2, 1).flatten(0, 1)
 
@@ -273,10 +274,10 @@ class _Convolution(torch.autograd.Function):
                 if groups > 1:
                     grad.copy_(target.view(grad.shape))
             if bias_grad is not None:
-                ctx.p.steps.column_sums(bias_grad, dout)
+                ctx.p.steps.column_sums(bias_grad, rows)
 
         if grad is not None or bias_grad is not None:
-            ctx.p.side_stream.submit(of_parameters, cols, dout, each)
+            ctx.p.side_stream.submit(of_parameters, cols, each, rows)
         dx = None
         if ctx.needs_input_grad[0]:
             dx = ctx.p.steps.col2im(torch.bmm(each, weight.mT), ctx.window, ctx.shape)

@@ -32,7 +32,6 @@ from ..mpi import World
 
 KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
-CHUNK = 1 << 18
 # Attributes with the digests of the shards and of the model's constants; checkpoints of version 0.1 have none.
 DATA, MODEL = "data", "model"
 # Of the run up to the checkpoint, next to the server's vectors; earlier versions wrote none.
@@ -60,8 +59,7 @@ def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -
     """Write a file; returns its checksum."""
     with disk.writing(path, needed=sum(value.nbytes for value in vectors.values())), disk.new_hdf5(path) as file:
         for name, value in vectors.items():
-            chunk = (min(CHUNK, len(value)),)
-            file.create_dataset(name, data=value.cpu().numpy(), chunks=chunk, fletcher32=True)
+            file.create_dataset(name, data=value.cpu().numpy())
         file.attrs.update(attributes)
     return _checksum(path)
 

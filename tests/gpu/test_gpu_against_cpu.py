@@ -36,9 +36,11 @@ def distance(ours: torch.Tensor, reference: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("name", algorithms.names())
 def test_every_method_as_on_the_cpu(name):
-    cpu = moved(torch.device("cpu"), algorithm=name, model="lenet", precision="fp64")
+    """With a smooth model: one maximum of a pooling that rounding moves to the next pixel is a larger difference."""
+    own = {"algorithm": name, "model": "model_zoo:mlp"}
+    cpu = moved(torch.device("cpu"), **own, precision="fp64")
     for precision, bound in (("fp64", 1e-10), ("fp32", 1e-4)):
-        gpu = moved(CUDA, algorithm=name, model="lenet", precision=precision)
+        gpu = moved(CUDA, **own, precision=precision)
         for quantity, reference in cpu.items():
             # In a full gradient, the images' own gradients nearly cancel.
             loose = 10 if algorithms.find(name).full_gradient else 1
@@ -106,7 +108,8 @@ ZOO = [
 def test_users_models_as_on_the_cpu(name):
     model = f"model_zoo:{name}"
     reference = gradient("fp64", torch.device("cpu"), model=model, lr=1.0)
-    for precision, bound in (("fp64", 1e-9), ("fp32", 1e-3), ("bf16", 0.3)):
+    double = 1e-7 if name == "separable" else 1e-9  # torch's Hardswish divides by 6 in float32 on a GPU
+    for precision, bound in (("fp64", double), ("fp32", 1e-3), ("bf16", 0.3)):
         assert distance(gradient(precision, CUDA, model=model, lr=1.0), reference) < bound, precision
 
 

@@ -220,15 +220,17 @@ def test_cross_entropy(n, classes, dtype):
 @pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bias_and_activation(name, dtype):
-    x, dout = 3 * random(2, 7, 24, dtype=dtype), random(2, 7, 24, dtype=dtype)
+    # More rows than a program takes, and not a multiple of them.
+    x, dout = 3 * random(2, 150, 24, dtype=dtype), random(2, 150, 24, dtype=dtype)
     bias = random(2, 50, dtype=dtype)[:, 9:33]
     out = layer_kernels.bias_activation(x, bias, name)
-    dx = layer_kernels.bias_activation_backward(dout, x, bias, name)
+    dx, sums = layer_kernels.bias_activation_backward(dout, x, bias, name)
     wide = x.double().requires_grad_()
     exact = layers.ACTIVATIONS[name](wide + bias.double().unsqueeze(1))
     exact.backward(dout.double())
     agree(out, exact.detach(), dtype)
     agree(dx, wide.grad, dtype)
+    agree(sums.sum(1), wide.grad.sum(1), torch.float32)
 
 
 @kernels_run

@@ -169,7 +169,7 @@ def overwrite_middle(path: Path) -> None:
     with h5py.File(path) as file:
         datasets = []
         file.visititems(lambda _, item: datasets.append(item) if isinstance(item, h5py.Dataset) else None)
-        at = datasets[0].id.get_chunk_info(0).byte_offset
+        at = datasets[0].id.get_offset()
     content[at] ^= 0xFF
     path.write_bytes(content)
 
