@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +16,7 @@ from .algorithms import Algorithm
 from .config import Config
 from .costs import Costs
 from .data.manifest import Manifest
+from .ranks import TERMINAL
 from .rundir.metrics import TOTALS
 
 
@@ -102,28 +106,47 @@ class Overview:
         return notes
 
 
+def terminal() -> int:
+    """The width of the terminal on which this process's messages are shown; 0 if they go elsewhere.
+
+    A rank writes to a pipe, and mpirun to the terminal.
+    """
+    if sys.stderr.isatty():
+        return shutil.get_terminal_size().columns
+    width = os.environ.get(TERMINAL, "")
+    if width.isdecimal():
+        return int(width)
+    try:
+        return os.get_terminal_size(os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_NOCTTY)).columns
+    except OSError:
+        return 0
+
+
 class Progress:
-    """A progress bar on a terminal; otherwise a line per evaluation, or nothing."""
+    """A line per evaluation, and on a terminal a bar below them with the time at which the run will end."""
 
     def __init__(self, rounds: int, start: int, quiet: bool = False):
         self.rounds, self.quiet = rounds, quiet
-        self.latest: dict[str, str] = {}  # of each part of the data, for the bar
         self.bar = None
-        if not quiet and sys.stderr.isatty():
-            self.bar = tqdm(total=rounds, initial=start, unit="round", dynamic_ncols=True, smoothing=0.1)
+        if not quiet and (width := terminal()):
+            text = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rounds [{elapsed}, {remaining} left, ends {eta:%H:%M}]"
+            # A bar that fills the last column makes some terminals begin a new line.
+            self.bar = tqdm(total=rounds, initial=start, ncols=width - 1, smoothing=0.1, bar_format=text)
 
     def round(self, record: dict[str, Any]) -> None:
         parts = (part for part in ("test", "val", "train") if record.get(f"{part}_acc") is not None)
         results = {part: f"{part} {record[f'{part}_acc']:6.2%}" for part in parts}
         if "train" in results:
             results["train"] += f"  loss {record['train_loss']:.4f}"
-        if self.bar is not None:
-            self.latest |= results
-            self.bar.set_postfix_str("  ".join(self.latest.values()), refresh=False)
-            self.bar.update()
-        elif results and not self.quiet:
+        if results and not self.quiet:
             words = [f"round {record['round']:>{len(str(self.rounds))}}/{self.rounds}", *results.values()]
-            print("  ".join([*words, f"{record['seconds']['total']:.3f} s"]), flush=True)
+            line = "  ".join([*words, f"{record['seconds']['total']:.3f} s"])
+            if self.bar is None:
+                print(line, flush=True)
+            else:
+                self.bar.write(line, file=sys.stderr)
+        if self.bar is not None:
+            self.bar.update()
 
     def close(self) -> None:
         if self.bar is not None:
@@ -154,6 +177,8 @@ def closing_lines(summary: dict[str, Any], records: list[dict[str, Any]], out: s
             f"MPI moved {amount(moved)}"
         )
     lines.append(f"  files          {out}")
+    if summary["status"] == "stopped":
+        lines.append(f"  go on with     python -m fedlada_mpi.run --resume {shlex.quote(out)}")
     return "\n".join(lines)
 
 

@@ -118,7 +118,8 @@ def _plan(request: Request, at_end: ExitStack) -> dict[str, Any]:
         # Again, as another run may have written there until now.
         start = claim.claim(config, request.resume, request.overwrite)
     if start == claim.FINISHED and not request.quiet:
-        print(f"{out} is finished: {results.finished_rounds(out)} rounds of {config.rounds}")
+        done = f"{results.finished_rounds(out)} rounds of {config.rounds}"
+        print(f"{out} is finished: {done}; --resume {out} --rounds N goes on")
     return {"config": vars(config), "directory": str(directory), "start": start}
 
 

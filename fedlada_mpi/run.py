@@ -1,11 +1,11 @@
 """Federated training over MPI.
 
     python -m fedlada_mpi.run                                        the embedded digits, one process
-    mpirun -n 4 python -m fedlada_mpi.run                            a server and three silos
+    python -m fedlada_mpi.run -n 4                                   a server and three silos on this machine
     srun --mpi=pmix -n 11 python -m fedlada_mpi.run --dataset cifar10 --algorithm fedlada
     python -m fedlada_mpi.run --dataset cifar10 --print-config       the settings, and where each comes from
 
-Exit codes: 0 finished, 2 bad input, 3 diverged (see --on-nonfinite), 75 stopped by SIGTERM or SIGUSR1 with a
+Exit codes: 0 finished, 2 bad input, 3 diverged (see --on-nonfinite), 75 stopped by Ctrl-C, SIGTERM or SIGUSR1 with a
 checkpoint (--resume goes on).
 """
 
@@ -14,19 +14,38 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import TextIO
+from pathlib import Path
+from typing import NoReturn, TextIO
 
-from . import signals
+from . import ranks, signals
 from .config import SETTINGS, add_arguments, load
-from .errors import DIVERGED, DivergedError, UserError
+from .errors import DIVERGED, DivergedError, UserError, did_you_mean, shortened
 from .launch import Request, launched
 
-OPTIONS = ("config", "resume", "overwrite", "print_config")  # of the command, in addition to the settings
+# Of the command, in addition to the settings.
+OPTIONS = ("config", "resume", "overwrite", "print_config", "ranks")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports in one line, on the root, what cannot be read; an unknown option with the nearest that there is."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+    def parse_all(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        options, unknown = self.parse_known_args(argv)
+        if unknown:
+            known = [name for action in self._actions for name in action.option_strings]
+            name = next((a for a in unknown if a.startswith("-")), unknown[0]).partition("=")[0]
+            raise UserError(
+                f"unknown option {shortened(name)}{did_you_mean(name, known)}: --help lists all that there are"
+            )
+        return options
 
 
 def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
     """What is asked for, and whether only the settings are to be printed."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m fedlada_mpi.run",
         usage="%(prog)s [options] [settings], listed by --help",
         description=__doc__,
@@ -35,16 +54,42 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
     )
     parser.add_argument("--config", metavar="FILE", help="settings from a TOML file, or from a run's config.json")
     earlier = parser.add_mutually_exclusive_group()
-    earlier.add_argument("--resume", action="store_true", help="continue the run in --out from its last checkpoint")
+    earlier.add_argument(
+        "--resume",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="continue the run in DIR with its settings; without DIR: that in --out, or start it",
+    )
     earlier.add_argument("--overwrite", action="store_true", help="discard a run that is already in --out")
     parser.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
+    ranks.add_argument(parser)
     add_arguments(parser.add_argument_group("settings"), SETTINGS)
     _add_hypers(parser, argv)
-    options = parser.parse_args(argv)
+    options = parser.parse_all(argv)
     if options.config == []:  # what argparse makes of --config=--
         parser.error("argument --config: expected one argument")
     settings = {name: value for name, value in vars(options).items() if name not in OPTIONS}
-    return Request(settings, options.config, options.resume, options.overwrite), options.print_config
+    config = _settings_file(options)
+    if options.resume:
+        settings.setdefault("out", options.resume)
+        if Path(settings["out"]).resolve() != Path(options.resume).resolve():
+            raise UserError(f"--resume {options.resume} goes on in that directory: leave --out {settings['out']} out")
+    return Request(settings, config, options.resume is not None, options.overwrite), options.print_config
+
+
+def _settings_file(options: argparse.Namespace) -> str | None:
+    """What is given with --config, or the record of the run that --resume names."""
+    if not options.resume:
+        return options.config
+    out = Path(options.resume)
+    if options.config:
+        raise UserError(f"--resume {out} takes the settings of that run: leave --config out")
+    if not (out / "config.json").is_file():
+        raise UserError(f"--resume: got {out}, which holds no run (there is no config.json): expected a run's --out")
+    if not any(folder.name[6:].isdecimal() for folder in (out / "checkpoint").glob("round_*")):
+        raise UserError(f"--resume: {out} has no checkpoint to go on from: start that run again with --overwrite")
+    return str(out / "config.json")
 
 
 def _add_hypers(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
@@ -54,8 +99,10 @@ def _add_hypers(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--algorithm")
     first.add_argument("--config")
+    first.add_argument("--resume", nargs="?", const="")
     chosen, _ = first.parse_known_args(argv)
-    name = chosen.algorithm or (load(chosen.config).get("algorithm") if chosen.config else None)
+    file = _settings_file(chosen)
+    name = chosen.algorithm or (load(file).get("algorithm") if file else None)
     name = name if isinstance(name, str) else SETTINGS["algorithm"].default
     hypers = find(name).hypers
     add_arguments(parser.add_argument_group(f"settings of {name}"), hypers)
@@ -65,12 +112,16 @@ def _add_hypers(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
 
 def main(argv: Sequence[str] | None = None) -> int:
     # Before torch and MPI are imported: a signal in those seconds must not kill the process.
-    with signals.handled():
+    with signals.handled(interrupt=True):
         try:
+            count, argv = ranks.to_start(argv)
             request, print_only = parse(argv)
             if print_only:
                 _print_on_root(request.settle()[0].table())
                 return 0
+            if count:
+                request.settle()  # what is refused is reported once, before the ranks start
+                return ranks.start("fedlada_mpi.run", count, argv)
             with launched(request) as ended:
                 return signals.STOPPED if ended.status == "stopped" else 0
         except (UserError, DivergedError) as error:

@@ -1,6 +1,7 @@
 """SIGTERM and SIGUSR1 end the run at the next round boundary; another one, seconds later, ends it at once.
 
-Launchers deliver one signal by several ways, so repeats within ``GRACE`` seconds count as the same one.
+Launchers deliver one signal by several ways, so repeats within ``GRACE`` seconds count as the same one. Ctrl-C does the
+same for the command, where a second one counts as soon as a hand can press it; in Python it stays Python's.
 
 Only the standard library is imported here: the handlers must be in place before torch and MPI are loaded,
 or a signal in those seconds would kill the process.
@@ -19,6 +20,7 @@ from types import FrameType
 STOPPED = 75  # exit code: stopped by a signal, checkpoint written, --resume continues
 
 GRACE = 2.0
+GRACE_OF_HANDS = 0.2
 
 
 class Stop:
@@ -31,15 +33,16 @@ _stops: dict[int, Stop] = {}  # of the runs of this process, by thread
 
 
 @contextlib.contextmanager
-def handled() -> Iterator[None]:
-    """Within the block, the signals are handled as above.
+def handled(interrupt: bool = False) -> Iterator[None]:
+    """Within the block, the signals are handled as above; ``interrupt``: Ctrl-C too.
 
     Python handles signals in the main thread only: a run in another one stops with those that the main thread handles.
     """
     me, earlier = threading.get_ident(), _stops.get(threading.get_ident())
     _stops[me] = Stop()
     main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.signal(number, _handle) for number in (signal.SIGTERM, signal.SIGUSR1) if main}
+    numbers = [signal.SIGTERM, signal.SIGUSR1, *([signal.SIGINT] if interrupt else [])]
+    before = {number: signal.signal(number, _handle) for number in numbers if main}
     try:
         yield
     finally:
@@ -52,8 +55,11 @@ def handled() -> Iterator[None]:
 
 def _handle(number: int, frame: FrameType | None) -> None:
     now, stops = time.monotonic(), list(_stops.values())
-    if any(stop.at is not None and now - stop.at > GRACE for stop in stops):
+    grace = GRACE_OF_HANDS if number == signal.SIGINT else GRACE
+    if any(stop.at is not None and now - stop.at > grace for stop in stops):
         os._exit(128 + number)
+    if number == signal.SIGINT and all(stop.at is None for stop in stops):
+        os.write(2, b"\nstopping after this round; Ctrl-C again stops at once\n")
     for stop in stops:
         stop.at = now if stop.at is None else stop.at
 

@@ -24,28 +24,11 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import DivergedError, UserError
+from ..ranks import launched_processes
 
 T = TypeVar("T")
 
-# The number of processes, as set by Open MPI's mpirun, an srun step, MPICH's and Intel's mpiexec, MVAPICH, Flux.
-_LAUNCHERS = (
-    "OMPI_COMM_WORLD_SIZE",
-    "SLURM_STEP_NUM_TASKS",
-    "PMI_SIZE",
-    "MV2_COMM_WORLD_SIZE",
-    "MVP_COMM_WORLD_SIZE",
-    "FLUX_JOB_SIZE",
-)
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
-
-
-def launched_processes() -> int:
-    """The number of processes that the launcher started, 1 if there was none."""
-    for name in _LAUNCHERS:
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return 1
-
 
 _opening = threading.Lock()  # MPI does not take two collectives on one communicator at once
 _open: list[World] = []

