@@ -108,7 +108,14 @@ class Config:
     lr_horizon: int = setting(0, "rounds until the end of --lr-schedule cosine; 0 = --rounds", least=0)
     lr_warmup: int = setting(0, "rounds in which the rate rises linearly to its schedule", least=0)
     weight_decay: float = setting(1e-3, "lambda", least=0)
-    decay_mode: str = setting("l2", "decay in the gradient, or in the step", choices=("l2", "decoupled"))
+    decay_mode: str = setting(
+        "l2",
+        "decay in the gradient, in the step, or in the step inside alpha, where g_a does not amplify it",
+        choices=("l2", "decoupled", "inside"),
+    )
+    decay_on: str = setting(
+        "all", "decay of all parameters, or not of biases and norms (those of one axis)", choices=("all", "weights")
+    )
     clip: float = setting(10.0, "largest L2 norm of a gradient; 0 = off", least=0)
     on_nonfinite: str = setting(
         "stop", "when a client's result is not finite: end the run, or leave the client out", choices=("stop", "skip")
@@ -277,6 +284,8 @@ def resolve(
     for name, value in method.requires.items():
         if values[name] != value:
             raise UserError(f"--{flag(name)}: got {_show(values[name])}, expected {_show(value)} for {algorithm}")
+    if values["decay_mode"] == "inside" and not method.amends:
+        raise UserError(f"--decay-mode inside: {algorithm} has no g_a, expected l2 or decoupled")
     method.check(values)
     config = Config(**{name: values[name] for name in SETTINGS}, hyper={name: values[name] for name in method.hypers})
     return Resolved(config, sources)

@@ -170,6 +170,16 @@ REFUSED = [
         f"--algorithm: got 'fedlad', expected one of {', '.join(algorithms.names())}, package.module:Class or "
         "path/file.py:Class (did you mean 'fedlada'?)",
     ),
+    (
+        {"v_max": False, "eps": 1e-8},
+        "--no-v-max: got --v-init zero and --eps 1e-08, expected --v-init server and an --eps above 0, such as 1e-8, "
+        "as v_hat = v may fall to zero",
+    ),
+    ({"v_max": False, "v_init": "server"}, "--no-v-max: got --v-init server and --eps 0, expected --v-init server"),
+    (
+        {"algorithm": "fedavg", "decay_mode": "inside"},
+        "--decay-mode inside: fedavg has no g_a, expected l2 or decoupled",
+    ),
     ({"algorithm": "fedavg", "mu": 0.1}, "--mu is not a setting of fedavg: leave it out (its own are: none)"),
     (
         {"algorithm": "fedadam", "mu": 1},

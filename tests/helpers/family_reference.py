@@ -46,10 +46,11 @@ class FedAvg:
             mine.update({name: vector.copy() for name, vector in vectors.items()})
 
     def l2(self, y: np.ndarray) -> np.ndarray:
-        return self.s.weight_decay * y if self.s.decay_mode == "l2" else self.zero
+        return self.s.weight_decay * self.s.decays * y if self.s.decay_mode == "l2" else self.zero
 
     def decoupled(self, y: np.ndarray) -> np.ndarray:
-        return self.s.weight_decay * y if self.s.decay_mode == "decoupled" else self.zero
+        share = {"l2": 0, "decoupled": 1, "inside": self.s.alpha}[self.s.decay_mode]
+        return share * self.s.weight_decay * self.s.decays * y
 
     def g(self, gradient: Gradient, y: np.ndarray) -> np.ndarray:
         return clipped(gradient(y), self.s.clip) + self.l2(y)
