@@ -78,7 +78,8 @@ class ClientBuffers:
     @property
     def shared_bytes(self) -> int:
         """State that does not depend on the number of clients: gradient-free parameters, where clients share them."""
-        return (self.size - self.live) * (1 + len(self.algorithm.slots)) * self.dtype.itemsize
+        gradient_free = (self.size - self.live) * (1 + len(self.algorithm.slots)) * self.dtype.itemsize
+        return gradient_free + sum(vector.nbytes for vector in self.shared.values())
 
     def allocate(self, count: int) -> None:
         """Buffers for ``count`` clients, zero."""

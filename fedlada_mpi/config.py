@@ -3,7 +3,8 @@
     python -m fedlada_mpi.run --dataset cifar10 --algorithm scaffold --print-config
 
 A setting is taken from the first of: command line, ``--config FILE``, preset of the method, preset of the data set
-(``PRESETS``), default. Settings of a single method, and its presets, are declared in its class (``hyper``).
+(``PRESETS``), default. Settings of a single method, and its presets, are declared in its class (``hyper``): the paper's
+as ``presets`` and, for ``--preset tuned``, what differs from them as ``tuned``.
 """
 
 from __future__ import annotations
@@ -79,6 +80,9 @@ class Config:
     dataset: str = setting("digits", f"one of {', '.join(DATASETS)}, or a directory of shards")
     data_dir: str = setting("", "where the shards are (default: $FEDLADA_DATA, else data/)", runtime=True)
     algorithm: str = setting("fedlada", "the federated method, or your own as package.module:Class or file.py:Class")
+    preset: str = setting(
+        "paper", "what is not given is the paper's, or what was chosen on CIFAR-10", choices=("paper", "tuned")
+    )
     model: str = setting("cnn", "resnet18, lenet, cnn, torchvision:NAME, or your own as package.module:function")
     norm: str = setting(
         "", "exchange BatchNorm by group:N, layer, instance or none (torchvision:NAME: group:2 unless given)"
@@ -216,6 +220,22 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Values that the paper does not state, so that they are ours: the setting, the method and the data set ("": any).
+OURS = (
+    ("clip", "", ""),
+    ("mu", "fedprox", ""),
+    ("alpha", "fedcm", "cifar100"),
+    ("alpha", "fedcm", "tinyimagenet"),
+    ("alpha", "fedadam_amended", "cifar100"),
+    ("alpha", "fedadam_amended", "tinyimagenet"),
+)
+
+
+def ours(name: str, algorithm: str) -> list[str]:
+    """The data sets on which the value of a method's setting is ours, [""] for all of them."""
+    return [dataset for setting, method, dataset in OURS if setting == name and method in ("", algorithm)]
+
+
 @dataclass
 class Resolved:
     """Final settings and, for each, where it came from: default, preset, file or flag."""
@@ -270,10 +290,18 @@ def resolve(
     take(PRESETS.get(kind, {}), f"preset {kind}")
     take(method.presets.get("", {}), f"preset {algorithm}")
     take(method.presets.get(kind, {}), f"preset {kind}, {algorithm}")
+    for name in known:
+        if not {"", kind}.isdisjoint(ours(name, algorithm)):
+            sources[name] += ", ours"
+    tuned = {**method.tuned.get("", {}), **method.tuned.get(kind, {})}
+    if given.get("preset") == "tuned":
+        take(tuned, f"preset tuned, {algorithm}")
     take(method.requires, f"preset {algorithm}")
     take(shards or {}, "shards")
     take(file, "file", changes_only=recorded)
     take(flags, "flag")
+    if values["preset"] == "tuned" and not tuned:
+        values["preset"], sources["preset"] = "paper", f"no tuned values for {algorithm}"
     if values["lr_schedule"] == "cosine" and not values["lr_horizon"]:
         # Written down, so that a run that is extended later does not change its rates.
         values["lr_horizon"], sources["lr_horizon"] = max(1, values["rounds"]), "rounds"
@@ -428,11 +456,15 @@ def differences(old: Mapping[str, Any], new: Config) -> list[str]:
     ]
 
 
-def add_arguments(parser: argparse._ActionsContainer, settings: Mapping[str, Setting], shown: bool = True) -> None:
+def add_arguments(
+    parser: argparse._ActionsContainer, settings: Mapping[str, Setting], algorithm: str = "", shown: bool = True
+) -> None:
     """One option per setting; absent ones stay absent, so that a preset can show through."""
     for name, setting in settings.items():
         default = "none" if setting.default in ("", []) else setting.default
-        text = f"{setting.help} [{default}]".replace("%", "%%")
+        where = ours(name, algorithm)
+        note = f"; ours{' on ' * any(where)}{' and '.join(where)}: the paper states none" if where else ""
+        text = f"{setting.help}{note} [{default}]".replace("%", "%%")
         extra: dict[str, Any] = dict(dest=name, default=argparse.SUPPRESS, help=text if shown else argparse.SUPPRESS)
         if setting.kind == "bool":
             parser.add_argument(f"--{flag(name)}", action=argparse.BooleanOptionalAction, **extra)

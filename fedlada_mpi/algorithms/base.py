@@ -109,6 +109,8 @@ class Algorithm:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": dict(lr=0.1, weight_decay=1e-3, decay_mode="l2", server_lr=1.0)
     }
+    # What differs from these under --preset tuned, by data set.
+    tuned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     hypers: ClassVar[dict[str, Setting]] = {}  # its own settings; collected from the class
 
     def __init_subclass__(cls) -> None:
@@ -133,7 +135,8 @@ class Algorithm:
         if cls.amends and "alpha" not in cls.hypers:
             raise TypeError(f"{cls.__name__} declares amends and has no setting alpha: add alpha = hyper(...)")
         known = [*SETTINGS, *cls.hypers]
-        for name in (*cls.requires, *(name for preset in cls.presets.values() for name in preset)):
+        presets = (*cls.presets.values(), *cls.tuned.values())
+        for name in (*cls.requires, *(name for preset in presets for name in preset)):
             if name not in known:
                 raise TypeError(
                     f"{cls.__name__}: its preset has an unknown setting {name!r}{did_you_mean(name, known)}"

@@ -108,6 +108,7 @@ class FedLADA(Amended, LocalAdam):
         "cifar100": dict(alpha=0.05),
         "tinyimagenet": dict(alpha=0.05),
     }
+    tuned = {"": dict(weight_decay=0.05)}
 
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return amended(super().direction(c, s, g), s.g_a, self.alpha)
