@@ -83,11 +83,14 @@ class Config:
     preset: str = setting(
         "paper", "what is not given is the paper's, or what was chosen on CIFAR-10", choices=("paper", "tuned")
     )
-    model: str = setting("cnn", "resnet18, lenet, cnn, torchvision:NAME, or your own as package.module:function")
+    model: str = setting(
+        "cnn", "resnet18, lenet, lenet3, cnn, torchvision:NAME, or your own as package.module:function"
+    )
     norm: str = setting(
         "", "exchange BatchNorm by group:N, layer, instance or none (torchvision:NAME: group:2 unless given)"
     )
-    activation: str = setting("relu", "activation of lenet and cnn", choices=("relu", "gelu", "smu"))
+    activation: str = setting("relu", "activation of lenet, lenet3 and cnn", choices=("relu", "gelu", "smu"))
+    smu_mu: float = setting(2.5, "mu of --activation smu; the larger, the closer to ReLU", above=0)
     init: str = setting("", "start from this model.pt instead of a fresh initialisation")
     init_partial: bool = setting(False, "take from --init what fits by name and shape, and leave the rest")
 
@@ -223,6 +226,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 # Values that the paper does not state, so that they are ours: the setting, the method and the data set ("": any).
 OURS = (
     ("clip", "", ""),
+    ("smu_mu", "", ""),
     ("mu", "fedprox", ""),
     ("alpha", "fedcm", "cifar100"),
     ("alpha", "fedcm", "tinyimagenet"),
@@ -388,6 +392,8 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
                 f"--norm has no effect on --model {values['model']}, only on torchvision:NAME and your own models: "
                 "leave it out"
             )
+    if "smu_mu" in by_hand and values["activation"] != "smu":
+        raise UserError(f"--smu-mu has no effect on --activation {values['activation']}, only on smu: leave it out")
     if values["init_partial"] and not values["init"]:
         raise UserError("--init-partial: got no --init, expected --init FILE with the values to take")
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:

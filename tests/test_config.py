@@ -221,10 +221,11 @@ REFUSED = [
         {"algorithm": "fedavg", "decay_mode": "inside"},
         "--decay-mode inside: fedavg has no g_a, expected l2 or decoupled",
     ),
+    ({"smu_mu": 1.0}, "--smu-mu has no effect on --activation relu, only on smu: leave it out"),
     ({"algorithm": "fedavg", "mu": 0.1}, "--mu is not a setting of fedavg: leave it out (its own are: none)"),
     (
         {"algorithm": "fedadam", "mu": 1},
-        "--mu is not a setting of fedadam: leave it out (its own are: --beta1, --beta2, --eps)",
+        "--mu is not a setting of fedadam: leave it out (its own are: --beta1, --beta2, --eps, --v0)",
     ),
     ({"algorithm": "localadam", "alpha": 0.5}, "--alpha: got 0.5, expected at least 1"),
     (

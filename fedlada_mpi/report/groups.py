@@ -20,7 +20,7 @@ DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet":
 SYMBOLS = {"alpha": "α", "mu": "μ", "lr": "η_l", "server_lr": "η_g", "weight_decay": "λ", "beta1": "β₁", "beta2": "β₂"}
 # Settings of the learning task, as opposed to the method.
 PROBLEM = (
-    *("dataset", "model", "norm", "activation", "init", "init_partial"),
+    *("dataset", "model", "norm", "activation", "smu_mu", "init", "init_partial"),
     *("clients", "partition", "dirichlet", "exhausted", "partition_seed", "validation"),
 )
 

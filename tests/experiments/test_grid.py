@@ -84,6 +84,9 @@ def test_the_papers_experiments_have_the_papers_sizes():
         "consistency": (5 + 1) * 3,
         "communication": 7 * 5,
         "global_vs_local": 3 * 5,
+        "batch": 2 * 2 * 3,
+        "augmentation": 3 * 2 * 2 * 3,
+        "readings": 2 + (3 * 3 * 2 - 1) + (2 * 2 - 1) + 2 * 2 + 3,  # the preset is in three blocks, and counts once
         "digits": 4 * 3,
         "family": len(algorithms.names()) * 3,
     }

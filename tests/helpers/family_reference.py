@@ -99,7 +99,7 @@ class SlowMo(FedAvg):
 
 class FedYogi(FedAvg):
     def start(self, x):
-        self.vectors.update(m=self.zero, v=self.zero)
+        self.vectors.update(m=self.zero, v=self.zero + self.s.v0)
 
     def server(self, x, mean, now):
         D, m, v, s = mean["offset"], self.vectors["m"], self.vectors["v"], self.s
@@ -111,7 +111,7 @@ class FedYogi(FedAvg):
 
 class FedAdagrad(FedAvg):
     def start(self, x):
-        self.vectors["v"] = self.zero
+        self.vectors["v"] = self.zero + self.s.v0
 
     def server(self, x, mean, now):
         D = mean["offset"]

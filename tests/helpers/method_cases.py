@@ -45,12 +45,14 @@ PAPER = {
     "fedcm": Case(
         dict(SGD, alpha=0.3), server=("g_a",), traffic=(1, 1, 2), variations=(*OF_ALL, INSIDE, dict(alpha=0.9))
     ),
-    "fedadam": Case(FEDADAM, server=("m", "v"), traffic=(1, 1, 1), variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3))),
+    "fedadam": Case(
+        FEDADAM, server=("m", "v"), traffic=(1, 1, 1), variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3), dict(v0=0.1))
+    ),
     "fedadam_amended": Case(
         dict(FEDADAM, alpha=0.3),
         server=("m", "v", "g_a"),
         traffic=(2, 1, 2),
-        variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3), INSIDE, dict(alpha=0.9)),
+        variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3), dict(v0=0.1), INSIDE, dict(alpha=0.9)),
     ),
     "localadam": Case(ADAPTIVE, server=("v",), traffic=(2, 2, 2), variations=(*OF_ALL, *OF_ADAPTIVE)),
     "fedlada": Case(
@@ -78,8 +80,10 @@ FAMILY = {
         variations=(FREE, dict(nesterov=True)),
     ),
     "slowmo": Case(dict(SGD, momentum=0.5), server=("u",), traffic=(1, 1, 1), variations=(FREE,)),
-    "fedyogi": Case(FEDADAM, server=("m", "v"), traffic=(1, 1, 1), variations=(FREE,)),
-    "fedadagrad": Case(dict(SGD, server_lr=0.1, eps=0.02), server=("v",), traffic=(1, 1, 1), variations=(FREE,)),
+    "fedyogi": Case(FEDADAM, server=("m", "v"), traffic=(1, 1, 1), variations=(FREE, dict(v0=0.1))),
+    "fedadagrad": Case(
+        dict(SGD, server_lr=0.1, eps=0.02), server=("v",), traffic=(1, 1, 1), variations=(FREE, dict(v0=0.1))
+    ),
     "fednova": Case(
         dict(SGD, momentum=0.5, mu=0.0, server_momentum=0.4),
         server=("u",),

@@ -131,7 +131,7 @@ def federate(
     zero = np.zeros_like(x)
     state = dict(g_a=zero, c=zero, m=zero, v=np.full_like(x, s.eps_v**2))
     if method in ("fedadam", "fedadam_amended"):
-        state["v"] = zero
+        state["v"] = np.full_like(x, s.v0)
     state.update(start or {})
     c_i = [zero.copy() for _ in gradients]
     if method == "localadam":
