@@ -15,6 +15,7 @@ import numpy as np
 from fedlada_mpi.data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest, silo_file
 from fedlada_mpi.data.picture import PICTURE, draw
 from fedlada_mpi.data.shards import check_files, read_silos, read_test
+from fedlada_mpi.data.sources.base import KNOWN
 from fedlada_mpi.errors import UserError
 
 
@@ -55,10 +56,11 @@ def heading(manifest: Manifest) -> str:
     height, width, channels = manifest.image_shape
     rule = ", ".join(f"{name} {value}" for name, value in manifest.partition.items() if value is not None)
     held_out = f", {manifest.validation:g} held out for validation" if manifest.validation else ""
+    ours = " (ours: the paper states none)" if manifest.dataset in KNOWN else ""
     return (
         f"{manifest.root}: {manifest.dataset}, {manifest.classes} classes, {height}x{width}x{channels}\n"
         f"partition: {rule}, seed {manifest.seed}{held_out}\n"
-        f"mean {_decimals(manifest.mean)}, std {_decimals(manifest.std)}"
+        f"mean {_decimals(manifest.mean)}, std {_decimals(manifest.std)}{ours}"
     )
 
 

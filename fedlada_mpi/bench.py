@@ -105,7 +105,13 @@ class Bench:
         starts = np.arange(clients) * images
         data = LocalData(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
         self.network = models.build(
-            config.model, classes, shape, config.activation, stacked=config.engine != "generic", norm=config.norm
+            config.model,
+            classes,
+            shape,
+            config.activation,
+            stacked=config.engine != "generic",
+            norm=config.norm,
+            smu_mu=config.smu_mu,
         )
         self.algorithm = algorithms.create(config, self.network.layout.tensors)
         engine = create_engine(self.network, config, device)

@@ -46,6 +46,8 @@ class ClientBuffers:
         self.live = layout.live if algorithm.shares_gradient_free else layout.size
         # Elements of c.g that no layer writes must stay zero, so the step works on a copy where there are any.
         self.preserve_g = self.live > layout.live
+        weights_only = config.decay_on == "weights"
+        self.shared = {"decays": layout.weights.to(device, dtype)} if weights_only else {}
         steps = local_steps(config, data.sizes)
         self.max_steps = int(steps.max()) if len(steps) else 0
         self.batch_width = int(min(config.batch_size or 2**62, data.sizes.max())) if len(steps) else 0
@@ -76,7 +78,8 @@ class ClientBuffers:
     @property
     def shared_bytes(self) -> int:
         """State that does not depend on the number of clients: gradient-free parameters, where clients share them."""
-        return (self.size - self.live) * (1 + len(self.algorithm.slots)) * self.dtype.itemsize
+        gradient_free = (self.size - self.live) * (1 + len(self.algorithm.slots)) * self.dtype.itemsize
+        return gradient_free + sum(vector.nbytes for vector in self.shared.values())
 
     def allocate(self, count: int) -> None:
         """Buffers for ``count`` clients, zero."""
@@ -113,6 +116,7 @@ class ClientBuffers:
 
     def parts(self, s: Vectors, count: int) -> Parts:
         """The first ``count`` clients' state with the server's vectors: live parameters, then gradient-free ones."""
+        s = Vectors(**vars(s), **self.shared)
         parts = [(rows(self.c, slice(0, count)), _elements(s, self.slices[0]))]
         if self.live < self.size:
             parts.append((rows(self.tail, slice(0, count)), _elements(s, self.slices[1])))

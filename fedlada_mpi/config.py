@@ -3,7 +3,8 @@
     python -m fedlada_mpi.run --dataset cifar10 --algorithm scaffold --print-config
 
 A setting is taken from the first of: command line, ``--config FILE``, preset of the method, preset of the data set
-(``PRESETS``), default. Settings of a single method, and its presets, are declared in its class (``hyper``).
+(``PRESETS``), default. Settings of a single method, and its presets, are declared in its class (``hyper``): the paper's
+as ``presets`` and, for ``--preset tuned``, what differs from them as ``tuned``.
 """
 
 from __future__ import annotations
@@ -79,11 +80,17 @@ class Config:
     dataset: str = setting("digits", f"one of {', '.join(DATASETS)}, or a directory of shards")
     data_dir: str = setting("", "where the shards are (default: $FEDLADA_DATA, else data/)", runtime=True)
     algorithm: str = setting("fedlada", "the federated method, or your own as package.module:Class or file.py:Class")
-    model: str = setting("cnn", "resnet18, lenet, cnn, torchvision:NAME, or your own as package.module:function")
+    preset: str = setting(
+        "paper", "what is not given is the paper's, or what was chosen on CIFAR-10", choices=("paper", "tuned")
+    )
+    model: str = setting(
+        "cnn", "resnet18, lenet, lenet3, cnn, torchvision:NAME, or your own as package.module:function"
+    )
     norm: str = setting(
         "", "exchange BatchNorm by group:N, layer, instance or none (torchvision:NAME: group:2 unless given)"
     )
-    activation: str = setting("relu", "activation of lenet and cnn", choices=("relu", "gelu", "smu"))
+    activation: str = setting("relu", "activation of lenet, lenet3 and cnn", choices=("relu", "gelu", "smu"))
+    smu_mu: float = setting(2.5, "mu of --activation smu; the larger, the closer to ReLU", above=0)
     init: str = setting("", "start from this model.pt instead of a fresh initialisation")
     init_partial: bool = setting(False, "take from --init what fits by name and shape, and leave the rest")
 
@@ -108,7 +115,14 @@ class Config:
     lr_horizon: int = setting(0, "rounds until the end of --lr-schedule cosine; 0 = --rounds", least=0)
     lr_warmup: int = setting(0, "rounds in which the rate rises linearly to its schedule", least=0)
     weight_decay: float = setting(1e-3, "lambda", least=0)
-    decay_mode: str = setting("l2", "decay in the gradient, or in the step", choices=("l2", "decoupled"))
+    decay_mode: str = setting(
+        "l2",
+        "decay in the gradient, in the step, or in the step inside alpha, where g_a does not amplify it",
+        choices=("l2", "decoupled", "inside"),
+    )
+    decay_on: str = setting(
+        "all", "decay of all parameters, or not of biases and norms (those of one axis)", choices=("all", "weights")
+    )
     clip: float = setting(10.0, "largest L2 norm of a gradient; 0 = off", least=0)
     on_nonfinite: str = setting(
         "stop", "when a client's result is not finite: end the run, or leave the client out", choices=("stop", "skip")
@@ -209,6 +223,23 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+# Values that the paper does not state, so that they are ours: the setting, the method and the data set ("": any).
+OURS = (
+    ("clip", "", ""),
+    ("smu_mu", "", ""),
+    ("mu", "fedprox", ""),
+    ("alpha", "fedcm", "cifar100"),
+    ("alpha", "fedcm", "tinyimagenet"),
+    ("alpha", "fedadam_amended", "cifar100"),
+    ("alpha", "fedadam_amended", "tinyimagenet"),
+)
+
+
+def ours(name: str, algorithm: str) -> list[str]:
+    """The data sets on which the value of a method's setting is ours, [""] for all of them."""
+    return [dataset for setting, method, dataset in OURS if setting == name and method in ("", algorithm)]
+
+
 @dataclass
 class Resolved:
     """Final settings and, for each, where it came from: default, preset, file or flag."""
@@ -263,10 +294,18 @@ def resolve(
     take(PRESETS.get(kind, {}), f"preset {kind}")
     take(method.presets.get("", {}), f"preset {algorithm}")
     take(method.presets.get(kind, {}), f"preset {kind}, {algorithm}")
+    for name in known:
+        if not {"", kind}.isdisjoint(ours(name, algorithm)):
+            sources[name] += ", ours"
+    tuned = {**method.tuned.get("", {}), **method.tuned.get(kind, {})}
+    if given.get("preset") == "tuned":
+        take(tuned, f"preset tuned, {algorithm}")
     take(method.requires, f"preset {algorithm}")
     take(shards or {}, "shards")
     take(file, "file", changes_only=recorded)
     take(flags, "flag")
+    if values["preset"] == "tuned" and not tuned:
+        values["preset"], sources["preset"] = "paper", f"no tuned values for {algorithm}"
     if values["lr_schedule"] == "cosine" and not values["lr_horizon"]:
         # Written down, so that a run that is extended later does not change its rates.
         values["lr_horizon"], sources["lr_horizon"] = max(1, values["rounds"]), "rounds"
@@ -277,6 +316,8 @@ def resolve(
     for name, value in method.requires.items():
         if values[name] != value:
             raise UserError(f"--{flag(name)}: got {_show(values[name])}, expected {_show(value)} for {algorithm}")
+    if values["decay_mode"] == "inside" and not method.amends:
+        raise UserError(f"--decay-mode inside: {algorithm} has no g_a, expected l2 or decoupled")
     method.check(values)
     config = Config(**{name: values[name] for name in SETTINGS}, hyper={name: values[name] for name in method.hypers})
     return Resolved(config, sources)
@@ -351,6 +392,8 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
                 f"--norm has no effect on --model {values['model']}, only on torchvision:NAME and your own models: "
                 "leave it out"
             )
+    if "smu_mu" in by_hand and values["activation"] != "smu":
+        raise UserError(f"--smu-mu has no effect on --activation {values['activation']}, only on smu: leave it out")
     if values["init_partial"] and not values["init"]:
         raise UserError("--init-partial: got no --init, expected --init FILE with the values to take")
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:
@@ -419,11 +462,15 @@ def differences(old: Mapping[str, Any], new: Config) -> list[str]:
     ]
 
 
-def add_arguments(parser: argparse._ActionsContainer, settings: Mapping[str, Setting], shown: bool = True) -> None:
+def add_arguments(
+    parser: argparse._ActionsContainer, settings: Mapping[str, Setting], algorithm: str = "", shown: bool = True
+) -> None:
     """One option per setting; absent ones stay absent, so that a preset can show through."""
     for name, setting in settings.items():
         default = "none" if setting.default in ("", []) else setting.default
-        text = f"{setting.help} [{default}]".replace("%", "%%")
+        where = ours(name, algorithm)
+        note = f"; ours{' on ' * any(where)}{' and '.join(where)}: the paper states none" if where else ""
+        text = f"{setting.help}{note} [{default}]".replace("%", "%%")
         extra: dict[str, Any] = dict(dest=name, default=argparse.SUPPRESS, help=text if shown else argparse.SUPPRESS)
         if setting.kind == "bool":
             parser.add_argument(f"--{flag(name)}", action=argparse.BooleanOptionalAction, **extra)

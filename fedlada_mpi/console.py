@@ -63,7 +63,7 @@ class Overview:
         c, m = self.config, self.manifest
         resumed = f", resumed after round {self.start}" if self.start else ""
         return [
-            ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}"),
+            ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}, preset {c.preset}"),
             ("data", f"{m.dataset}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients"),
             ("model", f"{c.model}, {self.parameters:,} parameters, {c.precision}, {self.engine}"),
         ]

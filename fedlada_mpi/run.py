@@ -105,7 +105,7 @@ def _add_hypers(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
     name = chosen.algorithm or (load(file).get("algorithm") if file else None)
     name = name if isinstance(name, str) else SETTINGS["algorithm"].default
     hypers = find(name).hypers
-    add_arguments(parser.add_argument_group(f"settings of {name}"), hypers)
+    add_arguments(parser.add_argument_group(f"settings of {name}"), hypers, name)
     others = {n: setting for n, setting in built_in_hypers().items() if n not in hypers}
     add_arguments(parser, others, shown=False)
 

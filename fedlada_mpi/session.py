@@ -101,7 +101,7 @@ class Session:
     def _network(self) -> models.Network:
         c, m = self.config, self.manifest
         stacked = c.engine != "generic"
-        network = models.build(c.model, m.classes, m.image_shape, c.activation, c.seed, stacked, c.norm)
+        network = models.build(c.model, m.classes, m.image_shape, c.activation, c.seed, stacked, c.norm, c.smu_mu)
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
             load_initial(Path(c.init), network, self.dtype, c.init_partial)
         return network

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import models
+from .config import Config
 from .data.arrays import array
 from .data.datasets import directory_of
 from .data.manifest import read_manifest
@@ -96,6 +97,7 @@ class Run:
                 config["activation"],
                 stacked=False,
                 norm=config.get("norm", ""),
+                smu_mu=config.get("smu_mu", Config.smu_mu),
             )
         except UserError as error:
             if given is not None or ":" not in config["model"]:

@@ -74,6 +74,43 @@ def test_first_of_flag_file_preset_default():
     assert rows["out"].split() == ["runs/cifar100-fedlada-seed0", "default"]
 
 
+def test_the_tuned_preset():
+    """It has values of its own for some methods; for the others it is the paper's, and the record says so."""
+    found = resolve({"dataset": "cifar10", "preset": "tuned", "alpha": 0.2})
+    assert (found.config.preset, found.sources["preset"]) == ("tuned", "flag")
+    assert (found.config.weight_decay, found.sources["weight_decay"]) == (0.05, "preset tuned, fedlada")
+    assert (found.config.hyper["alpha"], found.sources["alpha"]) == (0.2, "flag")
+    assert (found.config.lr, found.sources["lr"]) == (0.001, "preset fedlada")
+    by_hand = resolve({"preset": "tuned", "weight_decay": 0.3}).config
+    assert by_hand.weight_decay == 0.3
+    assert resolve({}, {"preset": "tuned"}).config == resolve({"preset": "tuned"}).config
+    other = resolve({"algorithm": "fedavg", "preset": "tuned"})
+    assert other.config == resolve({"algorithm": "fedavg"}).config
+    assert (other.config.preset, other.sources["preset"]) == ("paper", "no tuned values for fedavg")
+
+
+@pytest.mark.parametrize("preset", ["paper", "tuned"])
+def test_a_record_keeps_its_preset(preset, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(dumps(resolve({"preset": preset, "lr": 0.5}).config))
+    read = resolve({}, load(path), recorded=True)
+    assert (read.config.preset, read.config.weight_decay) == (preset, {"paper": 0.01, "tuned": 0.05}[preset])
+    assert read.sources["weight_decay"] != "file"
+
+
+def test_values_that_the_paper_does_not_state_are_marked():
+    def source(name, **flags):
+        return resolve(flags).sources[name]
+
+    assert source("clip", algorithm="scaffold") == "default, ours"
+    assert source("clip", algorithm="scaffold", clip=5) == "flag"
+    assert source("mu", algorithm="fedprox", dataset="cifar10") == "default, ours"
+    assert source("alpha", algorithm="fedcm", dataset="cifar100") == "default, ours"
+    assert source("alpha", algorithm="fedcm", dataset="cifar10") == "default"
+    assert source("alpha", algorithm="fedlada", dataset="cifar100") == "preset cifar100, fedlada"
+    assert source("lr", algorithm="fedavg") == "preset fedavg"
+
+
 def test_shards_stand_between_preset_and_file():
     shards = {"clients": 30, "dirichlet": 0.2}
     found = resolve({"dataset": "some/where", "clients": 10}, {}, dataset_kind="cifar10", shards=shards)
@@ -170,10 +207,25 @@ REFUSED = [
         f"--algorithm: got 'fedlad', expected one of {', '.join(algorithms.names())}, package.module:Class or "
         "path/file.py:Class (did you mean 'fedlada'?)",
     ),
+    (
+        {"v_max": False, "eps": 1e-8},
+        "--no-v-max: got --v-init zero and --eps 1e-08, expected --v-init server and an --eps above 0, such as 1e-8, "
+        "as v_hat = v may fall to zero",
+    ),
+    (
+        {"v_max": False, "v_init": "server"},
+        "--no-v-max: got --v-init server and --eps 0, expected --v-init server and an --eps above 0, such as 1e-8, "
+        "as v_hat = v may fall to zero",
+    ),
+    (
+        {"algorithm": "fedavg", "decay_mode": "inside"},
+        "--decay-mode inside: fedavg has no g_a, expected l2 or decoupled",
+    ),
+    ({"smu_mu": 1.0}, "--smu-mu has no effect on --activation relu, only on smu: leave it out"),
     ({"algorithm": "fedavg", "mu": 0.1}, "--mu is not a setting of fedavg: leave it out (its own are: none)"),
     (
         {"algorithm": "fedadam", "mu": 1},
-        "--mu is not a setting of fedadam: leave it out (its own are: --beta1, --beta2, --eps)",
+        "--mu is not a setting of fedadam: leave it out (its own are: --beta1, --beta2, --eps, --v0)",
     ),
     ({"algorithm": "localadam", "alpha": 0.5}, "--alpha: got 0.5, expected at least 1"),
     (

@@ -630,7 +630,7 @@ def test_printed_unless_quiet(settings, capfd):
     assert capfd.readouterr() == ("", "")
     train(**{**settings, "quiet": False}, overwrite=True)
     printed = capfd.readouterr().out
-    assert "method   fedlada, 3 rounds" in printed
+    assert "method   fedlada, 3 rounds, preset paper\n" in printed
     assert "finished after 3 rounds" in printed
 
 

@@ -123,6 +123,20 @@ def test_gradient_free_parameters_only_decay(method, decay_mode, weighting, step
     assert (found.model["conv3.weight"][..., 1, 1] - begin[..., 1, 1] * factor).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("engine", ["stacked", "generic"])
+@pytest.mark.parametrize(("method", "decay_mode"), [("fedavg", "l2"), ("fedlada", "decoupled")])
+def test_decay_on_weights_spares_biases_and_norms(method, decay_mode, engine, run):
+    """One step: tensors with one axis move as without decay, all others as with it, to the bit."""
+    settings = dict(algorithm=method, decay_mode=decay_mode, engine=engine, rounds=1, local_steps=1, batch_size=4)
+    found, all_decay, none = (
+        run(f"{decay}-{which}", weight_decay=decay, decay_on=which, lr=0.1, **settings).model
+        for decay, which in ((0.5, "weights"), (0.5, "all"), (0.0, "all"))
+    )
+    for name, value in found.items():
+        assert torch.equal(value, (all_decay if value.ndim > 1 else none)[name])
+        assert name in ("bn1.bias", "bn2.bias", "bn3.bias") or not torch.equal(all_decay[name], none[name])
+
+
 def test_norms_of_single_tensors_include_gradient_free_parameters(run):
     """A single step of Fed-LAMB moves every tensor by eta_t times its norm, or freely where that is zero."""
     found = run(

@@ -18,6 +18,7 @@ class Amended(Algorithm):
     """A mixin that provides ``s.g_a`` on every rank."""
 
     derived = ("g_a",)
+    amends = True
     alpha: float = hyper(0.1, "weight of the client's own direction; the rest is g_a's", least=0, most=1)
 
     def derive(self, s: Vectors, before: Tensor, r: Round) -> None:

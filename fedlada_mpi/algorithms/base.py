@@ -27,7 +27,7 @@ __all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "hyper"]
 
 # Attributes of every method's objects, options of the command, and keywords of ``fedlada_mpi.train``.
 RESERVED = (
-    *("config", "tensors", "eta_g", "moves_point", "help", "resume", "overwrite", "print_config"),
+    *("config", "tensors", "eta_g", "decay", "moves_point", "help", "resume", "overwrite", "print_config"),
     *("data", "on_round", "quiet"),
 )
 
@@ -95,6 +95,7 @@ class Algorithm:
     paper_units: int = 1  # what the paper charges a participant and round, in vectors
 
     gradients: int = 1  # per local step; 2: the first is taken at x, as ``c.g1``
+    amends: bool = False  # whether a client's direction is alpha times its own and 1 - alpha times g_a
     step_index: bool = False  # whether the hooks of the local step use ``c.k``
     full_gradient: bool = False  # whether ``finish`` uses ``c.full_g``
     fusable: bool = True  # whether a GPU kernel may be made of the local step; otherwise it runs as written
@@ -108,6 +109,8 @@ class Algorithm:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": dict(lr=0.1, weight_decay=1e-3, decay_mode="l2", server_lr=1.0)
     }
+    # What differs from these under --preset tuned, by data set.
+    tuned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     hypers: ClassVar[dict[str, Setting]] = {}  # its own settings; collected from the class
 
     def __init_subclass__(cls) -> None:
@@ -129,8 +132,11 @@ class Algorithm:
             for name, value in vars(parent).items()
             if isinstance(value, Setting)
         }
+        if cls.amends and "alpha" not in cls.hypers:
+            raise TypeError(f"{cls.__name__} declares amends and has no setting alpha: add alpha = hyper(...)")
         known = [*SETTINGS, *cls.hypers]
-        for name in (*cls.requires, *(name for preset in cls.presets.values() for name in preset)):
+        presets = (*cls.presets.values(), *cls.tuned.values())
+        for name in (*cls.requires, *(name for preset in presets for name in preset)):
             if name not in known:
                 raise TypeError(
                     f"{cls.__name__}: its preset has an unknown setting {name!r}{did_you_mean(name, known)}"
@@ -140,6 +146,8 @@ class Algorithm:
         """``tensors``: where each parameter tensor is in a flat vector, for methods with norms of single ones."""
         self.config, self.tensors = config, tensors
         self.eta_g = config.server_lr
+        # alpha * (d + lambda * x) + (1 - alpha) * g_a is what the method adds up with a decay of alpha * lambda.
+        self.decay = config.weight_decay * (config.hyper["alpha"] if config.decay_mode == "inside" else 1)
         self.moves_point = type(self).point is not Algorithm.point
         for name in self.hypers:
             setattr(self, name, config.hyper[name])
@@ -190,6 +198,10 @@ class Algorithm:
     def after_decay(self, c: ClientVectors, s: Vectors, d: Tensor) -> Tensor:
         """The direction, decoupled decay included, that is multiplied by the rate; may overwrite ``d``."""
         return d
+
+    def decaying(self, x: Tensor, s: Vectors) -> Tensor:
+        """``x`` where it decays, zero elsewhere (``--decay-on``)."""
+        return x * s.decays if self.config.decay_on == "weights" else x
 
     def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
         """What each client sends, [C, d] for every name in ``up`` and [C, 1] for every one in ``scalars``.

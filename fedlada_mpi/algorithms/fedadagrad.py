@@ -12,7 +12,11 @@ class FedAdagrad(Algorithm):
     name, label, year = "fedadagrad", "FedAdagrad", 2021
     private = ("v",)
     eps: float = hyper(0.01, "epsilon of the denominator", above=0)
+    v0: float = hyper(0.0, "v at the start", least=0)
     presets = {"": dict(Algorithm.presets[""], server_lr=0.1)}
+
+    def start(self, s: Vectors) -> None:
+        s.v.fill_(self.v0)
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
         delta = mean["offset"]

@@ -4,6 +4,8 @@ server   D = mean(offset)
          m = beta1 * m + (1 - beta1) * D
          v = beta2 * v + (1 - beta2) * D * D
          x = x - eta_g * m / (sqrt(v) + eps)
+
+The FedLADA paper's "initial second-order momenta term" of 1e-2 is read as eps; --v0 0.01 is the other reading.
 """
 
 from .base import Algorithm, Round, Tensor, Vectors, hyper
@@ -15,7 +17,11 @@ class FedAdam(Algorithm):
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
     beta2: float = hyper(0.99, "second-moment decay", least=0, below=1)
     eps: float = hyper(0.01, "epsilon of the denominator", above=0)
+    v0: float = hyper(0.0, "v at the start", least=0)
     presets = {"": dict(Algorithm.presets[""], server_lr=0.1)}
+
+    def start(self, s: Vectors) -> None:
+        s.v.fill_(self.v0)
 
     def second_moment(self, v: Tensor, delta: Tensor) -> None:
         v.mul_(self.beta2).addcmul_(delta, delta, value=1 - self.beta2)

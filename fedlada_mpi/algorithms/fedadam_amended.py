@@ -16,6 +16,7 @@ class FedAdamAmended(FedAdam):
     alpha: float = hyper(0.1, "weight of the client's own gradient; the rest is g_a's", least=0, most=1)
     down = ("x", "g_a")
     paper_units = 2
+    amends = True
     elementwise = False
 
     def before_clip(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:

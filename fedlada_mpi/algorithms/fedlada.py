@@ -15,9 +15,20 @@
 17     x^{t+1} = x^t - eta_g * mean(x^t - x_{i,K})         Algorithm.server
 18     g_a^{t+1} = (x^t - x^{t+1}) / (eta_g * eta_t * K)   Amended.derive
 
-v starts a local round at zero or at v^t (``--v-init``); v^0 = eps_v^2, so v_hat is never zero.
+v starts a local round at zero or at v^t (``--v-init``); v^0 = eps_v^2, so v_hat is never zero. The paper has two texts
+on it: in one eps_v is 1e-8, in the other v^0 is, so that eps_v = 1e-4.
+
+Other readings of lines 8 to 11:
+--no-v-max           v_hat = v, Adam instead of AMSGrad; v starts at v^t and may fall to zero, so eps must not be zero
+--bias-correction    step k = 1, 2, .. has m / (1 - beta1^k) and, where v starts at zero, v / (1 - beta2^k) for m and v
+--eps                theta = 1 / (sqrt(v_hat) + eps)
 """
 
+from collections.abc import Mapping
+from typing import Any
+
+from ..config import Config
+from ..errors import UserError
 from .amended import Amended, amended
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
@@ -31,12 +42,27 @@ class LocalAdam(Algorithm):
     alpha: float = hyper(1.0, "1: no amendment", least=1, most=1)
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
     beta2: float = hyper(0.99, "second-moment decay", least=0, below=1)
-    eps_v: float = hyper(1e-8, "v^0 = eps_v^2", above=0)
+    eps_v: float = hyper(1e-8, "v^0 = eps_v^2; 1e-4 for the paper's other text, v^0 = 1e-8", above=0)
     v_init: str = hyper("zero", "v at the start of a local round", choices=("zero", "server"))
+    v_max: bool = hyper(True, "v_hat is the maximum of v, as in AMSGrad; otherwise v itself, as in Adam")
+    bias_correction: bool = hyper(False, "Adam's bias correction within a local round, of what starts at zero")
+    eps: float = hyper(0.0, "epsilon that is added to sqrt(v_hat)", least=0)
     presets = {
         "": dict(lr=1e-3, weight_decay=1e-2, decay_mode="decoupled", server_lr=1.0),
         "digits": dict(lr=4e-3),
     }
+
+    def __init__(self, config: Config, *more: Any):
+        super().__init__(config, *more)
+        self.step_index = self.bias_correction
+
+    @classmethod
+    def check(cls, values: Mapping[str, Any]) -> None:
+        if not values["v_max"] and (values["v_init"] != "server" or not values["eps"]):
+            raise UserError(
+                f"--no-v-max: got --v-init {values['v_init']} and --eps {values['eps']:g}, expected --v-init server "
+                "and an --eps above 0, such as 1e-8, as v_hat = v may fall to zero"
+            )
 
     def start(self, s: Vectors) -> None:
         s.v.fill_(self.eps_v**2)
@@ -53,8 +79,17 @@ class LocalAdam(Algorithm):
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         c.m.mul_(self.beta1).add_(g, alpha=1 - self.beta1)
         c.v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-        c.v_hat.clamp_(min=c.v)
-        return c.m / c.v_hat.sqrt()
+        m, v = c.m, c.v
+        if self.bias_correction:
+            m = m / (1 - self.beta1 ** (c.k + 1))
+            if self.v_init == "zero":
+                v = v / (1 - self.beta2 ** (c.k + 1))
+        if self.v_max:
+            c.v_hat.clamp_(min=v)
+        else:
+            c.v_hat.copy_(v)
+        root = c.v_hat.sqrt()
+        return m / (root.add_(self.eps) if self.eps else root)
 
     def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
         return {**super().finish(c, s, r), "v_hat": c.v_hat}
@@ -73,6 +108,7 @@ class FedLADA(Amended, LocalAdam):
         "cifar100": dict(alpha=0.05),
         "tinyimagenet": dict(alpha=0.05),
     }
+    tuned = {"": dict(weight_decay=0.05)}
 
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return amended(super().direction(c, s, g), s.g_a, self.alpha)

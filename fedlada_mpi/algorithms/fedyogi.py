@@ -3,7 +3,7 @@
 server   D = mean(offset)
          v = v - (1 - beta2) * D * D * sign(v - D * D);   the rest as FedAdam
 
-v starts at zero, as in the authors' code (their text asks for v >= eps^2); no bias correction, as in their text.
+v starts at v0, zero as in the authors' code (their text asks for v >= eps^2); no bias correction, as in their text.
 """
 
 from .base import Tensor

@@ -37,7 +37,7 @@ class MimeLite(Algorithm):
 
     def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
         if self.config.decay_mode == "l2":
-            c.full_g.add_(s.x, alpha=self.config.weight_decay)
+            c.full_g.add_(self.decaying(s.x, s), alpha=self.decay)
         return {**super().finish(c, s, r), "c": c.full_g}
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:

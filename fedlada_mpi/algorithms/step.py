@@ -4,9 +4,11 @@ g = before_clip(gradient)
 g = g * min(1, clip / |g|)       the norm is that of all of a client's parameters
 g = g + lambda * x               --decay-mode l2
 d = direction(g)
-d = d + lambda * x               --decay-mode decoupled
+d = d + lambda * x               --decay-mode decoupled; inside: alpha * lambda * x
 d = after_decay(d)
 x = x - eta_t * d
+
+Under --decay-on weights, biases and the parameters of norms have no lambda * x.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ def local_step(
     if config.clip and not gradient_free:
         norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
         g = g.mul_((config.clip / norm).clamp_(max=1))
-    if config.weight_decay and config.decay_mode == "l2":
-        g = g.add_(c.x, alpha=config.weight_decay)
+    if algorithm.decay and config.decay_mode == "l2":
+        g = g.add_(algorithm.decaying(c.x, s), alpha=algorithm.decay)
     d = algorithm.direction(c, s, g)
-    if config.weight_decay and config.decay_mode == "decoupled":
-        d = d.add_(c.x, alpha=config.weight_decay)
+    if algorithm.decay and config.decay_mode != "l2":
+        d = d.add_(algorithm.decaying(c.x, s), alpha=algorithm.decay)
     d = algorithm.after_decay(c, s, d)
     c.x.sub_(d.mul_(lr))
     if c.compute_copy is not None:

@@ -32,6 +32,8 @@ def check_declarations(a: Algorithm) -> None:
             raise UserError(f"{twice[0]} is declared twice in {kinds}: leave one of them")
     if "x" not in a.down:
         raise UserError(f'down: got {a.down!r}, expected x among them, such as ("x",)')
+    if "decays" in server:
+        raise UserError("down, derived and private: decays is one that all methods have: rename it")
     taken = [name for name in client if name in PER_CLIENT]
     if taken:
         raise UserError(f"slots and client_state: {taken[0]} is one that all clients have: leave it out or rename it")
@@ -60,7 +62,7 @@ def _round(a: Algorithm, size: int, left_in_slots: float) -> bool:
         on_root = Vectors(**{name: torch.zeros(size) for name in (*a.down, *a.derived, *a.private)})
         on_root.x.normal_()
         a.start(on_root)
-        s = Vectors(**{name: getattr(on_root, name) for name in (*a.down, *a.derived)})
+        s = Vectors(**{name: getattr(on_root, name) for name in (*a.down, *a.derived)}, decays=torch.ones(size))
         c = ClientVectors(**{name: torch.zeros(shape) for name in ("x", *a.client_state)})
         vars(c).update({name: torch.full(shape, left_in_slots) for name in a.slots})
         c.g, c.steps, c.compute_copy = torch.randn(shape), torch.ones(CLIENTS, 1), None

@@ -161,7 +161,8 @@ def _run(given: Mapping[str, Any], root: Path) -> Run:
 def directory_name(values: Mapping[str, Any]) -> str:
     """The data set, the method, the settings that differ from their presets, and the seed: equal for equal runs."""
     dataset, method = values["dataset"], values["algorithm"]
-    preset = settings.resolve({"dataset": dataset, "algorithm": method}).config.record()
+    own = {name: values[name] for name in ("dataset", "algorithm", "preset")}
+    preset = {**settings.resolve(own).config.record(), "preset": settings.SETTINGS["preset"].default}
     parts = [_safe(dataset), method if ":" not in method else _safe(method)]
     for name, setting in settings.settings_of(method).items():
         if not setting.runtime and name != "seed" and values[name] != preset[name]:

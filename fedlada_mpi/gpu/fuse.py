@@ -137,6 +137,11 @@ class Symbol:
             raise Unfusable(f"the power {exponent!r}")
         return self.new(f"{self} * {self}")
 
+    def __rpow__(self, base: float) -> Symbol:
+        if type(base) not in (int, float) or not 0 < base < math.inf:
+            raise Unfusable(f"a power of {base!r}")
+        return self.new(f"tl.exp2({math.log2(base)!r} * {self})")
+
     __iadd__, __isub__, __imul__, __itruediv__ = add_, sub_, mul_, div_
 
     def __getattr__(self, name: str) -> Any:
@@ -183,7 +188,7 @@ def _unfusable(name: str) -> Callable[..., Any]:
 # Python has an answer of its own for these, or would raise an error that a tensor does not.
 for _name in (
     *("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__bool__", "__len__", "__iter__", "__getitem__"),
-    *("__setitem__", "__contains__", "__float__", "__int__", "__abs__", "__invert__", "__matmul__", "__rpow__"),
+    *("__setitem__", "__contains__", "__float__", "__int__", "__abs__", "__invert__", "__matmul__"),
     *("__and__", "__or__", "__xor__", "__mod__", "__floordiv__", "__rfloordiv__", "__rmod__", "__ipow__"),
 ):
     setattr(Symbol, _name, _unfusable(_name))

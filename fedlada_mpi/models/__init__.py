@@ -1,4 +1,4 @@
-"""Models by name: ``resnet18``, ``lenet``, ``cnn``, ``torchvision:NAME``, or a user's own ``package.module:function``.
+"""Models by name: built-in ones (``MODELS``), ``torchvision:NAME``, or a user's own ``package.module:function``.
 
 A user's function takes ``(classes, image_shape)``, with ``image_shape`` (rows, columns, channels), and returns an
 ``nn.Module`` with an ordinary NCHW forward. From Python, a module may be given itself; the run has a copy, which starts
@@ -13,18 +13,19 @@ import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from ..config import Config
 from ..errors import UserError, did_you_mean, shortened
 from ..own import load_object, users_code
 from ..rng import torch_seeded
 from . import norms, vision
 from .agreement import disagreement
-from .architectures import cnn, lenet, resnet18
+from .architectures import Activation, MakeActivation, cnn, lenet, lenet3, resnet18
 from .layers import Stack
 from .layout import Layout
 from .randomness import Draws
@@ -35,9 +36,10 @@ from .work import multiply_adds
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
 
-MODELS: dict[str, Callable[[int, ImageShape, str], nn.Module]] = {
+MODELS: dict[str, Callable[[int, ImageShape, MakeActivation], nn.Module]] = {
     "resnet18": resnet18,
     "lenet": lenet,
+    "lenet3": lenet3,
     "cnn": cnn,
 }
 
@@ -125,6 +127,7 @@ def build(
     seed: int = 0,
     stacked: bool = True,
     norm: str = "",
+    smu_mu: float = Config.smu_mu,
 ) -> Network:
     """The network ``name`` for images [H, W, C], initialised from ``seed`` alone."""
     with torch_seeded(seed):
@@ -134,7 +137,7 @@ def build(
             module = try_out(name, module, classes, image_shape)
         elif name in MODELS:
             try:
-                module = MODELS[name](classes, image_shape, activation)
+                module = MODELS[name](classes, image_shape, partial(Activation, activation, smu_mu))
             except ValueError as error:
                 raise UserError(f"--model {name}: {error}") from None
         else:

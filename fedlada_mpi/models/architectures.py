@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 GROUPS = 2
-SMU_MU = 2.5  # the paper leaves mu open; the larger, the closer to ReLU
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "gelu": lambda x: F.gelu(x, approximate="tanh"),
-    "smu": lambda x: 0.5 * (x + x * torch.erf(SMU_MU * x)),
-}
+MakeActivation: TypeAlias = Callable[[], nn.Module]
 
 
 class Activation(nn.Module):
-    def __init__(self, name: str):
+    def __init__(self, name: str, smu_mu: float):
         super().__init__()
-        self.name = name
+        self.name, self.smu_mu = name, smu_mu
 
     def forward(self, x: Tensor) -> Tensor:
-        return ACTIVATIONS[self.name](x)
+        if self.name == "smu":
+            return 0.5 * (x + x * torch.erf(self.smu_mu * x))
+        return F.gelu(x, approximate="tanh") if self.name == "gelu" else F.relu(x)
 
 
 class BasicBlock(nn.Module):
@@ -71,48 +68,61 @@ class ResNet18(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-def resnet18(classes: int, image_shape: tuple[int, int, int], activation: str) -> nn.Module:
+def resnet18(classes: int, image_shape: tuple[int, int, int], activation: MakeActivation) -> nn.Module:
     """ResNet-18 with its ImageNet stem; GroupNorm(2) for every BatchNorm."""
     return ResNet18(classes, image_shape[2])
 
 
-def lenet(classes: int, image_shape: tuple[int, int, int], activation: str) -> nn.Module:
-    """conv 64, pool, conv 64, pool, 384, 192, classes."""
+def lenet(classes: int, image_shape: tuple[int, int, int], activation: MakeActivation) -> nn.Module:
+    """Two convolutions and two linear layers, as the paper's text has it; their widths are ours."""
+    return _lenet("lenet", classes, image_shape, activation, (384,))
+
+
+def lenet3(classes: int, image_shape: tuple[int, int, int], activation: MakeActivation) -> nn.Module:
+    """``lenet`` with the three linear layers of the authors' simulator."""
+    return _lenet("lenet3", classes, image_shape, activation, (384, 192))
+
+
+def _lenet(
+    name: str, classes: int, image_shape: tuple[int, int, int], activation: MakeActivation, hidden: Sequence[int]
+) -> nn.Module:
+    """conv 64, pool, conv 64, pool, linear layers of the ``hidden`` widths, classes."""
     rows, columns, channels = image_shape
     rows, columns = ((s - 4) // 2 - 4 for s in (rows, columns))
     rows, columns = rows // 2, columns // 2
     if rows < 1 or columns < 1:
-        raise ValueError(f"lenet needs images of at least 16x16, got {image_shape[0]}x{image_shape[1]}")
+        raise ValueError(f"{name} needs images of at least 16x16, got {image_shape[0]}x{image_shape[1]}")
     module = nn.Sequential()
-    for name, layer in (
+    for layer_name, layer in (
         ("conv1", nn.Conv2d(channels, 64, 5)),
-        ("act1", Activation(activation)),
+        ("act1", activation()),
         ("pool1", nn.MaxPool2d(2)),
         ("conv2", nn.Conv2d(64, 64, 5)),
-        ("act2", Activation(activation)),
+        ("act2", activation()),
         ("pool2", nn.MaxPool2d(2)),
         ("flatten", nn.Flatten()),
-        ("fc1", nn.Linear(64 * rows * columns, 384)),
-        ("act3", Activation(activation)),
-        ("fc2", nn.Linear(384, 192)),
-        ("act4", Activation(activation)),
-        ("fc3", nn.Linear(192, classes)),
     ):
-        module.add_module(name, layer)
+        module.add_module(layer_name, layer)
+    width = 64 * rows * columns
+    for i, out in enumerate(hidden, 1):
+        module.add_module(f"fc{i}", nn.Linear(width, out))
+        module.add_module(f"act{i + 2}", activation())
+        width = out
+    module.add_module(f"fc{len(hidden) + 1}", nn.Linear(width, classes))
     return module
 
 
-def cnn(classes: int, image_shape: tuple[int, int, int], activation: str) -> nn.Module:
+def cnn(classes: int, image_shape: tuple[int, int, int], activation: MakeActivation) -> nn.Module:
     """Two small convolutions and a linear layer; for 8x8 digits and for tests."""
     rows, columns, channels = image_shape
     rows, columns = rows // 2, columns // 2
     module = nn.Sequential()
     for name, layer in (
         ("conv1", nn.Conv2d(channels, 16, 3, padding=1)),
-        ("act1", Activation(activation)),
+        ("act1", activation()),
         ("pool1", nn.MaxPool2d(2)),
         ("conv2", nn.Conv2d(16, 32, 3, padding=1)),
-        ("act2", Activation(activation)),
+        ("act2", activation()),
         ("flatten", nn.Flatten()),
         ("fc", nn.Linear(32 * rows * columns, classes)),
     ):

@@ -130,6 +130,15 @@ class Layout:
             places.append([slice(start, start + length) for start, length in starts if length])
         return places
 
+    @property
+    def weights(self) -> Tensor:
+        """One at the elements of tensors with more than one axis, zero at those of others: biases and norms."""
+        flat = torch.zeros(self.size)
+        for e, places in zip(self.entries, self.tensors, strict=True):
+            for place in places:
+                flat[place] = float(len(e.shape) > 1)
+        return flat
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The live parameters in ``flat`` [..., live or more], stored shapes, sharing its memory."""
         return {e.name: e.live(flat) for e in self.entries}

@@ -20,7 +20,7 @@ DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet":
 SYMBOLS = {"alpha": "α", "mu": "μ", "lr": "η_l", "server_lr": "η_g", "weight_decay": "λ", "beta1": "β₁", "beta2": "β₂"}
 # Settings of the learning task, as opposed to the method.
 PROBLEM = (
-    *("dataset", "model", "norm", "activation", "init", "init_partial"),
+    *("dataset", "model", "norm", "activation", "smu_mu", "init", "init_partial"),
     *("clients", "partition", "dirichlet", "exhausted", "partition_seed", "validation"),
 )
 
@@ -35,11 +35,11 @@ Curve = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 @cache
-def _preset(dataset: str, method: str) -> dict[str, Any]:
-    """The presets; of a user's own method only those of the data set."""
+def _preset(dataset: str, method: str, tuned: bool = False) -> dict[str, Any]:
+    """The values of the paper's preset, or of the tuned one; of a user's own method only those of the data set."""
     dataset = dataset if dataset in settings.PRESETS else "other"
     known = {"dataset": dataset, "algorithm": method if method in algorithms.names() else "fedavg"}
-    return settings.resolve(known).config.record()
+    return {**settings.resolve({**known, "preset": "tuned"} if tuned else known).config.record(), "preset": "paper"}
 
 
 def identity(values: Mapping[str, Any]) -> list[str]:
@@ -99,8 +99,8 @@ class Group:
         return ", ".join([dataset_name(self.dataset), *(show(n, own[n]) for n in PROBLEM if n in own)])
 
     def departures(self) -> dict[str, Any]:
-        """Settings that differ from the presets of the data set and the method."""
-        preset = _preset(self.dataset, self.method)
+        """Settings that differ from the run's preset of the data set and the method; the preset itself, if tuned."""
+        preset = _preset(self.dataset, self.method, self.settings["preset"] == "tuned")
         return {
             n: v for n, v in self.settings.items() if n not in ("dataset", "algorithm") and v != preset.get(n, MISSING)
         }
@@ -168,7 +168,7 @@ def _sortable(value: Any) -> tuple:
 
 def show(name: str, value: Any) -> str:
     """A setting as text, such as α=0.1."""
-    if isinstance(value, str) and name in ("model", "activation", "precision", "partition", "sampling"):
+    if isinstance(value, str) and name in ("preset", "model", "activation", "precision", "partition", "sampling"):
         return value
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{SYMBOLS.get(name, name.replace('_', ' '))}={text}"

@@ -17,7 +17,10 @@ from .groups import Group, Stat, dataset_name, kind, method_name, show
 from .tables import Cell, Column, Table, number, stat
 
 # Settings that the paper leaves open: runs with other values are still compared with it, and a note names these.
-OPEN = frozenset({"precision", "sampling", "exhausted", "partition_seed", "decay_mode", "v_init", "eps_v"})
+OPEN = frozenset(
+    {"precision", "sampling", "exhausted", "partition_seed", "decay_mode", "decay_on"}
+    | {"v_init", "eps_v", "v_max", "bias_correction", "v0", "smu_mu"}
+)
 ROUNDS = 1500  # what "never" means in the paper
 ACCURACIES = ("test_at", "test_at_fit", "test_when_train", "best_test")
 

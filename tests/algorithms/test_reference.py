@@ -106,7 +106,7 @@ def test_fedadam_amended_with_one_step():
         g_a = alpha * pooled(x, "uniform") + (1 - alpha) * g_a
         m, v = 0.9 * m + 0.1 * lr * g_a, 0.99 * v + 0.01 * (lr * g_a) ** 2
         x = x - server_lr * m / (np.sqrt(v) + 0.01)
-    ours = run("fedadam_amended", lr=lr, server_lr=server_lr, alpha=alpha)[-1].x
+    ours = run("fedadam_amended", lr=lr, server_lr=server_lr, alpha=alpha, eps=0.01)[-1].x
     np.testing.assert_allclose(ours, x, rtol=1e-12)
 
 
@@ -126,6 +126,20 @@ def test_localadam_of_one_client_in_one_round_is_amsgrad_of_torch(decay_mode):
     settings = Settings(lr=lr, weight_decay=decay, decay_mode=decay_mode, beta1=b1, beta2=b2)
     ours = federate("localadam", START, GRADIENTS[:1], [2], [steps], [[0]], settings)[-1].x
     np.testing.assert_allclose(ours, x.detach().numpy(), rtol=1e-12)
+
+
+def test_localadam_with_bias_correction_and_without_the_maximum_is_adam_of_torch():
+    b1, b2, lr, eps, steps = 0.9, 0.99, 0.05, 1e-3, 6
+    x = torch.tensor(START, requires_grad=True)
+    optimizer = torch.optim.Adam([x], lr, betas=(b1, b2), eps=eps)
+    for _ in range(steps):
+        x.grad = torch.from_numpy(GRADIENTS[0](x.detach().numpy()))
+        optimizer.step()
+    settings = Settings(lr=lr, beta1=b1, beta2=b2, eps=eps, bias_correction=True, v_max=False)
+    [last] = federate("localadam", START, GRADIENTS[:1], [2], [steps], [[0]], settings)
+    np.testing.assert_allclose(last.x, x.detach().numpy(), rtol=1e-12)
+    corrected = optimizer.state[x]["exp_avg_sq"].numpy() / (1 - b2**steps)
+    np.testing.assert_allclose(last.vectors["v"], corrected, rtol=1e-12)
 
 
 def test_clip_scales_only_what_is_longer():

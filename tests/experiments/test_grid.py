@@ -84,6 +84,9 @@ def test_the_papers_experiments_have_the_papers_sizes():
         "consistency": (5 + 1) * 3,
         "communication": 7 * 5,
         "global_vs_local": 3 * 5,
+        "batch": 2 * 2 * 3,
+        "augmentation": 3 * 2 * 2 * 3,
+        "readings": 2 + (3 * 3 * 2 - 1) + (2 * 2 - 1) + 2 * 2 + 3,  # the preset is in three blocks, and counts once
         "digits": 4 * 3,
         "family": len(algorithms.names()) * 3,
     }
@@ -121,6 +124,23 @@ def test_a_value_equal_to_the_preset_does_not_change_the_name(tmp_path):
         tmp_path / "a.toml", '[base]\ndataset = "cifar10"\nalgorithm = "fedlada"\nalpha = 0.1\nlr = 0.001\n'
     )
     assert load(spelled, "R").runs[0].directory == Path("R/cifar10_fedlada_seed=0")
+
+
+def test_the_preset_is_an_axis(tmp_path):
+    """A method without tuned values has one run for both; a value that is the preset's is not named."""
+    both = write(
+        tmp_path / "a.toml",
+        '[base]\ndataset = "cifar10"\nalgorithm = ["fedavg", "fedlada"]\npreset = ["paper", "tuned"]\n',
+    )
+    assert {run.directory.name: run.given["preset"] for run in load(both).runs} == {
+        "cifar10_fedavg_seed=0": "paper",
+        "cifar10_fedlada_seed=0": "paper",
+        "cifar10_fedlada_preset=tuned_seed=0": "tuned",
+    }
+    spelled = write(tmp_path / "b.toml", '[base]\ndataset = "cifar10"\npreset = "tuned"\nweight_decay = 0.05\n')
+    assert load(spelled, "R").runs[0].directory == Path("R/cifar10_fedlada_preset=tuned_seed=0")
+    paper = write(tmp_path / "c.toml", '[base]\ndataset = "cifar10"\nweight_decay = 0.05\n')
+    assert load(paper, "R").runs[0].directory == Path("R/cifar10_fedlada_weight_decay=0.05_seed=0")
 
 
 def test_names_of_odd_values_stay_apart(tmp_path):

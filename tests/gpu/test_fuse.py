@@ -22,26 +22,35 @@ from fedlada_mpi.gpu import fuse
 from fedlada_mpi.gpu.fuse import Fused
 
 
-def method(name: str) -> algorithms.Algorithm:
-    settings = {"dataset": "cifar10", "algorithm": name, "clip": 1.0, "weight_decay": 0.1}
+def method(name: str, **changes) -> algorithms.Algorithm:
+    settings = {"dataset": "cifar10", "algorithm": name, "clip": 1.0, "weight_decay": 0.1, **changes}
     return algorithms.create(resolve(settings).config)
 
 
 METHODS = [name for name in algorithms.names() if method(name).fusable]
-STEPS = [(name, False) for name in METHODS]
-STEPS += [(name, True) for name in METHODS if method(name).shares_gradient_free]
+STEPS = [(name, False, {}) for name in METHODS]
+STEPS += [(name, True, {}) for name in METHODS if method(name).shares_gradient_free]
+READINGS = (
+    dict(bias_correction=True),
+    dict(v_max=False, v_init="server", eps=1e-3),
+    dict(decay_mode="inside"),
+    dict(decay_on="weights"),
+    dict(decay_on="weights", decay_mode="l2"),
+)
+STEPS += [("fedlada", gradient_free, reading) for gradient_free in (False, True) for reading in READINGS]
 
 
 @kernels_run
-@pytest.mark.parametrize(("name", "gradient_free"), STEPS)
-def test_fused_step(name, gradient_free, monkeypatch):
+@pytest.mark.filterwarnings("error:.*cannot be fused")
+@pytest.mark.parametrize(("name", "gradient_free", "changes"), STEPS, ids=str)
+def test_fused_step(name, gradient_free, changes, monkeypatch):
     """The kernel made from a method's code does what the code does; twice, as the state moves on."""
     monkeypatch.setattr(fuse, "PARTS", 4)
-    chosen = method(name)
+    chosen = method(name, **changes)
     clients = {n: random(3, 3000).abs() for n in ("x", *chosen.slots, *chosen.client_state)} | {"g": random(3, 3000)}
     clients |= {n: torch.tensor([[4.0], [2.0], [3.0]], device=DEVICE) for n in ("steps", "k")}
     clients |= {"g1": random(3, 3000)} if chosen.gradients == 2 else {}
-    s = Vectors(**{n: random(3000).abs() for n in (*chosen.down, *chosen.derived)})
+    s = Vectors(**{n: random(3000).abs() for n in (*chosen.down, *chosen.derived)}, decays=(random(3000) > 0).float())
     lr = torch.tensor(0.1, device=DEVICE)
     fused, plain = (ClientVectors(**{n: v.clone() for n, v in clients.items()}, compute_copy=None) for _ in range(2))
     step = Fused(local_step)
@@ -82,6 +91,7 @@ FUSABLE = {
     "minus": lambda c, g, h: c.m.add_(-g),
     "square": lambda c, g, h: c.v.add_(g**2),
     "sqrt": lambda c, g, h: c.m.add_((g * g + 1).sqrt()),
+    "power of a number": lambda c, g, h: c.m.mul_(1 - 0.9 ** (c.steps + 1)),
     "reflected": lambda c, g, h: c.m.add_(1 - 2 * g + 3 / (g * g + 1)),
     "sign_": lambda c, g, h: c.v.add_((c.m - g).sign_()),
     "a number of each client": lambda c, g, h: c.m.add_(h / c.steps),

@@ -46,10 +46,11 @@ class FedAvg:
             mine.update({name: vector.copy() for name, vector in vectors.items()})
 
     def l2(self, y: np.ndarray) -> np.ndarray:
-        return self.s.weight_decay * y if self.s.decay_mode == "l2" else self.zero
+        return self.s.weight_decay * self.s.decays * y if self.s.decay_mode == "l2" else self.zero
 
     def decoupled(self, y: np.ndarray) -> np.ndarray:
-        return self.s.weight_decay * y if self.s.decay_mode == "decoupled" else self.zero
+        share = {"l2": 0, "decoupled": 1, "inside": self.s.alpha}[self.s.decay_mode]
+        return share * self.s.weight_decay * self.s.decays * y
 
     def g(self, gradient: Gradient, y: np.ndarray) -> np.ndarray:
         return clipped(gradient(y), self.s.clip) + self.l2(y)
@@ -98,7 +99,7 @@ class SlowMo(FedAvg):
 
 class FedYogi(FedAvg):
     def start(self, x):
-        self.vectors.update(m=self.zero, v=self.zero)
+        self.vectors.update(m=self.zero, v=self.zero + self.s.v0)
 
     def server(self, x, mean, now):
         D, m, v, s = mean["offset"], self.vectors["m"], self.vectors["v"], self.s
@@ -110,7 +111,7 @@ class FedYogi(FedAvg):
 
 class FedAdagrad(FedAvg):
     def start(self, x):
-        self.vectors["v"] = self.zero
+        self.vectors["v"] = self.zero + self.s.v0
 
     def server(self, x, mean, now):
         D = mean["offset"]

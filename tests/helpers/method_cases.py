@@ -26,30 +26,41 @@ ADAPTIVE = dict(
     v_init="zero",
 )  # fmt: skip
 
-OF_ALL = (dict(clip=0.0), dict(lr_decay=1.0), dict(weight_decay=0.0), dict(weighting="size"), dict(server_lr=1.3))
+OF_ALL = (
+    dict(clip=0.0), dict(lr_decay=1.0), dict(weight_decay=0.0), dict(weighting="size"), dict(server_lr=1.3),
+    dict(weight_decay=0.5, decay_on="weights"),
+)  # fmt: skip
+INSIDE = dict(weight_decay=0.5, decay_mode="inside")
 OF_ADAM = (dict(beta1=0.0), dict(beta2=0.5))
 OF_ADAPTIVE = (
-    *OF_ADAM, dict(decay_mode="l2"), dict(v_init="server"), dict(decay_mode="l2", v_init="server"), dict(eps_v=0.1)
+    *OF_ADAM, dict(decay_mode="l2"), dict(v_init="server"), dict(decay_mode="l2", v_init="server"), dict(eps_v=0.1),
+    dict(eps=0.05), dict(bias_correction=True), dict(bias_correction=True, v_init="server"),
+    dict(v_max=False, v_init="server", eps=0.05),
 )  # fmt: skip
 
 PAPER = {
     "fedavg": Case(SGD, server=(), traffic=(1, 1, 1), variations=OF_ALL),
     "fedprox": Case(dict(SGD, mu=0.5), server=(), traffic=(1, 1, 1), variations=(*OF_ALL, dict(mu=2.0))),
     "scaffold": Case(dict(SGD, alpha=1.0), server=("c",), traffic=(2, 2, 2), variations=(*OF_ALL, dict(alpha=0.4))),
-    "fedcm": Case(dict(SGD, alpha=0.3), server=("g_a",), traffic=(1, 1, 2), variations=(*OF_ALL, dict(alpha=0.9))),
-    "fedadam": Case(FEDADAM, server=("m", "v"), traffic=(1, 1, 1), variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3))),
+    "fedcm": Case(
+        dict(SGD, alpha=0.3), server=("g_a",), traffic=(1, 1, 2), variations=(*OF_ALL, INSIDE, dict(alpha=0.9))
+    ),
+    "fedadam": Case(
+        FEDADAM, server=("m", "v"), traffic=(1, 1, 1), variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3), dict(v0=0.1))
+    ),
     "fedadam_amended": Case(
         dict(FEDADAM, alpha=0.3),
         server=("m", "v", "g_a"),
         traffic=(2, 1, 2),
-        variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3), dict(alpha=0.9)),
+        variations=(*OF_ALL, *OF_ADAM, dict(eps=0.3), dict(v0=0.1), INSIDE, dict(alpha=0.9)),
     ),
     "localadam": Case(ADAPTIVE, server=("v",), traffic=(2, 2, 2), variations=(*OF_ALL, *OF_ADAPTIVE)),
     "fedlada": Case(
         dict(ADAPTIVE, alpha=0.3),
         server=("v", "g_a"),
         traffic=(2, 2, 2),
-        variations=(*OF_ALL, *OF_ADAPTIVE, dict(alpha=0.9)),
+        variations=(*OF_ALL, *OF_ADAPTIVE, INSIDE, dict(alpha=0.9)),
+        unequal=({}, dict(bias_correction=True)),
     ),
 }
 
@@ -69,8 +80,10 @@ FAMILY = {
         variations=(FREE, dict(nesterov=True)),
     ),
     "slowmo": Case(dict(SGD, momentum=0.5), server=("u",), traffic=(1, 1, 1), variations=(FREE,)),
-    "fedyogi": Case(FEDADAM, server=("m", "v"), traffic=(1, 1, 1), variations=(FREE,)),
-    "fedadagrad": Case(dict(SGD, server_lr=0.1, eps=0.02), server=("v",), traffic=(1, 1, 1), variations=(FREE,)),
+    "fedyogi": Case(FEDADAM, server=("m", "v"), traffic=(1, 1, 1), variations=(FREE, dict(v0=0.1))),
+    "fedadagrad": Case(
+        dict(SGD, server_lr=0.1, eps=0.02), server=("v",), traffic=(1, 1, 1), variations=(FREE, dict(v0=0.1))
+    ),
     "fednova": Case(
         dict(SGD, momentum=0.5, mu=0.0, server_momentum=0.4),
         server=("u",),
@@ -165,7 +178,7 @@ FAMILY = {
         unequal=({}, dict(optimizer="adam"), dict(optimizer="sgd", correction="local")),
     ),
     "fedsam": Case(dict(SGD, rho=0.3), server=(), traffic=(1, 1, 1), variations=(FREE, dict(rho=0.0))),
-    "mofedsam": Case(dict(SGD, rho=0.3, alpha=0.3), server=("g_a",), traffic=(1, 1, 2), variations=(FREE,)),
+    "mofedsam": Case(dict(SGD, rho=0.3, alpha=0.3), server=("g_a",), traffic=(1, 1, 2), variations=(FREE, INSIDE)),
     "fedspeed": Case(
         dict(DUAL, alpha=0.5, rho=0.3, q=0.7, form="code"),
         server=("h",),
@@ -178,7 +191,7 @@ FAMILY = {
         dict(SGD, base="momentum", beta1=0.6, beta2=0.9, eps=0.5),
         server=("m",),
         traffic=(2, 2, 2),
-        variations=(FREE, DECOUPLED, dict(base="adam")),
+        variations=(FREE, DECOUPLED, dict(base="adam"), dict(weight_decay=0.5, decay_on="weights")),
     ),
     "feddr": Case(
         dict(DUAL, eta=0.7, alpha=0.8, start_at="warm"),

@@ -22,14 +22,17 @@ class Settings:
     lr_decay: float = 1.0
     weight_decay: float = 0.0
     decay_mode: str = "l2"
+    decays: np.ndarray | float = 1.0  # 0 at elements that do not decay
     clip: float = 0.0
     alpha: float = 1.0
     mu: float = 0.0
     beta1: float = 0.9
     beta2: float = 0.99
-    eps: float = 0.01
+    eps: float = 0.0
     eps_v: float = 1e-8
     v_init: str = "zero"
+    v_max: bool = True
+    bias_correction: bool = False
     weighting: str = "uniform"
     # Of the methods of family_reference.py.
     seed: int = 0
@@ -87,17 +90,23 @@ def local_adaptive(
     """Algorithm 3, lines 4 to 13: x_{i,K}, v_hat_{i,K} and every m / sqrt(v_hat) on the way."""
     m, v_hat, directions = np.zeros_like(x), v_server.copy(), []
     v = v_server.copy() if s.v_init == "server" else np.zeros_like(x)
-    for _ in range(steps):
+    for k in range(1, steps + 1):
         g = clipped(gradient(x), s.clip)
+        decay = s.weight_decay * s.decays * x
         if s.decay_mode == "l2":
-            g = g + s.weight_decay * x
+            g = g + decay
         m = s.beta1 * m + (1 - s.beta1) * g
         v = s.beta2 * v + (1 - s.beta2) * g**2
-        v_hat = np.maximum(v, v_hat)
-        directions.append(m / np.sqrt(v_hat))
-        step = s.alpha * directions[-1] + (1 - s.alpha) * g_a
+        m_now, v_now = m, v
+        if s.bias_correction:
+            m_now = m / (1 - s.beta1**k)
+            v_now = v / (1 - s.beta2**k) if s.v_init == "zero" else v
+        v_hat = np.maximum(v_now, v_hat) if s.v_max else v_now
+        directions.append(m_now / (np.sqrt(v_hat) + s.eps))
+        own = directions[-1] + (decay if s.decay_mode == "inside" else 0)
+        step = s.alpha * own + (1 - s.alpha) * g_a
         if s.decay_mode == "decoupled":
-            step = step + s.weight_decay * x
+            step = step + decay
         x = x - rate * step
     return x, v_hat, directions
 
@@ -122,7 +131,7 @@ def federate(
     zero = np.zeros_like(x)
     state = dict(g_a=zero, c=zero, m=zero, v=np.full_like(x, s.eps_v**2))
     if method in ("fedadam", "fedadam_amended"):
-        state["v"] = zero
+        state["v"] = np.full_like(x, s.v0)
     state.update(start or {})
     c_i = [zero.copy() for _ in gradients]
     if method == "localadam":
@@ -136,7 +145,7 @@ def federate(
             grad, g_a, c, mine = gradients[i], state["g_a"], state["c"], c_i[i]
 
             def plain(y, grad=grad):
-                return clipped(grad(y), s.clip) + s.weight_decay * y
+                return clipped(grad(y), s.clip) + s.weight_decay * s.decays * y
 
             if method in ("fedavg", "fedadam"):
                 final = sgd(x, steps[i], rate, plain)
@@ -149,7 +158,8 @@ def federate(
             elif method in ("fedcm", "fedadam_amended"):
 
                 def amended(y, grad=grad, g_a=g_a):
-                    return clipped(s.alpha * grad(y) + (1 - s.alpha) * g_a, s.clip) + s.weight_decay * y
+                    decay = s.weight_decay * s.decays * y * (s.alpha if s.decay_mode == "inside" else 1)
+                    return clipped(s.alpha * grad(y) + (1 - s.alpha) * g_a, s.clip) + decay
 
                 final = sgd(x, steps[i], rate, amended)
             elif method in ("localadam", "fedlada"):

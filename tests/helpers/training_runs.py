@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -201,6 +201,9 @@ def run_reference(
 ) -> list[Round]:
     """The reference on the same data and settings as a run, with the participants that the run drew."""
     known = Settings(**{name: value for name, value in settings.items() if name in SETTINGS})
+    if settings.get("decay_on") == "weights":
+        weights = [float(p.ndim > 1) for p in data.module.parameters()]
+        known = replace(known, decays=np.repeat(weights, data.tensors))
     given = (algorithm, data.start, data.gradients, data.sizes, steps, participants, known, data.tensors)
     return from_root(lambda: federate(*given))
 

@@ -13,7 +13,6 @@ from fedlada_mpi import models
 from fedlada_mpi.errors import UserError
 from fedlada_mpi.gradients import GenericEngine, StackedEngine, weighted_loss
 from fedlada_mpi.models import layers
-from fedlada_mpi.models.architectures import ACTIVATIONS
 from fedlada_mpi.models.columns import Window
 from fedlada_mpi.models.layout import Layout
 
@@ -45,7 +44,9 @@ def batch(count: int, images: int, side: int, classes: int, channels: int = 3):
         ("resnet18", 10, 32, 11_181_642),
         ("resnet18", 100, 32, 11_227_812),
         ("resnet18", 200, 64, 11_279_112),
-        ("lenet", 10, 32, 797_962),
+        # 64*(3*25 + 1) + 64*(64*25 + 1) + 384*(1600 + 1) + 10*(384 + 1)
+        ("lenet", 10, 32, 725_962),
+        ("lenet3", 10, 32, 797_962),
         # 16*(1*9 + 1) + 32*(16*9 + 1) + 10*(32*4*4 + 1)
         ("cnn", 10, 8, 9930),
     ],
@@ -68,13 +69,19 @@ def test_resnet18_is_torchvisions(side):
     torch.testing.assert_close(StackedEngine(network).logits(x, images[0]), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_lenet_is_the_papers():
+@pytest.mark.parametrize(
+    ("name", "linear"),
+    [
+        ("lenet", [nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 10)]),
+        ("lenet3", [nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, 10)]),
+    ],
+)
+def test_lenet_is_the_papers_and_lenet3_the_simulators(name, linear):
     layers = [
         nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(1600, 384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU(), nn.Linear(192, 10),
     ]  # fmt: skip
-    theirs = nn.Sequential(*layers).double()
-    network = models.build("lenet", 10, (32, 32, 3))
+    theirs = nn.Sequential(*layers, *linear).double()
+    network = models.build(name, 10, (32, 32, 3))
     x = perturbed(network)[0]
     theirs.load_state_dict(dict(zip(theirs.state_dict(), network.layout.unpack(x).values(), strict=True)))
     images, _ = batch(1, 2, 32, 10)
@@ -84,23 +91,32 @@ def test_lenet_is_the_papers():
 
 
 def test_activations_by_hand():
-    """gelu's tanh form and SMU with mu = 2.5, at points computed with a table of erf and tanh."""
+    """gelu's tanh form and SMU with mu = 2.5 and 1, at points computed with a table of erf and tanh."""
     x = torch.tensor([-1.0, 0.0, 0.4], dtype=torch.float64)
+
+    def activation(name, **mu):
+        return models.build("cnn", 2, (8, 8, 1), name, **mu).module.act1
+
     # 0.5 x (1 + tanh(0.7978846 (x + 0.044715 x^3))): tanh(0.8335620) = 0.6823837, tanh(0.3214373) = 0.3108027
     torch.testing.assert_close(
-        ACTIVATIONS["gelu"](x), torch.tensor([-0.1588080, 0.0, 0.2621603]).double(), atol=1e-6, rtol=0
+        activation("gelu")(x), torch.tensor([-0.1588080, 0.0, 0.2621603]).double(), atol=1e-6, rtol=0
     )
     # (x + x erf(2.5 x)) / 2: erf(2.5) = 0.9995930, erf(1) = 0.8427008
     torch.testing.assert_close(
-        ACTIVATIONS["smu"](x), torch.tensor([-0.0002035, 0.0, 0.3685402]).double(), atol=1e-6, rtol=0
+        activation("smu")(x), torch.tensor([-0.0002035, 0.0, 0.3685402]).double(), atol=1e-6, rtol=0
     )
-    assert ACTIVATIONS["relu"](x).tolist() == [0.0, 0.0, 0.4]
+    # mu = 1: erf(1) = 0.8427008, erf(0.4) = 0.4283924
+    torch.testing.assert_close(
+        activation("smu", smu_mu=1.0)(x), torch.tensor([-0.0786496, 0.0, 0.2856785]).double(), atol=1e-6, rtol=0
+    )
+    assert activation("relu")(x).tolist() == [0.0, 0.0, 0.4]
 
 
 CASES = [
     ("cnn", "relu", 8),
     ("cnn", "smu", 9),
     ("lenet", "relu", 16),
+    ("lenet3", "relu", 16),
     ("lenet", "gelu", 16),
     ("lenet", "smu", 19),
     ("resnet18", "relu", 16),
@@ -238,7 +254,7 @@ def test_initialisation_is_a_function_of_the_seed_alone():
     [
         (
             "resnet8",
-            "expected one of resnet18, lenet, cnn, torchvision:NAME or package.module:function (did you",
+            "expected one of resnet18, lenet, lenet3, cnn, torchvision:NAME or package.module:function (did you",
         ),
         ("lenet", "lenet needs images of at least 16x16, got 8x8"),
     ],

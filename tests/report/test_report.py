@@ -102,6 +102,16 @@ def test_communication_to_a_level_is_counted_through_that_round():
     assert measures.total_to("bytes_down", 0.9)(run([0.1, 0.2])) is None
 
 
+def test_a_tuned_run_is_named_and_not_held_against_the_paper():
+    tuned = dict(algorithm="fedlada", preset="tuned", weight_decay=0.05)
+    one, two = group([run([0.5], algorithm="fedlada"), run([0.6], **tuned)])
+    assert (one.departures(), two.departures()) == ({}, {"preset": "tuned"})
+    assert groups.labels([one, two]) == ["FedLADA", "FedLADA tuned"]
+    where = {"dataset": "cifar10", "algorithm": "fedlada", "rounds": 1}
+    assert paper.match([two], where) == (None, [])
+    assert paper.match([one, two], {**where, "preset": "tuned"}) == (two, [])
+
+
 def with_clients(directory: Path, accuracies: list[float]) -> Path:
     """A run of two rounds, whose clients were evaluated one by one after the second."""
     write_run(directory, {"dataset": "digits", "algorithm": "fedavg", "rounds": 2, "clients": len(accuracies)}, 2)

@@ -30,7 +30,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class Known:
-    """What is fixed about a public data set; mean and std are the paper's."""
+    """What is fixed about a public data set; mean and std are ours, as the paper only says "common normalization"."""
 
     shape: tuple[int, int, int]
     classes: int
