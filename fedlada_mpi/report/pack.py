@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .. import algorithms
+from ..config import SETTINGS
 from ..errors import UserError, printable
 from ..inputs import check_path, read_json
 from ..rundir import metrics
@@ -58,11 +60,13 @@ def _record(run: Path, out: Path, at_once: float | None) -> int:
     except (OSError, ValueError):
         summary = None
     nodes = _nodes(summary)
-    own = {**{n: _named(v) for n, v in settings.items()}, "out": f"runs/{out.name}", "data_dir": ""}
+    # Version 0.1.0 wrote the settings of all methods, whose names mean other things for some of them since.
+    known = {*SETTINGS, *algorithms.recorded_hypers(settings.get("algorithm", ""), settings)}
+    own = {n: _named(v) for n, v in settings.items() if n in known} | {"out": f"runs/{out.name}", "data_dir": ""}
     files: dict[str, str | bytes] = {"config.json": to_json(_anonymous(own, nodes), 2) + "\n"}
     if isinstance(summary, dict):
-        known = {} if at_once is None else {"runs_at_once": round(at_once, 2)}
-        files[SUMMARY] = to_json(_anonymous({**summary, **known}, nodes), 2) + "\n"
+        shared = {} if at_once is None else {"runs_at_once": round(at_once, 2)}
+        files[SUMMARY] = to_json(_anonymous({**summary, **shared}, nodes), 2) + "\n"
     try:
         records, _ = metrics.parse(metrics.read(run))
     except FileNotFoundError:

@@ -5,7 +5,7 @@ import lzma
 
 import numpy as np
 import pytest
-from hostile import DAMAGES, damage_file
+from hostile import DAMAGES, change_json, damage_file
 from synthetic_runs import write_run
 
 from fedlada_mpi.errors import UserError
@@ -53,6 +53,14 @@ def test_a_record_is_read_like_the_run(run, tmp_path):
         np.testing.assert_allclose(after.series[name], values, rtol=digits, err_msg=name)
     np.testing.assert_allclose(after.by_rank["wait"], before.by_rank["wait"], rtol=5e-3)
     assert {n: v for n, v in after.settings.items() if v != before.settings[n]} == {"data_dir": "", "out": "runs/a"}
+
+
+def test_a_record_has_no_settings_of_other_methods(run, tmp_path):
+    change_json(run / "config.json", mu=0.1, eps_of_another=3)
+    pack([run], tmp_path / "records")
+    settings = json.loads((tmp_path / "records" / "a" / "config.json").read_text())
+    assert "alpha" in settings
+    assert not {"mu", "eps_of_another"} & settings.keys()
 
 
 def test_a_record_names_no_host_and_no_directory(run, tmp_path):
