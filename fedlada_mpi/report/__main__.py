@@ -17,10 +17,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or directories that hold them")
     parser.add_argument("--out", default="report", metavar="DIR", help="where the report goes [report]")
     parser.add_argument("--pack", metavar="DIR", help="write small records of the runs into DIR instead of a report")
+    parser.add_argument(
+        "--update", nargs="+", default=(), metavar="PAGE.md", help="pages to put the report's tables and pictures into"
+    )
     arguments = parser.parse_args(argv)
     try:
         if arguments.pack is None:
-            messages = build(arguments.runs, arguments.out)
+            messages = build(arguments.runs, arguments.out, arguments.update)
         else:
             messages = pack(arguments.runs, arguments.pack)
         print(*messages, sep="\n")

@@ -45,6 +45,7 @@ STYLE: dict[Any, Any] = {
 POINTS = 300  # of a curve
 WORTH_A_PROCESS = 2  # figures; fewer are drawn before another process has started
 ONE_PANEL = 10  # curves; more cannot be distinguished in one panel
+BELOW_THE_LOWEST = 10  # points of accuracy that a panel shows below its lowest end of a curve
 PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
 
 # A figure's name and the function that draws it.
@@ -128,13 +129,16 @@ def _legend_below(drawing: Drawing, panels: Iterable[Axes]) -> None:
 
 
 def _paper(spec: paper.Figure) -> Drawing:
-    columns = 3 if len(spec.panels) == 6 else 2
-    rows = len(spec.panels) // columns
+    panels = [panel for panel in spec.panels if panel.groups]
+    columns = 3 if len(panels) == 6 else min(2, len(panels))
+    rows = -(-len(panels) // columns)
     drawing, grid = plt.subplots(
         rows, columns, figsize=(3.9 * columns, 2.9 * rows + 0.7), squeeze=False, layout="constrained"
     )
     marked = False
-    for axes, panel in zip(grid.flat, spec.panels, strict=True):
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_axis_off()
+    for axes, panel in zip(grid.flat, panels, strict=False):
         names = _names(panel.groups)
         points_of = paper.marks(panel.dataset) if panel.marked and panel.measure == "test_acc" else {}
         for one, name, colour in zip(panel.groups, names, colours(panel.groups), strict=True):
@@ -145,9 +149,10 @@ def _paper(spec: paper.Figure) -> Drawing:
                     marked = True
         axes.set_title(panel.title)
         _axis(axes, panel.measure)
-        if not panel.groups:
-            axes.text(0.5, 0.5, "no runs yet", transform=axes.transAxes, ha="center", color="#8a8f98")
-            axes.set(xticks=[], yticks=[])
+        if panel.marked and panel.measure in PERCENT:
+            # The first rounds would take most of the height; what counts is where curves end, and the paper's values.
+            ends = [float(np.asarray(line.get_ydata())[-1]) for line in axes.lines]
+            axes.set_ylim(bottom=max(0, min(ends, default=0) - BELOW_THE_LOWEST))
     drawing.suptitle(spec.title + ("   (× as the paper prints)" if marked else ""), fontsize=11)
     _legend_below(drawing, grid.flat)
     return drawing

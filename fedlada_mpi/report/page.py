@@ -100,7 +100,7 @@ def _cell(cell: Cell, tag: str, classes: str) -> str:
     attributes = f' data-sort="{_number(sort)}"' if sort is not None else ""
     if cell.hint:
         attributes += f' title="{html.escape(cell.hint)}"'
-    classes = " ".join(filter(None, [classes, cell.tone, "missing" if cell.text == MISSING else ""]))
+    classes = " ".join(filter(None, [classes, cell.tone, "missing" if cell.text in (MISSING, paper.NOT_RUN) else ""]))
     scope = ' scope="row"' if tag == "th" else ""
     return f'<{tag}{scope} class="{classes}"{attributes}>{html.escape(cell.text)}</{tag}>'
 
@@ -224,7 +224,7 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
 
 
 def _time(groups: Sequence[Group], tables: Sequence[Table], library: bool, drawn: Sequence[str]) -> str:
-    parts = [_table(t) for t in _pick(tables, "phases")]
+    parts = [_table(t) for t in _pick(tables, "cost", "phases")]
     for index, problem in enumerate(by_problem([one for one in groups if one.done])):
         names = [n for n in drawn if n.removesuffix(slug(problem)) in ("phases_", "ranks_")]
         if names:
