@@ -31,6 +31,8 @@ def build(
     from .groups import group
 
     check_path(os.fspath(out), "--out")
+    for one in pages:
+        markdown.read(one)  # a page that cannot be read is reported before everything else is computed
     out = Path(out)
     loaded, problems = load.read_all(runs)
     groups = group(loaded)

@@ -45,6 +45,7 @@ STYLE: dict[Any, Any] = {
 POINTS = 300  # of a curve
 WORTH_A_PROCESS = 2  # figures; fewer are drawn before another process has started
 ONE_PANEL = 10  # curves; more cannot be distinguished in one panel
+SINGLE_LINES = 5  # seeds; of more, a figure shows only the mean and the standard deviation
 BELOW_THE_LOWEST = 10  # points of accuracy that a panel shows below its lowest end of a curve
 PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
 
@@ -108,6 +109,12 @@ def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str 
     axes.plot(across, mean, color=colour, label=name, marker="o" if len(rounds) == 1 else None)
     if not np.isnan(std).all():
         axes.fill_between(across, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
+        if not x and len(one.runs) <= SINGLE_LINES:
+            scale = 100.0 if measure in PERCENT else 1.0
+            for run in one.runs:
+                known = np.isin(run.rounds, rounds) & ~np.isnan(run.series[measure])
+                values = scale * run.series[measure][known]
+                axes.plot(run.rounds[known], values, color=colour, linewidth=0.5, alpha=0.5)
 
 
 def _axis(axes: Axes, measure: str, x: str = "Round") -> None:
@@ -151,7 +158,7 @@ def _paper(spec: paper.Figure) -> Drawing:
         _axis(axes, panel.measure)
         if panel.marked and panel.measure in PERCENT:
             # The first rounds would take most of the height; what counts is where curves end, and the paper's values.
-            ends = [float(np.asarray(line.get_ydata())[-1]) for line in axes.lines]
+            ends = [float(values[-1]) for line in axes.lines if len(values := np.asarray(line.get_ydata()))]
             axes.set_ylim(bottom=max(0, min(ends, default=0) - BELOW_THE_LOWEST))
     drawing.suptitle(spec.title + ("   (× as the paper prints)" if marked else ""), fontsize=11)
     _legend_below(drawing, grid.flat)

@@ -29,18 +29,22 @@ _PICTURE = re.compile(r"!\[[^]]*\]\(([^)\s]+/)?([^)/\s]+)\.png\)")
 COLOURS = 128  # of a picture in a page, which makes it a third as large
 
 
+def read(page: str | os.PathLike) -> str:
+    """The text of a page."""
+    check_path(os.fspath(page), "--update")
+    try:
+        return read_bytes(Path(page)).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = reason(error) if isinstance(error, OSError) else "it is not text"
+        raise UserError(f"--update: {page} cannot be read: {why}") from None
+
+
 def update(
     pages: Sequence[str | os.PathLike], tables: Sequence[Table], figures: Sequence[Figure], pictures: Path
 ) -> None:
     """Put the tables and pictures of a report into pages that have a place for them; ``pictures`` is their folder."""
     for page in map(Path, pages):
-        check_path(os.fspath(page), "--update")
-        try:
-            text = read_bytes(page).decode()
-        except (OSError, UnicodeDecodeError) as error:
-            why = reason(error) if isinstance(error, OSError) else "it is not text"
-            raise UserError(f"--update: {page} cannot be read: {why}") from None
-        text = filled(text, tables, figures)
+        text = filled(read(page), tables, figures)
         write_atomically(page, text)
         for folder, name in _PICTURE.findall(text):
             if (pictures / f"{name}.png").is_file():
@@ -72,15 +76,16 @@ def _table(name: str, known: Mapping[str, Table]) -> str:
 
 
 def _figures(figures: Sequence[Figure], folder: str) -> str:
-    """The figures that there are runs for, then the names of the others."""
-    text = ""
+    """The figures that there are runs to compare for, then the names of the others."""
+    text, others = "", ""
     for figure in figures:
-        if not figure.empty:
+        if any(len(panel.groups) > 1 for panel in figure.panels):
             text += f"{figure.title} ({figure.source}).\n\n"
             text += f"![{figure.title}]({folder}/paper_{figure.id}.png)\n\n"
             text += f"Missing: {'; '.join(figure.missing)}.\n\n" if figure.missing else ""
-    empty = [f"- {figure.title} ({figure.source})\n" for figure in figures if figure.empty]
-    return text + ("Not run:\n\n" + "".join(empty) if empty else "")
+        else:
+            others += f"- {figure.title} ({figure.source})\n"
+    return text + (f"Not run, or only one curve of it:\n\n{others}" if others else "")
 
 
 def compact(table: Table) -> str:

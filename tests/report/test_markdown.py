@@ -7,7 +7,7 @@ from PIL import Image
 from synthetic_runs import write_run
 
 from fedlada_mpi.errors import UserError
-from fedlada_mpi.report import build, groups, load, markdown, paper, tables_of
+from fedlada_mpi.report import groups, load, markdown, paper, tables_of
 from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.tables import Cell, Column, Table
 
@@ -53,7 +53,7 @@ def test_ours_and_the_papers_value_share_a_cell():
 
 
 def test_a_page_gets_tables_and_pictures(tmp_path):
-    for method in ("fedavg", "scaffold"):
+    for method in ("fedavg", "scaffold", "localadam"):
         write_run(tmp_path / "runs" / method, {"dataset": "cifar10", "algorithm": method, "rounds": 3}, 3)
     page = tmp_path / "page.md"
     page.write_text(
@@ -61,21 +61,25 @@ def test_a_page_gets_tables_and_pictures(tmp_path):
         "![all](pictures/paper_all_methods.png) ![other](elsewhere/mine.png)\n"
         "<!-- report: figures pictures -->\n<!-- end -->\nAfter.\n"
     )
-    (tmp_path / "pictures").mkdir()
-    build([tmp_path / "runs"], tmp_path / "report", [page])
+    for folder in ("pictures", "report"):
+        (tmp_path / folder).mkdir()
+    for name in ("all_methods", "consistency", "participation"):
+        Image.new("RGB", (8, 8)).save(tmp_path / "report" / f"paper_{name}.png")
+    found = groups.group(load.read_all([tmp_path / "runs"])[0])
+    markdown.update([page], tables_of(found), paper.figures(found), tmp_path / "report")
     text = page.read_text()
     assert "old" not in text
     assert "| CIFAR-10 | SCAFFOLD | 1 | 3 |" in text
     assert "<!-- report: headline_tuned -->\n\nNot run.\n\n<!-- end -->" in text
     assert text.count("paper_all_methods.png") == 1
     assert "- FedLADA with 5, 10, 20 and 50 % of the clients, CIFAR-10 (Figure 2extraexp)\n" in text
+    assert "Missing: CIFAR-10 FedLADA α=0.05;" in text
     assert "![Test accuracy and consistency" in text
     drawn = {path.name for path in (tmp_path / "pictures").iterdir()}
     assert drawn == {"paper_all_methods.png", "paper_consistency.png"}
     with Image.open(tmp_path / "pictures/paper_all_methods.png") as picture:
         assert picture.mode == "P"
-    build([tmp_path / "runs"], tmp_path / "report", [page])
-    assert page.read_text() == text
+    assert markdown.filled(text, tables_of(found), paper.figures(found)) == text
 
 
 def test_what_a_page_cannot_ask_for(tmp_path, capsys):
