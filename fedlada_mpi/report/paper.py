@@ -18,10 +18,10 @@ from .tables import Cell, Column, Table, number, stat
 
 # Settings that the paper leaves open: runs with other values are still compared with it, and a note names these.
 OPEN = frozenset({"precision", "sampling", "exhausted", "partition_seed", "decay_mode", "v_init", "eps_v"})
-TUNED = "tuned"
-NOT_RUN = "not run"
 ROUNDS = 1500  # what "never" means in the paper
 ACCURACIES = ("test_at", "test_at_fit", "test_when_train", "best_test")
+TUNED = "tuned"
+NOT_RUN = "not run"
 
 
 @cache
