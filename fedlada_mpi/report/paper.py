@@ -63,11 +63,24 @@ def _match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | N
 
 def tables(groups: Sequence[Group]) -> list[Table]:
     """The paper's tables with its settings; and with tuned ones, those of them in which tuned runs appear."""
-    first = [_table(spec, groups, {}) for spec in contents()["tables"]]
-    if not any(one.settings.get("preset") == TUNED for one in groups):
-        return first
-    tuned = [_table(spec, groups, {"preset": TUNED}) for spec in contents()["tables"]]
-    return [*first, *(two for one, two in zip(first, tuned, strict=True) if one.rows != two.rows)]
+    tables = [_table(spec, groups, {}) for spec in contents()["tables"]]
+    if any(one.settings.get("preset") == TUNED for one in groups):
+        tables += [_table(spec, groups, {"preset": TUNED}) for spec in contents()["tables"] if _tuned(spec, groups)]
+    return tables
+
+
+def _tuned(spec: Mapping[str, Any], groups: Sequence[Group]) -> bool:
+    """Whether a table has tuned runs; methods without tuned settings have the paper's."""
+    found = (
+        match(groups, {**where, "preset": TUNED})[0] for column in spec["columns"] for where in _cells(spec, column)
+    )
+    return any(one is not None and one.settings["preset"] == TUNED for one in found)
+
+
+def _cells(spec: Mapping[str, Any], column: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings of each cell of a column."""
+    ((setting, values),) = spec["rows"].items()
+    return [{**spec.get("where", {}), **column.get("where", {}), setting: value} for value in values]
 
 
 def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str, Any]) -> Table:
@@ -81,9 +94,8 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str
     otherwise: dict[tuple[str, str], list[str]] = {}  # methods that were run with other open settings
     for column in spec["columns"]:
         found: dict[Any, Group | None] = {}
-        for value in values:
-            where = {**spec.get("where", {}), **column.get("where", {}), setting: value, **chosen}
-            one, differing = match(groups, where)
+        for value, where in zip(values, _cells(spec, column), strict=True):
+            one, differing = match(groups, {**where, **chosen})
             found[value] = one
             if one and one.method != where["algorithm"]:
                 stands = f"{one.method_name} stands for {method_name(where['algorithm'])} at {show(setting, value)}."
