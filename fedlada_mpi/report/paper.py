@@ -88,6 +88,7 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str
     ((setting, values),) = spec["rows"].items()
     names = spec.get("labels") or [method_name(v) if setting == "algorithm" else f"{v:g}" for v in values]
     notes = [spec["note"]] if "note" in spec else []
+    notes += ["Methods without tuned settings are shown with the paper's."] if chosen else []
     columns = [Column("Method" if setting == "algorithm" else setting.replace("_", " ").capitalize(), numeric=False)]
     rows = [[Cell(name, sort=float(i))] for i, name in enumerate(names)]
     horizon = spec.get("horizon")

@@ -9,6 +9,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 
+MOST = 1_000_000  # GPUs, or runs at once; more are damage
+
+
 class Span(NamedTuple):
     """A segment of a run: seconds since the epoch, and the nodes it was on."""
 
@@ -36,12 +39,13 @@ def of(summary: Mapping[str, Any]) -> Usage:
         nodes = last.get("nodes") or {"": {"devices": {last["device"]: last["ranks"]}}}
         devices = [(str(name), int(count)) for node in nodes.values() for name, count in node["devices"].items()]
         usage.device = ", ".join(dict.fromkeys(name for name, _ in devices))
-        usage.gpus = sum(count for name, count in devices if not name.endswith(" CPU"))
+        gpus = sum(count for name, count in devices if not name.endswith(" CPU"))
+        usage.gpus = gpus if 0 <= gpus < MOST else None
         usage.spans = [Span(_time(s["start"]), _time(s["end"]), frozenset(s["nodes"])) for s in segments]
     except (TypeError, ValueError, AttributeError, LookupError, OverflowError):
         pass
     at_once = summary.get("runs_at_once")
-    if isinstance(at_once, (int, float)) and 1 <= at_once < 1e6:
+    if isinstance(at_once, (int, float)) and 1 <= at_once < MOST:
         usage.at_once = float(at_once)
     return usage
 
