@@ -8,7 +8,6 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-
 MOST = 1_000_000  # GPUs, or runs at once; more are damage
 
 
