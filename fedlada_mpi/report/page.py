@@ -172,8 +172,8 @@ def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> s
     ours = [t for t in tables if t.paper]
     parts = [
         '<p class="note">Rounds: less is better. ∞: the paper says never; “> T”: not reached in our T rounds.</p>',
-        '<p class="note">The paper does not state the clipping, the μ of FedProx and of SMU, the α of FedCM on CIFAR-100 '
-        "and TinyImageNet, the normalisation, and the values of α in its figures: these are ours.</p>",
+        '<p class="note">The paper does not state the clipping, the μ of FedProx and of SMU, the α of FedCM on '
+        "CIFAR-100 and TinyImageNet, the normalisation, and the values of α in its figures: these are ours.</p>",
     ]
     parts += [_table(t) for t in ours if not t.empty]
     without_runs = []
