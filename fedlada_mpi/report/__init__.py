@@ -10,29 +10,33 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import printable
 from ..inputs import check_path
 
+if TYPE_CHECKING:
+    from .groups import Group
+    from .tables import Table
 
-def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str]:
-    """Write the report of the run directories at or under ``runs``; returns messages for the user."""
-    from . import figures, load, page, paper, tables
+
+def build(
+    runs: Sequence[str | os.PathLike], out: str | os.PathLike, pages: Sequence[str | os.PathLike] = ()
+) -> list[str]:
+    """Write the report of the run directories at or under ``runs``; returns messages for the user.
+
+    ``pages`` are Markdown files that get its tables and pictures, see ``markdown.py``.
+    """
+    from . import figures, load, markdown, page, paper
     from .groups import group
 
     check_path(os.fspath(out), "--out")
+    for one in pages:
+        markdown.read(one)  # a page that cannot be read is reported before everything else is computed
     out = Path(out)
     loaded, problems = load.read_all(runs)
     groups = group(loaded)
-    wanted = tables.levels(groups, paper.levels())
-    all_tables = [
-        *paper.tables(groups),
-        tables.overview(groups),
-        *(table for table in [tables.clients(groups)] if table.rows),
-        *tables.targets(groups, wanted),
-        tables.phases(groups),
-        tables.runs(groups),
-    ]
+    all_tables = tables_of(groups)
     (out / "tables").mkdir(parents=True, exist_ok=True)
     for table in all_tables:
         (out / "tables" / f"{table.id}.csv").write_text(table.csv(), "utf-8")
@@ -41,6 +45,7 @@ def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str
     where = printable(", ".join(map(str, runs)))
     problems = [printable(problem) for problem in problems]
     (out / "index.html").write_text(page.render(groups, all_tables, names, where, problems), "utf-8")
+    markdown.update(pages, all_tables, paper.figures(groups), out / "figures")
     unreadable = sum(run.skipped for run in loaded)
     messages = [f"left out: {problem}" for problem in problems]
     if unreadable:
@@ -50,3 +55,19 @@ def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str
     counts = [(len(loaded), "run"), (len(groups), "setting"), (len(all_tables), "table"), (len(names), "figure")]
     count, settings, *files = (f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
     return [*messages, f"{count} of {settings}, {', '.join(files)}: {printable(str(out / 'index.html'))}"]
+
+
+def tables_of(groups: Sequence[Group]) -> list[Table]:
+    """All tables of a report: the paper's, then those of the runs themselves."""
+    from . import claims, paper, tables
+
+    return [
+        claims.table(groups),
+        *paper.tables(groups),
+        tables.overview(groups),
+        *(table for table in [tables.clients(groups)] if table.rows),
+        *tables.targets(groups, tables.levels(groups, paper.levels())),
+        tables.cost(groups),
+        tables.phases(groups),
+        tables.runs(groups),
+    ]

@@ -9,16 +9,24 @@ from collections.abc import Sequence
 from ..errors import UserError
 from . import __doc__ as description
 from . import build
+from .pack import pack
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedlada_mpi.report", description=description.partition("\n")[0])
     parser.add_argument("runs", nargs="+", metavar="RUNS", help="run directories, or directories that hold them")
     parser.add_argument("--out", default="report", metavar="DIR", help="where the report goes [report]")
+    parser.add_argument("--pack", metavar="DIR", help="write small records of the runs into DIR instead of a report")
+    parser.add_argument(
+        "--update", nargs="+", default=(), metavar="PAGE.md", help="pages to put the report's tables and pictures into"
+    )
     arguments = parser.parse_args(argv)
     try:
-        for line in build(arguments.runs, arguments.out):
-            print(line)
+        if arguments.pack is None:
+            messages = build(arguments.runs, arguments.out, arguments.update)
+        else:
+            messages = pack(arguments.runs, arguments.pack)
+        print(*messages, sep="\n")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

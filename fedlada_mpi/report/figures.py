@@ -45,6 +45,8 @@ STYLE: dict[Any, Any] = {
 POINTS = 300  # of a curve
 WORTH_A_PROCESS = 2  # figures; fewer are drawn before another process has started
 ONE_PANEL = 10  # curves; more cannot be distinguished in one panel
+SINGLE_LINES = 5  # seeds; of more, a figure shows only the mean and the standard deviation
+BELOW_THE_LOWEST = 10  # points of accuracy that a panel shows below its lowest end of a curve
 PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
 
 # A figure's name and the function that draws it.
@@ -107,6 +109,12 @@ def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str 
     axes.plot(across, mean, color=colour, label=name, marker="o" if len(rounds) == 1 else None)
     if not np.isnan(std).all():
         axes.fill_between(across, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
+        if not x and len(one.runs) <= SINGLE_LINES:
+            scale = 100.0 if measure in PERCENT else 1.0
+            for run in one.runs:
+                known = np.isin(run.rounds, rounds) & ~np.isnan(run.series[measure])
+                values = scale * run.series[measure][known]
+                axes.plot(run.rounds[known], values, color=colour, linewidth=0.5, alpha=0.5)
 
 
 def _axis(axes: Axes, measure: str, x: str = "Round") -> None:
@@ -128,13 +136,16 @@ def _legend_below(drawing: Drawing, panels: Iterable[Axes]) -> None:
 
 
 def _paper(spec: paper.Figure) -> Drawing:
-    columns = 3 if len(spec.panels) == 6 else 2
-    rows = len(spec.panels) // columns
+    panels = [panel for panel in spec.panels if panel.groups]
+    columns = 3 if len(panels) == 6 else min(2, len(panels))
+    rows = -(-len(panels) // columns)
     drawing, grid = plt.subplots(
         rows, columns, figsize=(3.9 * columns, 2.9 * rows + 0.7), squeeze=False, layout="constrained"
     )
     marked = False
-    for axes, panel in zip(grid.flat, spec.panels, strict=True):
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_axis_off()
+    for axes, panel in zip(grid.flat, panels, strict=False):
         names = _names(panel.groups)
         points_of = paper.marks(panel.dataset) if panel.marked and panel.measure == "test_acc" else {}
         for one, name, colour in zip(panel.groups, names, colours(panel.groups), strict=True):
@@ -145,9 +156,10 @@ def _paper(spec: paper.Figure) -> Drawing:
                     marked = True
         axes.set_title(panel.title)
         _axis(axes, panel.measure)
-        if not panel.groups:
-            axes.text(0.5, 0.5, "no runs yet", transform=axes.transAxes, ha="center", color="#8a8f98")
-            axes.set(xticks=[], yticks=[])
+        if panel.marked and panel.measure in PERCENT:
+            # The first rounds would take most of the height; what counts is where curves end, and the paper's values.
+            ends = [float(values[-1]) for line in axes.lines if len(values := np.asarray(line.get_ydata()))]
+            axes.set_ylim(bottom=max(0, min(ends, default=0) - BELOW_THE_LOWEST))
     drawing.suptitle(spec.title + ("   (× as the paper prints)" if marked else ""), fontsize=11)
     _legend_below(drawing, grid.flat)
     return drawing

@@ -61,6 +61,11 @@ class Stat:
         return sum(self.values) / len(self.values) if self.values else None
 
     @property
+    def complete(self) -> bool:
+        """Whether every run has a value."""
+        return len(self.values) == self.of
+
+    @property
     def std(self) -> float | None:
         """Sample standard deviation; a single run has none."""
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None

@@ -13,12 +13,14 @@ import numpy as np
 from .. import algorithms
 from .. import config as settings
 from ..errors import UserError, printable
-from ..inputs import check_path, read_bytes, read_json, reason
+from ..inputs import check_path, read_json, reason
 from ..processes import process_map, usable_cores
-from ..rundir import client_values
+from ..rundir import client_values, metrics
 from ..rundir.metrics import ALL_PHASES, NUMBERS, OPTIONAL, parse
+from . import usage
 
 WORTH_A_PROCESS = 20_000_000  # bytes of metrics; fewer are read before another process has started
+UNPACKED = 15  # bytes that a packed byte becomes, about
 
 
 @dataclass
@@ -38,6 +40,7 @@ class Run:
     )  # values of every client, where they were last evaluated
     damaged: str = ""  # a file that could not be read, and why
     ran_on: str = ""  # ranks, nodes, devices and versions, where the run has recorded them
+    usage: usage.Usage = field(default_factory=usage.Usage)
 
     @property
     def seed(self) -> int:
@@ -69,7 +72,7 @@ def find(paths: Sequence[str | os.PathLike]) -> tuple[list[Path], list[str]]:
         for directory, below, files in os.walk(start, onerror=unreadable):
             below.sort()
             # Also where something else bears the name of a run's file: it is then left out with that reason.
-            if {"config.json", "metrics.jsonl"} & {*files, *below}:
+            if {"config.json", metrics.METRICS, metrics.PACKED} & {*files, *below}:
                 directories[Path(directory)] = None
                 below.clear()
     if not directories:
@@ -93,8 +96,9 @@ def read_all(paths: Sequence[str | os.PathLike]) -> tuple[list[Run], list[str]]:
 
 
 def _metrics_bytes(directories: Iterable[Path]) -> int:
-    files = (directory / "metrics.jsonl" for directory in directories)
-    return sum(file.stat().st_size for file in files if file.is_file())
+    sizes = {metrics.METRICS: 1, metrics.PACKED: UNPACKED}
+    files = ((directory / name, times) for directory in directories for name, times in sizes.items())
+    return sum(times * file.stat().st_size for file, times in files if file.is_file())
 
 
 def _read_or_explain(directory: Path) -> Run | str:
@@ -107,13 +111,12 @@ def _read_or_explain(directory: Path) -> Run | str:
 def read(directory: Path) -> Run:
     """One run; what it has not written yet is empty."""
     values = _settings(directory / "config.json")
-    path = directory / "metrics.jsonl"
     try:
-        records, skipped = parse(read_bytes(path))
+        records, skipped = parse(metrics.read(directory))
     except FileNotFoundError:
         records, skipped = [], 0
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {reason(error)}") from None
+        raise UserError(f"{directory / metrics.METRICS} cannot be read: {reason(error)}") from None
     run = Run(directory, values, *_columns(records), by_rank=_by_rank(records), skipped=skipped)
     try:
         run.clients = client_values.latest(directory / client_values.CLIENTS, run.done)
@@ -126,6 +129,7 @@ def read(directory: Path) -> Run:
         run.status = printable(str(summary["status"]))
         run.method = printable(str(summary.get("method", "")))
         run.ran_on = printable(_ran_on(summary))[:200]
+        run.usage = usage.of(summary)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, LookupError):
@@ -172,8 +176,13 @@ def _columns(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, dict[str, n
     seconds = [r.get("seconds") or {} for r in records]
     for phase in ALL_PHASES:
         series[f"seconds_{phase}"] = _numbers([s.get(phase) for s in seconds])
-    series["participants"] = _numbers([len(r.get("participants") or ()) for r in records])
+    series["participants"] = _numbers([_count(r.get("participants")) for r in records])
     return rounds, series
+
+
+def _count(participants: list[int] | int | None) -> int:
+    """How many there were; packed metrics have only this number."""
+    return participants if isinstance(participants, int) else len(participants or ())
 
 
 def _numbers(values: Sequence[Any]) -> np.ndarray:

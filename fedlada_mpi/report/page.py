@@ -100,7 +100,7 @@ def _cell(cell: Cell, tag: str, classes: str) -> str:
     attributes = f' data-sort="{_number(sort)}"' if sort is not None else ""
     if cell.hint:
         attributes += f' title="{html.escape(cell.hint)}"'
-    classes = " ".join(filter(None, [classes, cell.tone, "missing" if cell.text == MISSING else ""]))
+    classes = " ".join(filter(None, [classes, cell.tone, "missing" if cell.text in (MISSING, paper.NOT_RUN) else ""]))
     scope = ' scope="row"' if tag == "th" else ""
     return f'<{tag}{scope} class="{classes}"{attributes}>{html.escape(cell.text)}</{tag}>'
 
@@ -170,7 +170,11 @@ def _files(*names: str) -> str:
 
 def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> str:
     ours = [t for t in tables if t.paper]
-    parts = ['<p class="note">Rounds: less is better. ∞: the paper says never; “> T”: not reached in our T rounds.</p>']
+    parts = [
+        '<p class="note">Rounds: less is better. ∞: the paper says never; “> T”: not reached in our T rounds.</p>',
+        '<p class="note">The paper does not state the clipping, the μ of FedProx and of SMU, the α of FedCM on '
+        "CIFAR-100 and TinyImageNet, the normalisation, and the values of α in its figures: these are ours.</p>",
+    ]
     parts += [_table(t) for t in ours if not t.empty]
     without_runs = []
     for spec in paper.figures(groups):
@@ -224,7 +228,7 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
 
 
 def _time(groups: Sequence[Group], tables: Sequence[Table], library: bool, drawn: Sequence[str]) -> str:
-    parts = [_table(t) for t in _pick(tables, "phases")]
+    parts = [_table(t) for t in _pick(tables, "cost", "phases")]
     for index, problem in enumerate(by_problem([one for one in groups if one.done])):
         names = [n for n in drawn if n.removesuffix(slug(problem)) in ("phases_", "ranks_")]
         if names:

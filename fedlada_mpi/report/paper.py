@@ -23,6 +23,8 @@ OPEN = frozenset(
 )
 ROUNDS = 1500  # what "never" means in the paper
 ACCURACIES = ("test_at", "test_at_fit", "test_when_train", "best_test")
+TUNED = "tuned"
+NOT_RUN = "not run"
 
 
 @cache
@@ -31,8 +33,26 @@ def contents() -> dict[str, Any]:
     return settings.load(Path(__file__).with_name("paper.toml"))
 
 
+# Methods that are another one at a certain alpha, whose runs then stand for them.
+SAME = {
+    ("scaffold", 0.0): "fedavg",
+    ("fedcm", 1.0): "fedavg",
+    ("fedadam_amended", 1.0): "fedadam",
+    ("fedlada", 1.0): "localadam",
+}
+
+
 def match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | None, list[str]]:
     """The group with these settings and otherwise the presets, and the open settings in which it differs."""
+    found = _match(groups, where)
+    same = SAME.get((where.get("algorithm", ""), where.get("alpha", math.nan)))
+    if found[0] is None and same is not None:
+        return _match(groups, {**{n: v for n, v in where.items() if n != "alpha"}, "algorithm": same})
+    return found
+
+
+def _match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | None, list[str]]:
+    """As ``match``, for the method itself."""
     wanted = settings.resolve(where).config.record()
     best: tuple[Group | None, list[str]] = None, []
     for one in groups:
@@ -45,69 +65,45 @@ def match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | No
 
 
 def tables(groups: Sequence[Group]) -> list[Table]:
-    return [claims(groups), *(_table(spec, groups) for spec in contents()["tables"])]
+    """The paper's tables with its settings; and with tuned ones, those of them in which tuned runs appear."""
+    tables = [_table(spec, groups, {}) for spec in contents()["tables"]]
+    if any(one.settings.get("preset") == TUNED for one in groups):
+        tables += [_table(spec, groups, {"preset": TUNED}) for spec in contents()["tables"] if _tuned(spec, groups)]
+    return tables
 
 
-ABOUT = 0.9  # of a value that the text calls approximate
-
-
-def claims(groups: Sequence[Group]) -> Table:
-    """What the paper's text claims, and whether our runs bear it out."""
-    columns = [Column("Claim", numeric=False), Column("ours"), Column("paper"), Column("holds", numeric=False)]
-    rows = []
-    for i, spec in enumerate(contents()["claims"]):
-        ours, verdict = _claimed(spec, groups)
-        about = "about " if spec.get("about") else "over "
-        unit = " times" if "ratio" in spec else f" point{'s' * (spec['value'] != 1)}"
-        rows.append(
-            [
-                Cell(spec["text"], sort=float(i), hint=spec["source"]),
-                stat(ours, 2),
-                Cell(f"{about}{spec['value']:g}{unit}", float(spec["value"])),
-                Cell(verdict, tone={"yes": "better", "no": "worse"}.get(verdict, "")),
-            ]
-        )
-    note = (
-        "“About” a value holds from 90 % of it on. Where some seeds never reached a level, the claim counts as not run."
+def _tuned(spec: Mapping[str, Any], groups: Sequence[Group]) -> bool:
+    """Whether a table has tuned runs; methods without tuned settings have the paper's."""
+    found = (
+        match(groups, {**where, "preset": TUNED})[0] for column in spec["columns"] for where in _cells(spec, column)
     )
-    return Table("claims", "Claims of the text", columns, rows, "Sections 1 and 6", [note], paper=True)
+    return any(one is not None and one.settings["preset"] == TUNED for one in found)
 
 
-def _claimed(spec: Mapping[str, Any], groups: Sequence[Group]) -> tuple[Stat, str]:
-    """Our value of what a claim is about, and whether it holds: yes, no, or not run."""
-    measured = spec.get("ratio") or spec["gain"]
-    measure = measures.named(measured)
-
-    def of(which: Mapping[str, Any]) -> Stat:
-        one, _ = match(groups, {**spec["where"], **which})
-        found = one.over(measure) if one else Stat()
-        complete = len(found.values) == found.of or not found.values
-        return found if complete else Stat()
-
-    ours, others = of(spec["of"]), [of(which) for which in spec["over"]]
-    known = [other.mean for other in others if other.mean is not None]
-    if ours.mean is None or len(known) < len(others):
-        never = ours.mean is None and ours.beyond is not None and len(known) == len(others)
-        return Stat(), "no" if never else "not run"
-    value = min(known) / ours.mean if "ratio" in spec else ours.mean - max(known)
-    least = spec["value"] * (ABOUT if spec.get("about") else 1)
-    return Stat((value,), 1), "yes" if value > least or (spec.get("about") and value == least) else "no"
+def _cells(spec: Mapping[str, Any], column: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The settings of each cell of a column."""
+    ((setting, values),) = spec["rows"].items()
+    return [{**spec.get("where", {}), **column.get("where", {}), setting: value} for value in values]
 
 
-def _table(spec: Mapping[str, Any], groups: Sequence[Group]) -> Table:
+def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str, Any]) -> Table:
+    """A table of the paper; ``chosen`` are settings of every run in it."""
     ((setting, values),) = spec["rows"].items()
     names = spec.get("labels") or [method_name(v) if setting == "algorithm" else f"{v:g}" for v in values]
     notes = [spec["note"]] if "note" in spec else []
+    notes += ["Methods without tuned settings are shown with the paper's."] if chosen else []
     columns = [Column("Method" if setting == "algorithm" else setting.replace("_", " ").capitalize(), numeric=False)]
     rows = [[Cell(name, sort=float(i))] for i, name in enumerate(names)]
     horizon = spec.get("horizon")
     otherwise: dict[tuple[str, str], list[str]] = {}  # methods that were run with other open settings
     for column in spec["columns"]:
         found: dict[Any, Group | None] = {}
-        for value in values:
-            where = {**spec.get("where", {}), **column.get("where", {}), setting: value}
-            one, differing = match(groups, where)
+        for value, where in zip(values, _cells(spec, column), strict=True):
+            one, differing = match(groups, {**where, **chosen})
             found[value] = one
+            if one and one.method != where["algorithm"]:
+                stands = f"{one.method_name} stands for {method_name(where['algorithm'])} at {show(setting, value)}."
+                notes += [stands] if stands not in notes else []
             if one and differing:
                 used = ", ".join(show(n, one.settings[n]) for n in differing)
                 methods = otherwise.setdefault((dataset_name(one.dataset), used), [])
@@ -122,13 +118,26 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group]) -> Table:
         columns += [Column(n, column["name"]) for n in (("ours", "paper", "difference") if printed else ("ours",))]
         for i, (row, value, paper) in enumerate(zip(rows, values, column["paper"], strict=True)):
             ours = _relative(stats, value, column)
-            row.append(stat(ours, _digits(column)))
+            row.append(_ours(ours, found[value], column))
             if printed:
                 also = column["also"][i] if "also" in column else math.nan
                 row += [_printed(paper, column, also), _difference(ours, paper, column, also)]
     for (dataset, used), methods in otherwise.items():
         notes.append(f"{', '.join(methods)} on {dataset} {'was' if len(methods) == 1 else 'were'} run with {used}.")
-    return Table(spec["id"], spec["title"], columns, rows, spec["source"], notes, paper=True)
+    name, title = (spec["id"], spec["title"]) if not chosen else (f"{spec['id']}_{TUNED}", f"{spec['title']}, {TUNED}")
+    return Table(name, title, columns, rows, spec["source"], notes, paper=True)
+
+
+def _ours(value: Stat, one: Group | None, column: Mapping[str, Any]) -> Cell:
+    """Our value; where there is none, that nothing was run, or how far the runs got."""
+    cell = stat(value, _digits(column))
+    if cell != Cell():
+        return cell
+    if one is None or not one.done:
+        return Cell(NOT_RUN)
+    if one.done < column.get("round", 0) or not all(run.complete for run in one.runs):
+        return Cell(f"at round {one.done:,}", hint="the runs got so far")
+    return cell
 
 
 def _digits(column: Mapping[str, Any]) -> int | None:
@@ -143,8 +152,8 @@ def _fitted(groups: Sequence[Group | None], paper: Sequence[float], last: int) -
     common = set.intersection(*({*curve[0].tolist()} for curve, _ in rows)) if rows else set()
     rounds = np.array(sorted(r for r in common if r <= last), dtype=int)
     said = "The paper does not say after which round."
-    if not len(rounds):
-        return measures.test_at(last), f"{said} There is no round yet in which all rows were evaluated."
+    if not len(rounds) or len(rows) < 2:
+        return measures.test_at(last), f"{said} Ours is after {last:,}: a round is chosen once two rows have been run."
     errors = np.zeros(len(rounds))
     for (at, mean, *_), value in rows:
         errors += (100 * mean[np.searchsorted(at, rounds)] - value) ** 2
@@ -161,12 +170,9 @@ def _relative(stats: Mapping[Any, Stat], value: Any, column: Mapping[str, Any]) 
     name = column.get("over", column.get("minus"))
     if name is None:
         return one
-    if name == "least":
-        complete = [s.mean for s in stats.values() if s.mean is not None and len(s.values) == s.of]
-        base = min(complete, default=None)
-    else:
-        base = stats[name].mean
-    if base is None or (base == 0 and "over" in column) or one.mean is None or one.beyond is not None:
+    bases = stats.values() if name == "least" else [stats[name]]
+    base = min((s.mean for s in bases if s.mean is not None and s.complete), default=None)
+    if base is None or (base == 0 and "over" in column) or one.mean is None or not one.complete:
         return Stat((), one.of)
     return Stat((one.mean / base if "over" in column else one.mean - base,), 1)
 
@@ -189,10 +195,11 @@ def _printed(paper: float, column: Mapping[str, Any], also: float = math.nan) ->
 def _difference(ours: Stat, paper: float, column: Mapping[str, Any], also: float = math.nan) -> Cell:
     """Ours minus the paper's; highlighted where it is more than a twentieth of the paper's rounds, or half a point.
 
-    There is no verdict where only some runs reached the level, nor where the paper itself has two values.
+    There is no verdict from a part of the runs, nor where the paper itself has two values.
     """
-    if ours.mean is not None and ours.beyond is not None:
-        return Cell(f"{len(ours.values)} of {ours.of} reached it", hint="no verdict from a part of the runs")
+    if ours.mean is not None and not ours.complete:
+        part = f"{len(ours.values)} of {ours.of} {'runs' if ours.beyond is None else 'reached it'}"
+        return Cell(part, hint="no verdict from a part of the runs")
     if math.isfinite(also) and also != paper:
         both = [_difference(ours, value, column) for value in (paper, also)]
         known = all(cell != Cell() for cell in both)

@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import printable
 from ..rundir.client_values import SPREAD
 from ..rundir.metrics import PHASES
-from . import measures
+from . import measures, usage
 from .groups import Group, Stat, by_problem, labels, slug
 from .load import Run
 
@@ -159,14 +159,11 @@ def overview(groups: Sequence[Group]) -> Table:
         columns.append(Column("Test % at best validation"))
     rows = []
     for one, head in _named(groups):
-        done = sorted({run.done for run in one.runs})
-        shown = number(done[0]) if len(done) == 1 else f"{done[0]:,} to {done[-1]:,}"
-        unfinished = sum(not run.complete for run in one.runs)
         rows.append(
             [
                 *head,
                 plain(len(one.runs)),
-                Cell(shown + (f", {unfinished} unfinished" if unfinished else ""), float(done[-1])),
+                _progress(one),
                 stat(one.over(measures.best(None)), 2),
                 stat(one.over(measures.best(None, "round"))),
                 stat(one.over(measures.final("test_acc", 100)), 2),
@@ -256,6 +253,56 @@ def phases(groups: Sequence[Group]) -> Table:
     return Table("phases", "Where the time goes", columns, rows, notes=notes)
 
 
+def cost(groups: Sequence[Group]) -> Table:
+    """What the runs took, and how far unfinished ones got."""
+    names = ("Seeds", "Rounds", "Seconds a round", "Wall time, minutes", "GPUs", "Runs at once", "GPU-seconds")
+    columns = [*_HEAD, *map(Column, names), Column("Device", numeric=False)]
+    of_run = dict(
+        zip(
+            (id(run) for one in groups for run in one.runs),
+            usage.at_once([run.usage for one in groups for run in one.runs]),
+            strict=True,
+        )
+    )
+
+    def gpu_seconds(run: Run) -> float | None:
+        seconds, at_once = _seconds(run), of_run[id(run)]
+        return seconds * run.usage.gpus / at_once if seconds and run.usage.gpus and at_once else None
+
+    rows = []
+    for one, head in _named(groups):
+        devices = dict.fromkeys(run.usage.device for run in one.runs if run.usage.device)
+        rows.append(
+            [
+                *head,
+                plain(len(one.runs)),
+                _progress(one),
+                stat(one.over(measures.per_round("seconds_total")), 3),
+                stat(one.over(_seconds), 1, 1 / 60),
+                plain(one.over(lambda run: run.usage.gpus).mean),
+                plain(one.over(lambda run: of_run[id(run)]).mean),
+                stat(one.over(gpu_seconds), 0),
+                text(printable(", ".join(devices))),
+            ]
+        )
+    notes = [
+        "Per run, means over seeds. Wall time is that of all rounds, evaluation included, without the start. "
+        "GPU-seconds: wall time, times the ranks with a GPU, over the runs that shared the node's GPU at that time."
+    ]
+    return Table("cost", "Cost", columns, rows, notes=notes)
+
+
+def _progress(one: Group) -> Cell:
+    """How many rounds the runs of a group have, and of how many where they are not finished."""
+    done = sorted({run.done for run in one.runs})
+    shown = number(done[0]) if len(done) == 1 else f"{done[0]:,} to {done[-1]:,}"
+    unfinished = [run for run in one.runs if not run.complete]
+    if unfinished:
+        wanted = max(run.settings["rounds"] for run in unfinished)
+        shown += f" of {wanted:,}, {len(unfinished)} unfinished"
+    return Cell(shown, float(done[-1]))
+
+
 def runs(groups: Sequence[Group]) -> Table:
     columns = [*_HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False), Column("Best test %")]
     columns += [Column("Final test %"), Column("Hours")]
@@ -272,7 +319,7 @@ def runs(groups: Sequence[Group]) -> Table:
                     text(", ".join([state, *_problems(run)])),
                     plain(measures.best(None)(run), 2),
                     plain(measures.final("test_acc", 100)(run), 2),
-                    plain(_hours(run), 3),
+                    plain(None if (seconds := _seconds(run)) is None else seconds / 3600, 3),
                     text(printable(str(run.path))),
                     text(run.ran_on),
                 ]
@@ -287,6 +334,7 @@ def _problems(run: Run) -> list[str]:
     return [*lines, run.damaged] if run.damaged else lines
 
 
-def _hours(run: Run) -> float | None:
+def _seconds(run: Run) -> float | None:
+    """The time of all rounds."""
     total = run.series["seconds_total"]
-    return None if not total.size or np.isnan(total).all() else float(np.nansum(total)) / 3600
+    return None if not total.size or np.isnan(total).all() else float(np.nansum(total))

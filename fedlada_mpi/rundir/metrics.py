@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import lzma
 import math
 import os
 import time
@@ -24,7 +25,10 @@ PHASES = ("bcast", "train", "reduce", "server", "eval")
 ALL_PHASES = (*PHASES, "total")  # the time of a whole round, also between the phases
 TOTALS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")  # of a round in the metrics, of all in the summary
 EVALUATED = ("train_loss", "train_acc", "test_loss", "test_acc")
+METRICS = "metrics.jsonl"
+PACKED = f"{METRICS}.xz"  # in the records of a run that are kept for others
 DAMAGED = "metrics.damaged.jsonl"
+LARGEST = 2**30  # bytes of a packed file's content, and of the memory to unpack it
 MOST = 1e100  # larger numbers are damage, and their sums and squares would overflow
 
 
@@ -57,6 +61,20 @@ OPTIONAL = (*VALIDATED, *client_values.SPREAD)  # of runs with a validation set,
 TABLES: dict[str, tuple[str, ...]] = {"seconds": ALL_PHASES, "seconds_by_rank": ("train", "wait")}
 
 
+def read(out: Path) -> bytes:
+    """What the run in ``out`` has recorded so far, also where it is packed; raises OSError."""
+    with contextlib.suppress(FileNotFoundError):
+        return read_bytes(out / METRICS)
+    unpacker = lzma.LZMADecompressor(memlimit=LARGEST)
+    try:
+        content = unpacker.decompress(read_bytes(out / PACKED), LARGEST)
+    except lzma.LZMAError as error:
+        raise OSError(f"{PACKED} is damaged ({error})") from None
+    if not (unpacker.eof or unpacker.needs_input):
+        raise OSError(f"{PACKED} has more than {LARGEST:,} bytes of metrics")
+    return content
+
+
 def parse(content: bytes) -> tuple[list[dict[str, Any]], int]:
     """The records of a metrics file by round, and how many lines are none.
 
@@ -86,11 +104,16 @@ def _is_record(value: Any) -> bool:
         isinstance(value, dict)
         and type(value.get("round")) is int
         and 0 < value["round"] < 2**31
-        and isinstance(value.get("participants") or [], list)
+        and _are_participants(value.get("participants"))
         and all(isinstance(value.get(name) or {}, dict) for name in TABLES)
         and _are_numbers([*map(value.get, (*NUMBERS, *OPTIONAL)), *(value.get("seconds") or {}).values()])
         and all(_is_row(row) for row in (value.get("seconds_by_rank") or {}).values())
     )
+
+
+def _are_participants(value: Any) -> bool:
+    """Whether these are participants, or in packed metrics their number."""
+    return value is None or isinstance(value, list) or (type(value) is int and 0 <= value < 2**31)
 
 
 def _are_numbers(values: list[Any]) -> bool:
@@ -128,7 +151,7 @@ class Recorder:
     """
 
     def __init__(self, out: Path, resumed_at: int, sinks: Sinks | None = None):
-        self.path, self.sinks = out / "metrics.jsonl", sinks
+        self.path, self.sinks = out / METRICS, sinks
         self.records: list[dict[str, Any]] = []
         self.left_out = 0
         if resumed_at:

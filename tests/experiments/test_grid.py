@@ -78,7 +78,7 @@ def test_the_papers_experiments_have_the_papers_sizes():
         "intervals": 4 * 3,
         "participation": 4 * 3,
         "alpha": 6 * 3,
-        "fedadam_amended": (5 + 4 - 1 + 1) * 3,  # (a) and (b) meet at alpha 0.1, rate 0.1; and FedCM
+        "fedadam_amended": (5 + 4 - 1 + 5) * 3,  # (a) and (b) meet at alpha 0.1, rate 0.1; and FedCM
         "smooth": 2 * 4 * 3,
         "scaffold_scale": 7 * 3,
         "consistency": (5 + 1) * 3,

@@ -1,0 +1,94 @@
+"""Tables and pictures of the report in pages: those of this repository, and what a page can ask for."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from synthetic_runs import write_run
+
+from fedlada_mpi.errors import UserError
+from fedlada_mpi.report import groups, load, markdown, paper, tables_of
+from fedlada_mpi.report.__main__ import main
+from fedlada_mpi.report.tables import Cell, Column, Table
+
+pytestmark = pytest.mark.serial  # nothing of it depends on ranks
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = "python -m fedlada_mpi.report docs/reproduction/runs --out report --update docs/reproduction.md README.md"
+
+
+def test_the_pages_agree_with_the_records():
+    found = groups.group(load.read_all([ROOT / "docs/reproduction/runs"])[0])
+    tables, figures = tables_of(found), paper.figures(found)
+    for name in ("README.md", "docs/reproduction.md"):
+        text = (ROOT / name).read_text()
+        assert markdown.filled(text, tables, figures) == text, f"{name} is not that of the records: run {COMMAND}"
+        for folder, picture in markdown._PICTURE.findall(text):
+            assert (ROOT / name).parent.joinpath(folder, f"{picture}.png").is_file()
+    assert COMMAND in text
+    for spec in paper.contents()["tables"]:
+        assert f"<!-- report: {spec['id']} -->" in text
+
+
+def test_records_are_small_and_name_no_machine():
+    for folder in ("reproduction", "methods"):
+        for record in (ROOT / "docs" / folder / "runs").iterdir():
+            files = list(record.iterdir())
+            assert sum(file.stat().st_size for file in files) < 150_000, record
+            text = "".join(file.read_text() for file in files if file.suffix == ".json")
+            assert not any(word in text for word in ("/home", "/root", "/tmp", "/work")), record
+
+
+def test_ours_and_the_papers_value_share_a_cell():
+    columns = [Column("Method", numeric=False), *(Column(n, "70 %") for n in ("ours", "paper", "difference"))]
+    columns.append(Column("ours", "Bytes"))
+    rows = [
+        [Cell("A(*)"), Cell("50"), Cell("44.6"), Cell("+5.4", tone="worse"), Cell("1.0")],
+        [Cell("B"), Cell("> 1,500"), Cell("∞"), Cell("agree"), Cell()],
+        [Cell("C"), Cell("not run"), Cell(), Cell(), Cell("2.0")],
+    ]
+    assert markdown.compact(Table("a", "A", columns, rows, notes=["A note."], paper=True)) == (
+        "| Method | 70 % | Bytes |\n| --- | ---: | ---: |\n"
+        "| A(\\*) | **50 (44.6)** | 1.0 |\n| B | > 1,500 (never) | – |\n| C | not run | 2.0 |\n\nA note.\n"
+    )
+
+
+def test_a_page_gets_tables_and_pictures(tmp_path):
+    for method in ("fedavg", "scaffold", "localadam"):
+        write_run(tmp_path / "runs" / method, {"dataset": "cifar10", "algorithm": method, "rounds": 3}, 3)
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Before.\n<!-- report: cost -->\nold\n<!-- end -->\n<!-- report: headline_tuned -->\n<!-- end -->\n"
+        "![all](pictures/paper_all_methods.png) ![other](elsewhere/mine.png)\n"
+        "<!-- report: figures pictures -->\n<!-- end -->\nAfter.\n"
+    )
+    for folder in ("pictures", "report"):
+        (tmp_path / folder).mkdir()
+    for name in ("all_methods", "consistency", "participation"):
+        Image.new("RGB", (8, 8)).save(tmp_path / "report" / f"paper_{name}.png")
+    found = groups.group(load.read_all([tmp_path / "runs"])[0])
+    markdown.update([page], tables_of(found), paper.figures(found), tmp_path / "report")
+    text = page.read_text()
+    assert "old" not in text
+    assert "| CIFAR-10 | SCAFFOLD | 1 | 3 |" in text
+    assert "<!-- report: headline_tuned -->\n\nNot run.\n\n<!-- end -->" in text
+    assert text.count("paper_all_methods.png") == 1
+    assert "- FedLADA with 5, 10, 20 and 50 % of the clients, CIFAR-10 (Figure 2extraexp)\n" in text
+    assert "Missing: CIFAR-10 FedLADA α=0.05;" in text
+    assert "![Test accuracy and consistency" in text
+    drawn = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert drawn == {"paper_all_methods.png", "paper_consistency.png"}
+    with Image.open(tmp_path / "pictures/paper_all_methods.png") as picture:
+        assert picture.mode == "P"
+    assert markdown.filled(text, tables_of(found), paper.figures(found)) == text
+
+
+def test_what_a_page_cannot_ask_for(tmp_path, capsys):
+    with pytest.raises(UserError, match="got the table 'headlin' \\(did you mean 'headline'\\?\\), expected one of "):
+        markdown.filled("<!-- report: headlin -->\n<!-- end -->", tables_of([]), [])
+    write_run(tmp_path / "run", {"rounds": 2}, 2)
+    arguments = [str(tmp_path / "run"), "--out", str(tmp_path / "report"), "--update", str(tmp_path / "none.md")]
+    assert main(arguments) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: --update: {tmp_path / 'none.md'} cannot be read: No such file or directory\n"
+    )
