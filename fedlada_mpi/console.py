@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,10 +117,14 @@ def terminal() -> int:
     width = os.environ.get(TERMINAL, "")
     if width.isdecimal():
         return int(width)
-    try:
-        return os.get_terminal_size(os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_NOCTTY)).columns
-    except OSError:
-        return 0
+    with suppress(OSError), open(f"/proc/{os.getppid()}/fd/2", "wb", opener=_without_taking) as stream:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    return 0
+
+
+def _without_taking(path: str, flags: int) -> int:
+    """Open a terminal for writing, without making it this process's own, or emptying what is no terminal."""
+    return os.open(path, os.O_WRONLY | os.O_NOCTTY)
 
 
 class Progress:
@@ -129,7 +134,7 @@ class Progress:
         self.rounds, self.quiet = rounds, quiet
         self.bar = None
         if not quiet and (width := terminal()):
-            text = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rounds [{elapsed}, {remaining} left, ends {eta:%H:%M}]"
+            text = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rounds [{elapsed}, {remaining} left, end {eta:%H:%M}]"
             # A bar that fills the last column makes some terminals begin a new line.
             self.bar = tqdm(total=rounds, initial=start, ncols=width - 1, smoothing=0.1, bar_format=text)
 

@@ -35,11 +35,10 @@ class _Parser(argparse.ArgumentParser):
     def parse_all(self, argv: Sequence[str] | None) -> argparse.Namespace:
         options, unknown = self.parse_known_args(argv)
         if unknown:
-            known = [name for action in self._actions for name in action.option_strings]
-            name = next((a for a in unknown if a.startswith("-")), unknown[0]).partition("=")[0]
-            raise UserError(
-                f"unknown option {shortened(name)}{did_you_mean(name, known)}: --help lists all that there are"
-            )
+            name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            nearest = did_you_mean(name, known) if name.startswith("-") else ", which belongs to no option"
+            raise UserError(f"got {shortened(name)}{nearest}: --help lists the options")
         return options
 
 

@@ -244,8 +244,6 @@ def test_every_experiment_of_the_paper_fills_its_tables_and_figures(tmp_path):
             runs.append(fake)
     found = group(runs)
     not_planned = {("headline", "FedAdam(*)")}  # in the paper on TinyImageNet only
-    if "batch" not in experiments.experiments():
-        not_planned.add(("batch", "25"))
     for table in paper.tables(found):
         if table.id != "communication_to_target":
             assert not table.empty, table.id
