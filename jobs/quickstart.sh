@@ -42,5 +42,9 @@ accuracy, best = summary["final"]["test_acc"], summary["best"]
 print(f"== test accuracy {accuracy:.1%} after {summary['rounds']} rounds in {summary['seconds']:.1f} s", end="")
 print(f" (best {best['test_acc']:.1%} in round {best['round']})")
 print(f"== files in {out}: model.pt (the model), metrics.jsonl (every round), config.json (the settings)")
-print(f"== next: {sys.executable} -m fedlada_mpi.report {out} --out report")
 PYTHON
+if [ -e "$out/summary.json" ]; then
+    log "next: . $venv/bin/activate"
+    log "      python -m fedlada_mpi.report $out --out report"
+    log "      python -m fedlada_mpi.run -n $ranks --algorithm scaffold"
+fi
