@@ -200,6 +200,34 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
+OTHER_FILES = (".yaml", ".yml", ".ini", ".cfg", ".conf", ".py", ".xml", ".csv")  # that people give for settings
+
+# As --help lists them; a setting that none of these names belongs to "training".
+GROUPS: dict[str, tuple[str, ...]] = {
+    "data": (
+        *("dataset", "data_dir", "clients", "partition", "dirichlet", "exhausted", "classes_per_client", "size_sigma"),
+        *("partition_seed", "validation", "augment", "flip", "crop", "crop_padding"),
+    ),
+    "method and model": (
+        *("algorithm", "preset", "model", "norm", "activation", "smu_mu", "init", "init_partial"),
+        *("server_lr", "participation", "sampling", "weighting"),
+    ),
+    "training": (),
+    "evaluation": ("eval_every", "eval_train_every", "eval_clients", "targets"),
+    "machine": ("device", "precision", "engine", "compile", "transport", "server_trains", "max_clients_at_once"),
+    "output": ("out", "checkpoint_every", "wandb", "mlflow"),
+}
+
+
+def grouped() -> dict[str, dict[str, Setting]]:
+    """The settings that all methods have, by group."""
+    named = {name for names in GROUPS.values() for name in names}
+    rest = tuple(name for name in SETTINGS if name not in named)
+    return {
+        title: {n: SETTINGS[n] for n in (*names, *(rest * (title == "training")))} for title, names in GROUPS.items()
+    }
+
+
 def settings_of(algorithm: str) -> dict[str, Setting]:
     """All settings of a run with this method."""
     from .algorithms import find  # which imports this module
@@ -431,6 +459,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Settings from a TOML file, or from JSON as a run records them."""
     check_path(os.fspath(path), "--config")
     path = Path(path)
+    if path.suffix.lower() in OTHER_FILES:
+        kind = path.suffix[1:].upper()
+        raise UserError(f"--config: got {path}, a {kind} file; settings are TOML, one NAME = VALUE per line: FILE.toml")
     try:
         data = read_json(path) if is_record(path) else read_toml(path)
     except OSError as error:
@@ -463,11 +494,19 @@ def differences(old: Mapping[str, Any], new: Config) -> list[str]:
 
 
 def add_arguments(
-    parser: argparse._ActionsContainer, settings: Mapping[str, Setting], algorithm: str = "", shown: bool = True
+    parser: argparse._ActionsContainer,
+    settings: Mapping[str, Setting],
+    algorithm: str = "",
+    shown: bool = True,
+    values: Mapping[str, Any] | None = None,
 ) -> None:
-    """One option per setting; absent ones stay absent, so that a preset can show through."""
+    """One option per setting; absent ones stay absent, so that a preset can show through.
+
+    ``values``: what they would be, for the help; their defaults otherwise.
+    """
     for name, setting in settings.items():
-        default = "none" if setting.default in ("", []) else setting.default
+        default = (values or {}).get(name, setting.default)
+        default = "none" if default in ("", []) else default
         where = ours(name, algorithm)
         note = f"; ours{' on ' * any(where)}{' and '.join(where)}: the paper states none" if where else ""
         text = f"{setting.help}{note} [{default}]".replace("%", "%%")

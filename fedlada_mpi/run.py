@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from . import ranks, signals
-from .config import SETTINGS, add_arguments, load
+from .config import SETTINGS, add_arguments, grouped, is_record, load, resolve
 from .errors import DIVERGED, DivergedError, UserError, did_you_mean, shortened
 from .launch import Request, launched
 
@@ -31,6 +32,9 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(message)
+
+    def print_help(self, file: Any = None) -> None:
+        _print_on_root(self.format_help(), file)
 
     def parse_all(self, argv: Sequence[str] | None) -> argparse.Namespace:
         options, unknown = self.parse_known_args(argv)
@@ -63,8 +67,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
     earlier.add_argument("--overwrite", action="store_true", help="discard a run that is already in --out")
     parser.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
     ranks.add_argument(parser)
-    add_arguments(parser.add_argument_group("settings"), SETTINGS)
-    _add_hypers(parser, argv)
+    _add_settings(parser, argv)
     options = parser.parse_all(argv)
     if options.config == []:  # what argparse makes of --config=--
         parser.error("argument --config: expected one argument")
@@ -91,21 +94,33 @@ def _settings_file(options: argparse.Namespace) -> str | None:
     return str(out / "config.json")
 
 
-def _add_hypers(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Options of the chosen method; those of other methods are taken too, and refused with those that it has."""
-    from .algorithms import built_in_hypers, find
+def _add_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Options by group, with the values that they have here unless they are given.
+
+    Those of other methods than the chosen one are taken too, and refused with those that it has.
+    """
+    from .algorithms import built_in_hypers, find, names
 
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--algorithm")
+    chooses = ("algorithm", "dataset", "preset")  # what presets depend on
+    for name in chooses:
+        first.add_argument(f"--{name}")
     first.add_argument("--config")
     first.add_argument("--resume", nargs="?", const="")
     chosen, _ = first.parse_known_args(argv)
-    file = _settings_file(chosen)
-    name = chosen.algorithm or (load(file).get("algorithm") if file else None)
-    name = name if isinstance(name, str) else SETTINGS["algorithm"].default
-    hypers = find(name).hypers
-    add_arguments(parser.add_argument_group(f"settings of {name}"), hypers, name)
-    others = {n: setting for n, setting in built_in_hypers().items() if n not in hypers}
+    path = _settings_file(chosen)
+    file = load(path) if path else {}
+    method = chosen.algorithm or file.get("algorithm")
+    method = method if isinstance(method, str) else SETTINGS["algorithm"].default
+    hypers, values = find(method).hypers, {}
+    with suppress(UserError):  # which is reported when all options are known
+        given = {name: value for name, value in vars(chosen).items() if name in chooses and value is not None}
+        values = resolve(given, file, recorded=path is not None and is_record(path)).config.record()
+    for title, settings in grouped().items():
+        add_arguments(parser.add_argument_group(title), settings, values=values)
+    own = parser.add_argument_group(f"settings of {method}", description=f"The methods are {', '.join(names())}.")
+    add_arguments(own, hypers, method, values=values)
+    others = {name: setting for name, setting in built_in_hypers().items() if name not in hypers}
     add_arguments(parser, others, shown=False)
 
 

@@ -302,3 +302,16 @@ def test_where_shards_are(monkeypatch):
     monkeypatch.setenv("FEDLADA_DATA", "/scratch/shards")
     assert str(settings.data_root(Config())) == "/scratch/shards"
     assert str(settings.data_root(Config(data_dir="here"))) == "here"
+
+
+def test_every_setting_is_in_one_group_of_the_help():
+    listed = [name for group in settings.grouped().values() for name in group]
+    assert sorted(listed) == sorted(settings.SETTINGS)
+
+
+@pytest.mark.parametrize("name", ["mine.yaml", "mine.YML", "mine.ini"])
+def test_a_file_of_another_type_is_named_as_such(tmp_path, name):
+    (tmp_path / name).write_text("rounds: 3\n")
+    kind = name.rpartition(".")[2].upper()
+    with pytest.raises(UserError, match=f"{name}, a {kind} file; settings are TOML"):
+        settings.load(tmp_path / name)

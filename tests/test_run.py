@@ -240,6 +240,22 @@ def test_unknown_options(refused, words, expected):
     assert refused([*words, "--print-config"]) == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "rounds", "own"),
+    [((), "60", "--v-init"), (("--dataset", "cifar10", "--algorithm", "fedprox"), "1500", "--mu")],
+)
+def test_help_shows_the_values_that_will_be_used(words, rounds, own, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert (f"communication rounds T [{rounds}]" in text) == is_root()
+    assert (f"\n  {own} " in text) == is_root()
+    if is_root():
+        titles = re.findall(r"^(\w[\w ]*):$", text, re.MULTILINE)
+        assert titles[1:7] == ["data", "method and model", "training", "evaluation", "machine", "output"]
+
+
 @pytest.mark.serial
 def test_print_config(data, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
