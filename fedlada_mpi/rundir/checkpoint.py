@@ -37,6 +37,7 @@ CHUNK = 1 << 18
 DATA, MODEL = "data", "model"
 # Of the run up to the checkpoint, next to the server's vectors; earlier versions wrote none.
 SEGMENTS = "run/segments"  # provenance.py
+PREVIOUS = "run/previous_x"  # before the last step, with --diagnose
 
 
 def folder(out: Path, t: int) -> Path:
