@@ -17,7 +17,7 @@ from ..inputs import check_path
 
 def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str]:
     """Write the report of the run directories at or under ``runs``; returns messages for the user."""
-    from . import figures, load, page, paper, tables
+    from . import figures, load, page, paper, speedup, tables
     from .groups import group
 
     check_path(os.fspath(out), "--out")
@@ -28,7 +28,8 @@ def build(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str
     all_tables = [
         *paper.tables(groups),
         tables.overview(groups),
-        *(table for table in [tables.clients(groups)] if table.rows),
+        *(table for table in [tables.clients(groups), tables.diagnostics(groups)] if table.rows),
+        *speedup.tables(groups),
         *tables.targets(groups, wanted),
         tables.phases(groups),
         tables.runs(groups),

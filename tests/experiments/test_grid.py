@@ -86,6 +86,8 @@ def test_the_papers_experiments_have_the_papers_sizes():
         "global_vs_local": 3 * 5,
         "digits": 4 * 3,
         "family": len(algorithms.names()) * 3,
+        "speedup": 4 * 4 * 3,
+        "diagnostics": 6 * 3,
     }
 
 
