@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from ..inputs import figure_text
 from ..processes import process_map, usable_cores
@@ -247,6 +247,7 @@ def _speedup(grid: speedup.Grid) -> Drawing:
             axes.plot(products, ideal, color="#8a8f98", linestyle="--", zorder=1, label="ideal, 1 / (S K)")
         axes.set(xscale="log", yscale="log", xlabel="S K, local steps of a round", title=f"training loss {level:g}")
         axes.set_xticks(sorted({point.product for point in grid.points}))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_formatter(ScalarFormatter())
             axis.set_minor_formatter(NullFormatter())

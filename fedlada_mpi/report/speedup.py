@@ -77,10 +77,11 @@ class Grid:
         return gained, gained * first.product / point.product
 
     def linear_until(self, level: float) -> int | None:
-        """The S K up to which every cell has its share of the ideal speed-up."""
-        until = None
-        for product in sorted({p.product for p in self.points}):
-            found = [self.speedup(p, level) for p in self.points if p.product == product]
+        """The S K up to which every cell, from the first one that reached the level, has its share of the ideal."""
+        first, until = self.first(level), None
+        compared = [p for p in self.points if first is not None and p.product >= first.product]
+        for product in sorted({p.product for p in compared}):
+            found = [self.speedup(p, level) for p in compared if p.product == product]
             if any(each is None or each[1] < ENDS for each in found):
                 break
             until = product

@@ -96,6 +96,13 @@ def test_where_the_speed_up_ends():
     assert [c.text for c in table.rows[-1]][-3:] == ["> 40", "–", "–"]
 
 
+def test_speed_ups_are_relative_to_the_first_cell_that_got_there():
+    runs = [cell(5, 5, None), cell(10, 5, 20), cell(5, 10, 20), cell(10, 10, 10)]
+    (grid,) = speedup.grids(group(runs))
+    assert [grid.speedup(p, 0.5) for p in grid.points] == [None, (1.0, 1.0), (1.0, 1.0), (2.0, 1.0)]
+    assert grid.linear_until(0.5) == 100
+
+
 def test_seeds_are_averaged_and_a_part_of_them_does_not_count():
     runs = [cell(5, 5, n, seed=i) for i, n in enumerate((18, 22))]
     runs += [cell(10, 10, 5), cell(10, 10, None, seed=1), cell(10, 5, 10), cell(5, 10, 10)]
