@@ -182,6 +182,12 @@ class Config:
     eval_clients: int = setting(
         0, "evaluate client by client every this many rounds and at the end; 0 = never", least=0, runtime=True
     )
+    diagnose: int = setting(
+        0, "record drift, true gradient and step directions every this many rounds; 0 = never", least=0, runtime=True
+    )
+    diagnose_images: int = setting(
+        0, "about so many of all training images for the true gradient of --diagnose; 0 = all", least=0, runtime=True
+    )
     targets: list[float] = setting([], "test accuracies whose first round is reported", runtime=True)
     checkpoint_every: int = setting(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)
     wandb: bool = setting(False, "record with Weights & Biases, too; its WANDB_* variables apply", runtime=True)
@@ -213,7 +219,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("server_lr", "participation", "sampling", "weighting"),
     ),
     "training": (),
-    "evaluation": ("eval_every", "eval_train_every", "eval_clients", "targets"),
+    "evaluation": ("eval_every", "eval_train_every", "eval_clients", "targets", "diagnose", "diagnose_images"),
     "machine": ("device", "precision", "engine", "compile", "transport", "server_trains", "max_clients_at_once"),
     "output": ("out", "checkpoint_every", "wandb", "mlflow"),
 }
@@ -424,6 +430,8 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
         raise UserError(f"--smu-mu has no effect on --activation {values['activation']}, only on smu: leave it out")
     if values["init_partial"] and not values["init"]:
         raise UserError("--init-partial: got no --init, expected --init FILE with the values to take")
+    if values["diagnose_images"] and not values["diagnose"]:
+        raise UserError("--diagnose-images: got no --diagnose, expected --diagnose N, every how many rounds")
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:
         raise UserError("--local-steps and --local-epochs contradict each other: give one of them")
     for name, schedules in SCHEDULES.items():

@@ -8,7 +8,7 @@ model but costs more.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -38,11 +38,11 @@ class Engine(ABC):
 
     @abstractmethod
     def gradients(
-        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
         """The losses [C] of ``values`` [C, d] on the batches, and their gradients into ``grads``.
 
-        ``keys`` [C] are those of the random numbers that layers draw.
+        ``keys`` [C] are those of the random numbers that layers draw; None: the network is in evaluation mode.
         """
 
     @abstractmethod
@@ -148,7 +148,7 @@ class StackedEngine(Engine):
         self._stacks: dict[tuple[int, int, int], Stack] = {}
 
     def gradients(
-        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
         key = (values.data_ptr(), grads.data_ptr(), len(values))
         if key not in self._stacks:
@@ -156,8 +156,8 @@ class StackedEngine(Engine):
         stack = self._stacks[key]
         for unused in self.unused:
             unused.live(grads).zero_()
-        if self.network.draws:
-            stack.draws = Draws(keys, stacked=True)
+        stack.training = keys is not None
+        stack.draws = Draws(keys, stacked=True) if keys is not None and self.network.draws else None
         with torch.enable_grad():
             logits = self.forward(stack, images)
             if self.kernels is None:
@@ -248,7 +248,7 @@ class GenericEngine(Engine):
         return weighted_loss(self._forward(parameters, images), labels, weight)
 
     def gradients(
-        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
         pays = self.device.type == "cuda" or (
             len(values) >= VMAP_CLIENTS and labels.shape[1] * self.network.work <= VMAP_WORK
@@ -256,13 +256,13 @@ class GenericEngine(Engine):
         gradients = self._at_once if self.capturable and pays else self._one_by_one
         return gradients(values, grads, images, labels, weight, keys)
 
-    def _draws(self, keys: Tensor, stacked: bool) -> AbstractContextManager[object]:
-        return Draws(keys, stacked) if self.draws else nullcontext()
+    def _draws(self, keys: Tensor | None, stacked: bool) -> AbstractContextManager[object]:
+        return Draws(keys, stacked) if self.draws and keys is not None else nullcontext()
 
     def _at_once(
-        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
-        self._set_mode(training=True)
+        self._set_mode(training=keys is not None)
         layout = self.network.layout
         gradient = vmap(grad_and_value(self._loss), randomness="different")
         with self._draws(keys, stacked=True):
@@ -272,11 +272,12 @@ class GenericEngine(Engine):
         return losses
 
     def _one_by_one(
-        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
-        self._set_mode(training=True)
+        self._set_mode(training=keys is not None)
         each = []
-        clients = zip(self._leaves(values, grads), images, labels, weight, keys.split(1), strict=True)
+        each_key: Sequence[Tensor | None] = [None] * len(values) if keys is None else keys.split(1)
+        clients = zip(self._leaves(values, grads), images, labels, weight, each_key, strict=True)
         for (parameters, targets), client_images, client_labels, client_weight, key in clients:
             with torch.enable_grad(), self._draws(key, stacked=False):
                 losses = image_losses(self._forward(parameters, client_images), client_labels)

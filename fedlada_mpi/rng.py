@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-SAMPLE, SHUFFLE, AUGMENT, LAYERS, FULL_GRADIENT, COIN = range(6)
+SAMPLE, SHUFFLE, AUGMENT, LAYERS, FULL_GRADIENT, COIN, DIAGNOSE = range(7)
 
 
 def bits(count: int, seed: int, purpose: int, t: int, client: int = 0) -> np.ndarray:
@@ -38,6 +38,12 @@ def participants(clients: int, share: float, sampling: str, seed: int, t: int) -
     if sampling == "bernoulli":
         return np.flatnonzero(keys.astype(np.float64) < share * 2.0**64)
     return np.sort(np.argsort(keys, kind="stable")[: fixed_number(clients, share)])
+
+
+def chosen(n: int, share: float, seed: int, client: int) -> np.ndarray:
+    """A share of a client's n images, at least one, the same in every round; ascending."""
+    order = np.argsort(bits(n, seed, DIAGNOSE, 0, client), kind="stable")
+    return np.sort(order[: max(1, int(share * n + 0.5))])
 
 
 _torch = threading.RLock()

@@ -17,6 +17,7 @@ from .algorithms import Round
 from .batches import local_steps
 from .console import Progress
 from .costs import bytes_of
+from .diagnose import Diagnosis, not_diagnosed
 from .errors import CallbackError
 from .rates import local_rate
 from .rundir import checkpoint, provenance
@@ -39,11 +40,13 @@ class Server:
         segments: provenance.Segments,
         clients: ClientValues,
         best: Best | None,
+        previous_known: bool = False,
         on_round: OnRound | None = None,
     ):
+        """``previous_known``: whether ``silo.before`` is the x before the last step, also in a run that goes on."""
         self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
         self.sizes, self.numel, self.recorder, self.progress = sizes, numel, recorder, progress
-        self.segments, self.clients, self.best = segments, clients, best
+        self.segments, self.clients, self.best, self.previous_known = segments, clients, best, previous_known
         self.on_round = on_round
         self.empty_rounds = 0
 
@@ -68,17 +71,27 @@ class Server:
         """What a checkpoint keeps of the run, in addition to what the ranks have."""
         segments = provenance.encode(self.segments.until(t))
         kept = self.best.kept() if self.best else {}
-        return {checkpoint.SEGMENTS: torch.frombuffer(bytearray(segments), dtype=torch.uint8), **kept}
+        previous = {checkpoint.PREVIOUS: self.silo.before} if self.config.diagnose else {}
+        return {checkpoint.SEGMENTS: torch.frombuffer(bytearray(segments), dtype=torch.uint8), **kept, **previous}
 
     def round(self, t: int) -> bool:
         """One round; returns whether a rank was asked to stop, or ``on_round`` did."""
         config, silo = self.config, self.silo
-        moved = self.world.bytes_moved
         participants = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
         r = self._round(t, participants)
         evaluated = self._due(t + 1)
-        order = {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": evaluated}
+        diagnosis = self._diagnosis(t)
+        order = {
+            "do": "round",
+            "round": asdict(r),
+            "participants": participants.tolist(),
+            "evaluate": evaluated,
+            "gradients": diagnosis.points if diagnosis else 0,
+        }
         self.world.broadcast_json(order)
+        if diagnosis:
+            diagnosis.begin(silo.gradient)
+        moved = self.world.bytes_moved  # from here on: a diagnosis is no part of the method's communication
 
         totals = silo.train(r, participants)
         included = participants
@@ -89,6 +102,7 @@ class Server:
         weight = float(self.sizes[included].sum()) if config.weighting == "size" else float(r.participants)
         with silo.clock("server"):
             correction = self.step(r, weight, totals.scalars)
+        self.previous_known = True
         silo.receive(r)
         ranks = silo.report(totals, evaluated)
         by_client = silo.report_clients() if "clients" in evaluated else None
@@ -101,11 +115,14 @@ class Server:
             raise silo.diverged(t + 1, by_server)
         record = self._record(r, participants, sums, ranks)
         known = r.participants and "offset" in self.algorithm.up and self.algorithm.communicates(t)
+        drift = sums["offset_norm2"] / weight if known else None
         # Rounding can leave it just under zero.
-        record["consistency"] = max(0.0, sums["offset_norm2"] / weight + correction) if known else None
+        record["consistency"] = None if drift is None else max(0.0, drift + correction)
         record["bytes_mpi"] = self.world.bytes_moved - moved
         if config.eval_clients:
             record |= dict.fromkeys(SPREAD) if by_client is None else self.clients.add(t + 1, *by_client)
+        if config.diagnose:
+            record |= diagnosis.end(silo.before, drift) if diagnosis else not_diagnosed()
         if totals.nonfinite:
             record["nonfinite"] = totals.nonfinite
         if self.best:
@@ -130,6 +147,13 @@ class Server:
         if config.eval_clients and (number == config.rounds or number % config.eval_clients == 0):
             due = ["test", "train", "clients"]  # clients' values are those of these images
         return [*due, "val"] if self.best and "test" in due else due
+
+    def _diagnosis(self, t: int) -> Diagnosis | None:
+        """Of round t, if it is to have one."""
+        every, silo = self.config.diagnose, self.silo
+        if not every or (t + 1) % every:
+            return None
+        return Diagnosis(self.algorithm, t, silo.s, silo.before if self.previous_known else None)
 
     def _round(self, t: int, participants: np.ndarray) -> Round:
         config = self.config

@@ -23,6 +23,7 @@ from .data.datasets import ensure
 from .data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from .data.shards import read_silos, read_test
 from .device import choose_device, device_name, limit_threads, set_precision
+from .diagnose import Objective
 from .disk import WriteError
 from .errors import CallbackError, UserError
 from .evaluate import BATCH, Evaluator
@@ -48,6 +49,7 @@ class Kept(NamedTuple):
     segments: provenance.Segments
     clients: ClientValues
     best: Best | None
+    previous_known: bool  # whether ``silo.before`` is the x before the last step
     sinks: Sinks
 
 
@@ -96,7 +98,8 @@ class Session:
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
         self.sums_changed = ""
         evaluator = Evaluator(engine, data.normalise, self.trainer.compute, capture)
-        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, held_out, digests)
+        objective = Objective(config, engine, data, self.manifest.sizes, s.x)
+        self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, held_out, digests, objective)
 
     def _network(self) -> models.Network:
         c, m = self.config, self.manifest
@@ -172,7 +175,11 @@ class Session:
         """What the root keeps of the run next to its metrics, as it was at the checkpoint that the run goes on from."""
         out, start = Path(self.config.out), self.start
         best = Best(out, start, self.silo.s.x, self.network.state_dict) if self.manifest.validation else None
-        return Kept(self._segments(), ClientValues(out, start, self.manifest.counts), best, Sinks(self.config, start))
+        previous = checkpoint.read_more(out, start, checkpoint.PREVIOUS) if start and self.config.diagnose else None
+        if previous is not None:
+            self.silo.before.copy_(torch.from_numpy(previous))
+        clients = ClientValues(out, start, self.manifest.counts)
+        return Kept(self._segments(), clients, best, previous is not None, Sinks(self.config, start))
 
     def _serve(self, memory: np.ndarray, kept: Kept) -> str:
         """The run on the root, and all that it writes but for checkpoints."""
@@ -185,7 +192,7 @@ class Session:
                 if recorder.left_out:
                     lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
                     self._print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}")
-                about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, *kept[:3], self.on_round)
+                about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, *kept[:4], self.on_round)
                 silo.clock.take()  # services take seconds to start, which are no part of the first round
                 status = Server(silo, *about).run(start)
             summary = {

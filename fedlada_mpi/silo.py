@@ -15,6 +15,7 @@ from .algorithms import Algorithm, Round, Vectors
 from .config import Config
 from .costs import RankMemory
 from .device import synchronize
+from .diagnose import Objective
 from .errors import DivergedError, UserError
 from .evaluate import Evaluation, Evaluator
 from .mpi import World
@@ -53,10 +54,11 @@ class Silo:
         evaluator: Evaluator,
         held_out: Mapping[str, tuple[Tensor, Tensor]],
         digests: dict[str, str],
+        objective: Objective,
     ):
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport = trainer, transport
-        self.s, self.evaluator, self.digests = s, evaluator, digests
+        self.s, self.evaluator, self.digests, self.objective = s, evaluator, digests, objective
         self.sums = named_rows(algorithm.up, len(s.x), s.x.dtype, s.x.device)
         self.before = torch.zeros_like(s.x)
         data = trainer.data
@@ -80,6 +82,8 @@ class Silo:
             vectors.append(self.s.x)  # the best model so far
         memory = self.trainer.memory
         resident = memory.resident + sum(vector.nbytes for vector in vectors)
+        if self.config.diagnose:
+            resident += self.objective.nbytes
         return RankMemory(memory.per_client, resident, memory.clients_that_fit)
 
     def train(self, r: Round, participants: np.ndarray) -> Totals:
@@ -155,6 +159,21 @@ class Silo:
             by_class = self.evaluations["test"].by_group(labels)
         return self.world.sum(by_client), by_class
 
+    def gradient(self, x: Tensor | None = None) -> Tensor:
+        """Of the global objective at the root's ``x``, added up on the root (elsewhere: this rank's part)."""
+        objective = self.objective
+        if x is not None:
+            objective.x.copy_(x)
+        self.world.barrier()
+        with self.clock("eval"):
+            self.transport.bcast([objective.x])
+            objective.compute()
+            synchronize(self.trainer.device)
+        self.world.barrier()
+        with self.clock("eval"):
+            self.transport.reduce([objective.gradient])
+        return objective.gradient
+
     def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
         """A checkpoint after round ``t``; ``more`` is what the root adds."""
         state = self.trainer.client_state.vectors
@@ -184,6 +203,8 @@ class Silo:
                 raise UserError(order["message"])
             if order["do"] == "diverged":
                 raise self.diverged(order["round"])
+            for _ in range(order["gradients"]):
+                self.gradient()
             r = Round(**order["round"])
             totals = self.train(r, np.asarray(order["participants"], np.int64))
             if totals.nonfinite:

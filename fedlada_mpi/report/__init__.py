@@ -59,13 +59,14 @@ def build(
 
 def tables_of(groups: Sequence[Group]) -> list[Table]:
     """All tables of a report: the paper's, then those of the runs themselves."""
-    from . import claims, paper, tables
+    from . import claims, paper, speedup, tables
 
     return [
         claims.table(groups),
         *paper.tables(groups),
         tables.overview(groups),
-        *(table for table in [tables.clients(groups)] if table.rows),
+        *(table for table in [tables.clients(groups), tables.diagnostics(groups)] if table.rows),
+        *speedup.tables(groups),
         *tables.targets(groups, tables.levels(groups, paper.levels())),
         tables.cost(groups),
         tables.phases(groups),

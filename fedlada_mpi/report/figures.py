@@ -17,14 +17,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Drawing
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from ..inputs import figure_text
 from ..processes import process_map, usable_cores
-from ..rundir.metrics import PHASES
-from . import paper
+from ..rundir.metrics import DIAGNOSED, PHASES
+from . import paper, speedup
 from .groups import Group, by_problem, labels, slug
-from .series import MEASURES, PERCENT, colours, finite_mean, points, spent
+from .series import LOGARITHMIC, MEASURES, PERCENT, colours, finite_mean, points, sequence, spent
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -78,13 +78,20 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
     planned: list[Planned] = []
     for problem, members in by_problem([one for one in groups if one.done]).items():
         name, problem = slug(problem), figure_text(problem, 100)
+        apart: tuple[str, ...] = ()  # measures with a figure of their own
         if len(members) <= ONE_PANEL:
             planned.append((f"curves_{name}", partial(_curves, problem, members)))
         else:
-            for measure in ("test_acc", "train_loss", "consistency", "client_test_acc_worst_decile"):
-                known = [one for one in members if len(one.curve(measure)[0])]
-                if known:
-                    planned.append((f"{measure}_{name}", partial(_facets, problem, known, measure)))
+            apart += ("test_acc", "train_loss", "consistency", "client_test_acc_worst_decile")
+        diagnosed = [one for one in members if any(len(one.curve(measure)[0]) for measure in DIAGNOSED)]
+        if len(diagnosed) > ONE_PANEL:
+            apart += DIAGNOSED
+        elif diagnosed:
+            planned.append((f"diagnostics_{name}", partial(_diagnostics, problem, diagnosed)))
+        for measure in apart:
+            known = [one for one in members if len(one.curve(measure)[0])]
+            if known:
+                planned.append((f"{measure}_{name}", partial(_facets, problem, known, measure)))
         if len(members) <= ONE_PANEL and any(len(one.curve("client_test_acc_mean")[0]) for one in members):
             planned.append((f"clients_{name}", partial(_clients, problem, members)))
         if any(np.nansum(one.curve("seconds_total")[1]) for one in members):
@@ -92,6 +99,7 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
         ranked = [one for one in members if any(len(run.by_rank.get("wait", ())) > 1 for run in one.runs)]
         if ranked and len(ranked) <= ONE_PANEL:
             planned.append((f"ranks_{name}", partial(_ranks, problem, ranked)))
+    planned += [(grid.name, partial(_speedup, grid)) for grid in speedup.grids(groups)]
     # The smallest figures come last, so that all processes end at about the same time.
     planned += [(f"paper_{spec.id}", partial(_paper, spec)) for spec in paper.figures(groups) if not spec.empty]
     return planned
@@ -120,7 +128,7 @@ def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str 
 def _axis(axes: Axes, measure: str, x: str = "Round") -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(MEASURES[measure])
-    if measure == "consistency" and any((np.asarray(line.get_ydata()) > 0).any() for line in axes.lines):
+    if measure in LOGARITHMIC and any((np.asarray(line.get_ydata()) > 0).any() for line in axes.lines):
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.01)
@@ -213,6 +221,54 @@ def _clients(problem: str, groups: Sequence[Group]) -> Drawing:
     grid[0, 1].set_title("distribution over the clients")
     drawing.suptitle(f"{problem}: client by client", fontsize=11)
     _legend_below(drawing, grid.flat)
+    return drawing
+
+
+def _diagnostics(problem: str, groups: Sequence[Group]) -> Drawing:
+    """One panel per number of --diagnose; the gradient at z is in that of the gradient at x."""
+    panels = [measure for measure in DIAGNOSED if measure != "gradient_norm_z"]
+    drawing, grid = plt.subplots(2, 3, figsize=(12.6, 6.8), squeeze=False, layout="constrained")
+    for axes, measure in zip(grid.flat, panels, strict=True):
+        for one, name, colour in zip(groups, _names(groups), colours(groups), strict=True):
+            _curve(axes, one, measure, colour, name)
+            if measure == "gradient_norm":
+                across, mean, *_ = points(one, "gradient_norm_z", POINTS)
+                axes.plot(across, mean, color=colour, linestyle="--", linewidth=0.9)
+        _axis(axes, measure)
+    grid.flat[panels.index("gradient_norm")].set_title("dashed: at z")
+    drawing.suptitle(f"{problem}: diagnostics" + _seeds(groups), fontsize=11)
+    _legend_below(drawing, grid.flat)
+    return drawing
+
+
+def _speedup(grid: speedup.Grid) -> Drawing:
+    """Rounds to a training loss against S K, one panel per level."""
+    drawing, panels = plt.subplots(
+        1, len(grid.levels), figsize=(4.2 * len(grid.levels) + 0.6, 4.1), squeeze=False, layout="constrained"
+    )
+    every_k = sorted({point.k for point in grid.points})
+    for axes, level in zip(panels.flat, grid.levels, strict=True):
+        for k, colour in zip(every_k, sequence(len(every_k)), strict=True):
+            known = [(p, p.rounds[level]) for p in grid.points if p.k == k and p.mean(level) is not None]
+            across = [p.product for p, _ in known]
+            means, stds = [stat.mean for _, stat in known], [stat.std or 0.0 for _, stat in known]
+            axes.errorbar(across, means, stds, color=colour, marker="o", markersize=4, capsize=2, label=f"K = {k}")
+        if (first := grid.first(level)) is not None:
+            products = np.array([first.product, grid.points[-1].product])
+            ideal = (first.mean(level) or np.nan) * first.product / products
+            axes.plot(products, ideal, color="#8a8f98", linestyle="--", zorder=1, label="ideal, 1 / (S K)")
+        axes.set(xscale="log", yscale="log", xlabel="S K, local steps of a round", title=f"training loss {level:g}")
+        axes.set_xticks(sorted({point.product for point in grid.points}))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(ScalarFormatter())
+            axis.set_minor_formatter(NullFormatter())
+        axes.tick_params(axis="x", which="minor", bottom=False)
+    panels[0, 0].set_ylabel("Rounds")
+    drawing.suptitle(
+        f"{figure_text(grid.title, 100)}: linear speed-up" + _seeds([p.one for p in grid.points]), fontsize=11
+    )
+    _legend_below(drawing, panels.flat)
     return drawing
 
 

@@ -13,12 +13,13 @@ from .load import Run
 Measure = Callable[[Run], float | None]
 
 
-def _first(run: Run, name: str, level: float, horizon: int | None = None) -> int | None:
-    """Index of the first round at or above a level; -1 when the run ended, or passed the horizon, below it."""
+def _first(run: Run, name: str, level: float, horizon: int | None = None, below: bool = False) -> int | None:
+    """Index of the first round at or above (``below``: under) a level; -1 when the run ended, or passed the horizon,
+    without one."""
     values = run.series[name]
     if horizon is not None:
         values = values[: int(np.searchsorted(run.rounds, horizon, side="right"))]
-    reached = values >= level
+    reached = values <= level if below else values >= level
     if reached.any():
         return int(np.argmax(reached))
     over = run.complete or (horizon is not None and run.done >= horizon)
@@ -41,11 +42,11 @@ def percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def rounds_to(name: str, level: float, horizon: int | None = None) -> Measure:
-    """The first round at or above a level, up to the horizon."""
+def rounds_to(name: str, level: float, horizon: int | None = None, below: bool = False) -> Measure:
+    """The first round at or above (``below``: under) a level, up to the horizon."""
 
     def measure(run: Run) -> float | None:
-        index = _first(run, name, level, horizon)
+        index = _first(run, name, level, horizon, below)
         return index if index is None else math.inf if index < 0 else float(run.rounds[index])
 
     return measure

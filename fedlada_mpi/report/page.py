@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from ..rundir.metrics import PHASES
+from ..rundir.metrics import DIAGNOSED, PHASES
 from . import paper
 from .figures import PHASE_COLOURS
 from .groups import Group, by_problem, labels, slug
@@ -33,9 +33,11 @@ def render(
         ("paper", "Against the paper", _paper(groups, tables, bool(library))),
         ("curves", "Curves", _curves(groups, drawn, bool(library))),
         ("results", "Results", "".join(map(_table, _pick(tables, "overview", "clients", "targets")))),
+        ("diagnostics", "Diagnostics", _diagnostics(groups, tables, drawn)),
         ("time", "Time", _time(groups, tables, bool(library), drawn)),
         ("runs", "Runs", _left_out(problems) + "".join(map(_table, _pick(tables, "runs")))),
     ]
+    sections = [section for section in sections if section[2] or section[0] != "diagnostics"]
     if not any(not t.empty for t in tables if t.paper) and all(f.empty for f in paper.figures(groups)):
         # Nothing to compare with the paper (digits, own data): the runs' own results come first.
         sections = sections[1:] + sections[:1]
@@ -206,7 +208,8 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
         names = [
             n
             for n in drawn
-            if n.removesuffix(slug(problem)) in ("curves_", *(f"{measure}_" for measure in MEASURES), "clients_")
+            if n.removesuffix(slug(problem))
+            in ("curves_", *(f"{measure}_" for measure in MEASURES if measure not in DIAGNOSED), "clients_")
         ]
         parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
         if not library:
@@ -225,6 +228,20 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
         )
         parts += [_picture(name, f"{problem}, client by client") for name in names if name.startswith("clients_")]
     return "".join(parts) or '<p class="note">No rounds yet.</p>'
+
+
+def _diagnostics(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str]) -> str:
+    parts = []
+    for problem in by_problem(groups):
+        starts = ("diagnostics_", *(f"{measure}_" for measure in DIAGNOSED))
+        names = [n for n in drawn if n.removesuffix(slug(problem)) in starts]
+        if names:
+            parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
+            parts += [_picture(n, f"{problem}, diagnostics") for n in names]
+    parts += [_table(t) for t in _pick(tables, "diagnostics")]
+    for table in _pick(tables, "speedup_"):
+        parts += [_table(table), _files(table.id), _picture(table.id, table.title)]
+    return "".join(parts)
 
 
 def _time(groups: Sequence[Group], tables: Sequence[Table], library: bool, drawn: Sequence[str]) -> str:

@@ -17,6 +17,13 @@ MEASURES = {
     "test_loss": "Test loss",
     "consistency": "Consistency  mean ‖x_i − x‖²",
     "local_loss": "Local loss",
+    "drift": "Client drift  mean ‖x_i − xᵗ‖²",
+    "drift_ratio": "Client drift / squared global step",
+    "direction_cosine": "Cosine of g_a and the true gradient",
+    "gradient_norm": "True gradient ‖∇F(xᵗ)‖",
+    "gradient_norm_z": "True gradient ‖∇F(zᵗ)‖",
+    "step_cosine": "Cosine of successive global steps",
+    "step_change": "Squared change of the step / squared step",
     "val_acc": "Validation accuracy (%)",
     "val_loss": "Validation loss",
     "client_test_acc_mean": "Clients' test accuracy, mean (%)",
@@ -27,6 +34,7 @@ MEASURES = {
     "client_train_acc_worst_decile": "Clients' train accuracy, worst tenth (%)",
 }
 PERCENT = tuple(measure for measure, name in MEASURES.items() if name.endswith("(%)"))
+LOGARITHMIC = ("consistency", "drift", "drift_ratio", "gradient_norm", "gradient_norm_z", "step_change")
 # Distinguishable also for colour-blind readers, on white and on black.
 _OTHERS = (
     *("#6f5fc9", "#b8336a", "#5b8c2a", "#3f8f9c", "#8c5a3c", "#c2542d", "#4a6fa5", "#9a7d0a", "#7b3f8c", "#2f7d5b"),
@@ -51,6 +59,11 @@ def colours(groups: Sequence[Group]) -> list[str]:
         else:
             chosen.append(_shade(base, index / max(1, many - 1)))
     return chosen
+
+
+def sequence(count: int) -> list[str]:
+    """Colours of an ordered set."""
+    return [_SEQUENCE[i % len(_SEQUENCE)] for i in range(count)]
 
 
 def _colour(method: str, methods: Sequence[str]) -> str:

@@ -13,10 +13,11 @@ import numpy as np
 
 from ..errors import printable
 from ..rundir.client_values import SPREAD
-from ..rundir.metrics import PHASES
+from ..rundir.metrics import DIAGNOSED, PHASES
 from . import measures, usage
 from .groups import Group, Stat, by_problem, labels, slug
 from .load import Run
+from .series import MEASURES
 
 MISSING = "–"
 
@@ -190,6 +191,19 @@ def clients(groups: Sequence[Group]) -> Table:
         "accuracy of a client: the classes' test accuracies, weighted by the client's shares of the classes."
     ]
     return Table("clients", "Client by client", columns, rows, notes=notes)
+
+
+def diagnostics(groups: Sequence[Group]) -> Table:
+    """Means over the rounds that were diagnosed."""
+    rows = []
+    for one, head in _named(groups):
+        row = [stat(one.over(measures.per_round(name)), 4) for name in DIAGNOSED]
+        if any(cell.value is not None for cell in row):
+            rows.append([*head, *row])
+    notes = [
+        "Means over the rounds with --diagnose. Methods without g_a: the last global step in its place, and z = x."
+    ]
+    return Table("diagnostics", "Diagnostics", [*_HEAD, *(Column(MEASURES[n]) for n in DIAGNOSED)], rows, notes=notes)
 
 
 def levels(groups: Sequence[Group], known: dict[str, list[float]]) -> dict[str, list[float]]:

@@ -57,7 +57,13 @@ class Clock:
 COUNTS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")
 NUMBERS = ("lr", "local_loss", *EVALUATED, "consistency", *COUNTS)
 VALIDATED = ("val_loss", "val_acc")
-OPTIONAL = (*VALIDATED, *client_values.SPREAD)  # of runs with a validation set, and of those with --eval-clients
+# Of runs with --diagnose; diagnose.py has the formulas.
+DIAGNOSED = (
+    *("drift", "drift_ratio", "direction_cosine", "gradient_norm", "gradient_norm_z"),
+    *("step_cosine", "step_change"),
+)
+# Of runs with a validation set, with --eval-clients, and with --diagnose.
+OPTIONAL = (*VALIDATED, *client_values.SPREAD, *DIAGNOSED)
 TABLES: dict[str, tuple[str, ...]] = {"seconds": ALL_PHASES, "seconds_by_rank": ("train", "wait")}
 
 

@@ -89,6 +89,8 @@ def test_the_papers_experiments_have_the_papers_sizes():
         "readings": 2 + (3 * 3 * 2 - 1) + (2 * 2 - 1) + 2 * 2 + 3,  # the preset is in three blocks, and counts once
         "digits": 4 * 3,
         "family": len(algorithms.names()) * 3,
+        "speedup": 4 * 4 * 3,
+        "diagnostics": 6 * 3,
     }
 
 
