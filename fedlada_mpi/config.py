@@ -154,7 +154,8 @@ class Config:
         choices=("auto", "direct", "shared", "staged", "host"),
         runtime=True,
     )
-    server_trains: bool = setting(False, "rank 0 owns shards too", runtime=True)
+    server_trains: bool = setting(False, "rank 0 owns clients too", runtime=True)
+    silo_per_rank: bool = setting(False, "a silo file is read by one rank alone, which owns its clients", runtime=True)
     max_clients_at_once: int = setting(
         0, "clients trained together on a rank; 0 = as memory allows", least=0, runtime=True
     )

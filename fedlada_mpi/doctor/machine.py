@@ -98,7 +98,7 @@ def cores(here: Here) -> Result:
         do = "export PRTE_MCA_hwloc_default_binding_policy=none, or srun --cpu-bind=none, or ask for more cores"
         return WARN, f"{found}: the launcher bound the ranks to few cores", do
     if usable < ranks:
-        return WARN, f"{found}: ranks take turns", "fewer ranks give the same result: a rank takes any number of silos"
+        return WARN, f"{found}: ranks take turns", "fewer ranks give the same result: they share the clients"
     if threads.isdigit() and int(threads) * ranks > usable:
         return WARN, f"{found}: more threads than cores", f"export OMP_NUM_THREADS={usable // ranks}"
     return OK, found

@@ -83,6 +83,7 @@ class World:
         with _opening:
             self.comm = MPI.COMM_WORLD.Dup()
             self.node = cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED))
+            self.neighbours: list[int] = self._ranks_of_node()
             self._excepthook_before = _open[0]._excepthook_before if _open else sys.excepthook
             _open.append(self)
             sys.excepthook = _end_all_ranks
@@ -108,6 +109,12 @@ class World:
         """Close, unless this rank alone has failed: the others could not follow, and ``sys.excepthook`` ends them."""
         if self.size == 1 or kind is None or issubclass(kind, (UserError, DivergedError)):
             self.close()
+
+    def _ranks_of_node(self) -> list[int]:
+        """The ranks on this node, this one included."""
+        ranks = np.empty(self.node.size, np.int64)
+        self.node.Allgather(np.array(self.rank, np.int64), ranks)
+        return sorted(ranks.tolist())
 
     @property
     def local_rank(self) -> int:
