@@ -23,7 +23,7 @@ from .data.datasets import ensure
 from .data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from .data.owners import owned_clients
 from .data.shards import check_files, files_of, read_clients, read_test
-from .device import choose_device, device_name, limit_threads, set_precision
+from .device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from .disk import WriteError
 from .errors import CallbackError, UserError
 from .evaluate import BATCH, Evaluator
@@ -72,7 +72,8 @@ class Session:
         ranks = world.size - first
         world.on_root(lambda: ensure(config, directory, ranks))
         self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
-        self.device = world.collectively(lambda: choose_device(world, config))
+        threads = asked_threads(world)
+        self.device = world.collectively(lambda: choose_device(world, config, threads))
         self.dtype = set_precision(config.precision)
         nobody = [np.arange(0)] * first
         self.clients_of = [*nobody, *owned_clients(self.manifest, ranks, config.silo_per_rank)]
@@ -82,7 +83,7 @@ class Session:
         held_out = world.on_root(self._held_out) or {}
 
         self.network = world.collectively(self._network)
-        limit_threads(world, self.device, self.network.work * self._images_per_step())
+        limit_threads(world, self.device, self.network.work * self._images_per_step(), threads)
         digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
         if ":" in config.model:
             self._refuse_different_models(digests[checkpoint.MODEL])
