@@ -186,6 +186,12 @@ class World:
         self.comm.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)
         return bool(flag)
 
+    def holds_on_node(self, condition: bool) -> bool:
+        """Whether the condition holds on every rank of this node."""
+        flag = np.array(int(condition))
+        self.node.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)
+        return bool(flag)
+
     def collectively(self, action: Callable[[], T]) -> T:
         """Do on every rank what may fail on some of them; then all raise, with the message of the first that failed."""
         result, message = None, ""
