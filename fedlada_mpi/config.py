@@ -156,6 +156,9 @@ class Config:
     )
     server_trains: bool = setting(False, "rank 0 owns clients too", runtime=True)
     silo_per_rank: bool = setting(False, "a silo file is read by one rank alone, which owns its clients", runtime=True)
+    patience: int = setting(
+        7200, "seconds that a rank waits for others before the run ends with status 4; 0 = any", least=0, runtime=True
+    )
     max_clients_at_once: int = setting(
         0, "clients trained together on a rank; 0 = as memory allows", least=0, runtime=True
     )

@@ -42,7 +42,8 @@ def plan_transport(
     elif kind == "shared" and not world.holds_everywhere(shared_window.fits(world, bytes_per_vector)):
         need = world.node.size * bytes_per_vector / 1e6
         raise UserError(f"--transport shared needs {need:.0f} MB in /dev/shm for the ranks of a node: use auto")
-    return TRANSPORTS[kind](world, size, dtype, device)
+    with world.patience:
+        return TRANSPORTS[kind](world, size, dtype, device)
 
 
 def _fastest(world: World, bytes_per_vector: int, device: torch.device) -> str:

@@ -140,11 +140,10 @@ class Nodes:
                     found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
         return [line for line in found if line and "keeper" not in line and not line.startswith("sleep 3600")]
 
-    def start(
-        self, command: Sequence[object], slots: Sequence[int], env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
+    def start(self, command: Sequence[object], slots: Sequence[int], env: Mapping[str, str] | None = None) -> Started:
         """Start mpirun on head, with that many slots on the nodes; the environment is ``env`` and the path."""
-        hosts = self.folder / f"hostfile-{uuid.uuid4().hex[:6]}"
+        name = uuid.uuid4().hex[:6]
+        hosts = self.folder / f"hostfile-{name}"
         hosts.write_text("".join(f"{name} slots={n}\n" for name, n in zip(self.names, slots, strict=False)))
         settings = {
             "PATH": PATH,
@@ -155,26 +154,40 @@ class Nodes:
         }
         pid = (self.folder / "head" / "pid").read_text()
         words = ["nsenter", "-t", pid, "-m", "-u", "-i", "-n", *map(str, command)]
-        return subprocess.Popen(
-            words, env={**settings, **(env or {})}, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+        return Started(words, {**settings, **(env or {})}, self.folder / name)
 
     def run(
         self, command: Sequence[object], slots: Sequence[int], env: Mapping[str, str] | None = None, timeout: float = 60
     ) -> subprocess.CompletedProcess[str]:
-        return finish(self.start(command, slots, env), timeout)
+        return self.start(command, slots, env).finish(timeout)
 
 
-def finish(process: subprocess.Popen[str], timeout: float) -> subprocess.CompletedProcess[str]:
-    """How it ended, and what it printed; it is ended by force after ``timeout``, which raises."""
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        raise AssertionError(f"not finished after {timeout} s: {process.args}\n{out[-3000:]}\n{err[-3000:]}") from None
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+class Started:
+    """A command that runs. What it prints goes to files: processes that it leaves behind would keep a pipe open."""
+
+    def __init__(self, words: Sequence[str], env: Mapping[str, str], prefix: Path) -> None:
+        self.words, self.out, self.err = words, prefix.with_suffix(".out"), prefix.with_suffix(".err")
+        with self.out.open("w") as out, self.err.open("w") as err:
+            self.process = subprocess.Popen(
+                words, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+
+    def finish(self, timeout: float) -> subprocess.CompletedProcess[str]:
+        """How it ended, and what it printed; it is ended by force after ``timeout``, which raises."""
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.end()
+            printed = f"{self.out.read_text()[-3000:]}\n{self.err.read_text()[-3000:]}"
+            raise AssertionError(f"not finished after {timeout} s: {self.words}\n{printed}") from None
+        return subprocess.CompletedProcess(
+            self.words, self.process.returncode, self.out.read_text(), self.err.read_text()
+        )
+
+    def end(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
 
 
 def wait_until(condition, seconds: float, explain) -> None:

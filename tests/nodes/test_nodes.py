@@ -6,6 +6,7 @@ import json
 import sys
 
 import pytest
+from pretend import wait_until
 from ranks import find_mpirun
 from training_runs import Run, arguments, disagreement, make_data, run_here
 
@@ -89,3 +90,29 @@ def test_threads_of_the_root_are_those_of_all(nodes, mpi_env, passed_on):
     command = [MPIRUN, "-x", "PYTHONPATH", "-n", "2", "sh", "-c", on_n1, sys.executable, "-c", ask]
     done = nodes.run(command, [1, 1], {**mpi_env, **passed_on})
     assert done.stdout.split() == ["1", "1"], done.stderr
+
+
+def ranks_left(nodes):
+    return [line for name in nodes.names for line in nodes.processes(name) if "fedlada_mpi" in line]
+
+
+def test_a_cut_link_ends_the_run(nodes, data, mpi_env, passed_on, alone, tmp_path):
+    """The ranks end by --patience; mpirun once the kernel gives up on the node, by default after 15 minutes."""
+    nodes.on("head", "sh", "-c", "echo 3 >/proc/sys/net/ipv4/tcp_retries2")
+    settings = {**SETTINGS, "rounds": 100_000, "patience": 6}
+    ranks = [MPIRUN, "-x", "PYTHONPATH", "-n", "4", sys.executable, "-m", "fedlada_mpi.run"]
+    out = tmp_path / "run"
+    started = nodes.start([*ranks, *arguments(data, out, settings)], [2, 2], {**mpi_env, **passed_on})
+    wait_until((out / "checkpoint" / "round_000003").exists, 60, started.err.read_text)
+    nodes.cut("n2")
+    try:
+        done = started.finish(60)
+        assert done.returncode == 4, done.stdout + done.stderr
+        assert " on n1 has waited 6 s for other ranks: one of them hangs, or its node cannot be reached" in done.stderr
+        wait_until(lambda: not ranks_left(nodes), 30, lambda: ranks_left(nodes))
+    finally:
+        nodes.join("n2")
+    last = max(int(path.name[6:]) for path in (out / "checkpoint").glob("round_*") if path.name[6:].isdecimal())
+    resumed = run_here(data, out, **{**settings, "rounds": last + 1, "resume": True})
+    assert resumed.participants[:3] == alone.participants
+    assert len(resumed.metrics) == last + 1
