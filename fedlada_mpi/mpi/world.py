@@ -253,6 +253,8 @@ class World:
             result = action()
         except UserError as error:
             message = str(error) or "failed"
+            if 0 not in self.neighbours:  # what is wrong there may be right where the user looks
+                message += f" (rank {self.rank} on {platform.node()})"
         message = self._first_message(message)
         if message:
             raise UserError(message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
@@ -90,6 +91,26 @@ def test_threads_of_the_root_are_those_of_all(nodes, mpi_env, passed_on):
     command = [MPIRUN, "-x", "PYTHONPATH", "-n", "2", "sh", "-c", on_n1, sys.executable, "-c", ask]
     done = nodes.run(command, [1, 1], {**mpi_env, **passed_on})
     assert done.stdout.split() == ["1", "1"], done.stderr
+
+
+def test_a_node_that_does_not_see_the_files_is_named(nodes, launch, data, tmp_path):
+    """By the doctor, and by a run."""
+    runs, shards = tmp_path / "runs", tmp_path / "data" / "mine"
+    shutil.copytree(data.shards, shards)
+    runs.mkdir()
+    for folder in (runs, shards):
+        nodes.hide("n2", folder)
+    doctor = ("-m", "fedlada_mpi.doctor", "--out", runs / "one")
+    done = launch((1, 1), *doctor, FEDLADA_DATA=str(tmp_path / "data"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"rank 1 on n2: {runs} is not the folder that rank 0 sees" in done.stdout
+    assert f"rank 1 on n2: no manifest.json in {shards}" in done.stdout
+    assert not [*runs.iterdir()]
+    run = arguments(data, runs / "one", {**SETTINGS, "dataset": shards})
+    done = launch((1, 1), "-m", "fedlada_mpi.run", *run)
+    assert done.returncode == 2
+    assert done.stderr.count(f"error: no manifest.json in {shards}") == 1
+    assert "(rank 1 on n2)" in done.stderr
 
 
 def ranks_left(nodes):
