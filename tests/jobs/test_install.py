@@ -122,7 +122,7 @@ def test_environment_for_mpirun_keeps_what_the_user_set(tmp_path):
         ["bash", "-c", text], env=env, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in shown
-    assert "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe" in shown
+    assert "PRTE_MCA_rmaps_default_mapping_policy=slot:oversubscribe" in shown
     assert "OMPI_MCA_mpi_yield_when_idle=0" in shown
 
 
