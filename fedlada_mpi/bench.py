@@ -32,7 +32,7 @@ from .algorithms import Round, Vectors
 from .algorithms.fedlada import LocalAdam
 from .batches import LocalData, Normaliser, PlanBuffer, gather, local_steps, plan
 from .config import Config, resolve
-from .device import choose_device, device_name, limit_threads, set_precision, synchronize
+from .device import asked_threads, choose_device, device_name, limit_threads, set_precision, synchronize
 from .errors import UserError
 from .evaluate import Evaluation, Evaluator
 from .gpu.graphs import capture_on
@@ -339,7 +339,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     options = parser.parse_args(argv)
     world = mpi.World()
-    device = choose_device(world, resolve({"device": options.device}).config)
+    device = choose_device(world, resolve({"device": options.device}).config, asked_threads(world))
     cuda = device.type == "cuda"
     repeats = options.rounds or (20 if cuda else 3)
     precisions = options.precision or (["tf32", "bf16"] if cuda else ["fp32"])

@@ -168,7 +168,11 @@ class Config:
         choices=("auto", "direct", "shared", "staged", "host"),
         runtime=True,
     )
-    server_trains: bool = setting(False, "rank 0 owns shards too", runtime=True)
+    server_trains: bool = setting(False, "rank 0 owns clients too", runtime=True)
+    silo_per_rank: bool = setting(False, "a silo file is read by one rank alone, which owns its clients", runtime=True)
+    patience: int = setting(
+        7200, "seconds that a rank waits for others before the run ends with status 4; 0 = any", least=0, runtime=True
+    )
     max_clients_at_once: int = setting(
         0, "clients trained together on a rank; 0 = as memory allows", least=0, runtime=True
     )
@@ -220,7 +224,17 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "training": (),
     "evaluation": ("eval_every", "eval_train_every", "eval_clients", "targets", "diagnose", "diagnose_images"),
-    "machine": ("device", "precision", "engine", "compile", "transport", "server_trains", "max_clients_at_once"),
+    "machine": (
+        "device",
+        "precision",
+        "engine",
+        "compile",
+        "transport",
+        "server_trains",
+        "silo_per_rank",
+        "max_clients_at_once",
+        "patience",
+    ),
     "output": ("out", "checkpoint_every", "wandb", "mlflow"),
 }
 

@@ -71,7 +71,8 @@ class Silo:
     @property
     def order_of_sums(self) -> dict[str, Any]:
         """What the order of the sums over ranks depends on, and with it their last bits."""
-        return {"ranks": self.world.size, "transport": self.transport.kind}
+        by_file = self.config.silo_per_rank and self.world.size > 1
+        return {"ranks": self.world.size, "transport": self.transport.kind, "silo_per_rank": by_file}
 
     @property
     def memory(self) -> RankMemory:

@@ -11,6 +11,7 @@ import reprlib
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,14 @@ class Manifest:
         clients = self.client_sha256 or [self.files[silo_file(silo)]["sha256"] for silo in range(self.silos)]
         sets = [self.files[name]["sha256"] for name in (TEST_FILE, VALIDATION_FILE) if name in self.files]
         return hashlib.sha256("\n".join([*clients, *sets]).encode()).hexdigest()
+
+    @cached_property
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each client: its silo, and its place among the clients of the silo's file."""
+        silo_of, place_of = np.empty(self.clients, np.int64), np.empty(self.clients, np.int64)
+        for silo, ids in enumerate(self.client_ids):
+            silo_of[ids], place_of[ids] = silo, np.arange(len(ids))
+        return silo_of, place_of
 
     @property
     def about_images(self) -> dict[str, Any]:

@@ -60,8 +60,8 @@ def _bars(axes: Axes, manifest: Manifest) -> None:
         if single:
             axes.bar(edges[:-1], top - bottom, 0.86, bottom=bottom, color=COLOURS[label], linewidth=0)
         else:  # touching bars as one shape per class: thousands of single ones take minutes
-            heights = (np.append(values, values[-1]) for values in (bottom, top))
-            axes.fill_between(edges - 0.5, *heights, step="post", color=COLOURS[label], linewidth=0)
+            low, high = (np.append(values, values[-1]) for values in (bottom, top))
+            axes.fill_between(edges - 0.5, low, high, step="post", color=COLOURS[label], linewidth=0)
         bottom = top
     axes.set_ylim(0, bottom.max() * 1.001)
     _plain(axes)
