@@ -48,7 +48,8 @@ class ClientBuffers:
         self.preserve_g = self.live > layout.live
         steps = local_steps(config, data.sizes)
         self.max_steps = int(steps.max()) if len(steps) else 0
-        self.batch_width = int(min(config.batch_size or 2**62, data.sizes.max())) if len(steps) else 0
+        largest = max(data.largest, int(data.sizes.max())) if len(steps) else 0
+        self.batch_width = min(config.batch_size or 2**62, largest)
         self.max_batches = -(-int(data.sizes.max()) // self.batch_width) if len(steps) else 0
         self.uneven = len(np.unique(steps)) > 1
         self.capacity = 0

@@ -101,6 +101,8 @@ class Server:
             raise silo.diverged(t + 1, by_server)
         record = self._record(r, participants, sums, ranks)
         known = r.participants and "offset" in self.algorithm.up and self.algorithm.communicates(t)
+        if silo.robust:
+            correction = 0.0  # the formula is that of the plain mean: the ranks have measured the distances
         # Rounding can leave it just under zero.
         record["consistency"] = max(0.0, sums["offset_norm2"] / weight + correction) if known else None
         record["bytes_mpi"] = self.world.bytes_moved - moved
@@ -146,6 +148,8 @@ class Server:
         if not r.participants or not a.communicates(r.t):
             return 0.0
         weights = {name: float(r.participants) if name in a.uniform else weight for name in (*a.up, *a.scalars)}
+        if silo.kept_sums and not silo.kept_sums.divides:
+            weights = dict.fromkeys(weights, 1.0)
         mean = {name: total.div_(weights[name]) for name, total in silo.sums.items()}
         mean |= {name: torch.tensor(total / weights[name], dtype=torch.float64) for name, total in scalars.items()}
         offset = mean["offset"].double() if "offset" in mean else torch.zeros_like(s.x, dtype=torch.float64)
