@@ -202,7 +202,9 @@ class KeptSums:
 
 def mean_of_middle(values: Tensor, cut: int) -> Tensor:
     """Of the rows of ``values``, without the ``cut`` smallest and largest in each column."""
-    ordered = values.sort(dim=0).values[cut : len(values) - cut]
+    # In columns on a CPU, numpy sorts three times as fast.
+    ordered = values.sort(dim=0).values if values.is_cuda else torch.from_numpy(np.sort(values.numpy(), axis=0))
+    ordered = ordered[cut : len(values) - cut]
     total = ordered[0].double()
     for row in ordered[1:]:  # one by one: the order in which torch adds up depends on the shape
         total += row
@@ -240,7 +242,7 @@ class Grid:
         result.zero_()
         if len(rows):
             for part in _blocks(rows):
-                scaled = rows[:, part] * powers[exponents[part].int()]
+                scaled = rows[:, part] * powers.index_select(0, exponents[part].int())
                 torch.sum(scaled.mul_(factors).round_().to(self.integer), 0, dtype=self.integer, out=result[part])
 
     def real(self, whole: Tensor, exponents: Tensor, k: int, result: Tensor) -> None:
@@ -248,7 +250,7 @@ class Grid:
         powers = self.down.to(whole.device)
         for part in _blocks(whole.unsqueeze(0)):
             values = whole[part].double().mul_(math.ldexp(1.0, k - self.bits))
-            result[part] = values.mul_(powers[exponents[part].int()])
+            result[part] = values.mul_(powers.index_select(0, exponents[part].int()))
 
 
 GRIDS = {
