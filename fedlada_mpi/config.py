@@ -163,7 +163,7 @@ class Config:
     )
     server_trains: bool = setting(False, "rank 0 owns shards too", runtime=True)
     max_clients_at_once: int = setting(
-        0, "clients trained together on a rank; 0 = as memory allows", least=0, runtime=True
+        0, "clients trained together on a rank; 0 = as memory allows (--sums exact on a CPU: 1)", least=0, runtime=True
     )
     eval_every: int = setting(1, "evaluate every this many rounds; 0 = only at the end", least=0, runtime=True)
     eval_train_every: int = setting(

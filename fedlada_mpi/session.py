@@ -75,8 +75,8 @@ class Session:
         self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
         self.device = world.collectively(lambda: choose_device(world, config))
         if config.sums == "exact" and self.device.type == "cpu":
-            # Together, the last bits of a client's products may depend on who else trains.
-            self.config = config = replace(config, max_clients_at_once=1)
+            # No library promises that a product has the same bits alone and in a stack; who asks for stacks gets them.
+            self.config = config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.dtype = set_precision(config.precision)
         self.first, self.silos_of = first, np.array_split(np.arange(self.manifest.silos), ranks)
         mine = self.silos_of[world.rank - first] if world.rank >= first else np.arange(0)

@@ -192,9 +192,9 @@ class KeptSums:
 
     def spread(self, moved: Tensor) -> float:
         """The weighted sum of |offset_i - moved|^2 on the root, 0 elsewhere."""
-        far = []
+        far, block = [], BLOCK[moved.device.type]
         for row in self.kept.rows("offset"):
-            pieces = zip(row.split(BLOCK["cpu"]), moved.split(BLOCK["cpu"]), strict=True)
+            pieces = zip(row.split(block), moved.split(block), strict=True)
             far.append([sum(float((a.double() - b.double()).square_().sum()) for a, b in pieces)])
         weighted = self.table[0] * self._by_participant(far, 1)[0]
         return float(weighted.sum()) if self.world.rank == 0 else 0.0
