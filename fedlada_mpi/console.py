@@ -140,6 +140,9 @@ class Progress:
             self.bar = tqdm(total=rounds, initial=start, ncols=width - 1, smoothing=0.1, bar_format=text)
 
     def round(self, record: dict[str, Any]) -> None:
+        if left_out := record.get("nonfinite"):
+            names = f"client{'s' * (len(left_out) > 1)} {', '.join(map(str, left_out))}"
+            self._note(f"round {record['round']}: left out {names}, whose result is not finite")
         parts = (part for part in ("test", "val", "train") if record.get(f"{part}_acc") is not None)
         results = {part: f"{part} {record[f'{part}_acc']:6.2%}" for part in parts}
         if "train" in results:
@@ -153,6 +156,12 @@ class Progress:
                 self.bar.write(line, file=sys.stderr)
         if self.bar is not None:
             self.bar.update()
+
+    def _note(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.write(f"note: {text}")
+        elif not self.quiet:
+            print(f"note: {text}", flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from contextlib import closing
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from .gradients import create_engine
 from .models.initial import load_initial
 from .models.trial import tensors
 from .mpi.plan import cuda_aware, plan_transport
+from .rng import fixed_number
 from .rundir import checkpoint, claim, metrics, provenance, results
 from .rundir.best import Best
 from .rundir.client_values import ClientValues
@@ -41,6 +42,7 @@ from .rundir.metrics import Recorder, summarise
 from .rundir.sinks import Sinks, check_installed
 from .server import OnRound, Server
 from .silo import Silo, named_rows
+from .sums import wire_type
 from .trainer import Trainer
 
 
@@ -76,6 +78,9 @@ class Session:
         self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
         threads = asked_threads(world)
         self.device = world.collectively(lambda: choose_device(world, config, threads))
+        if config.sums == "exact" and self.device.type == "cpu":
+            # No library promises that a product has the same bits alone and in a stack; who asks for stacks gets them.
+            self.config = config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.dtype = set_precision(config.precision)
         nobody = [np.arange(0)] * first
         self.clients_of = [*nobody, *owned_clients(self.manifest, ranks, config.silo_per_rank)]
@@ -85,7 +90,9 @@ class Session:
         held_out = world.on_root(self._held_out) or {}
 
         self.network = world.collectively(self._network)
-        limit_threads(world, self.device, self.network.work * self._images_per_step(), threads)
+        # Products on several threads depend on how many there are.
+        work = 0 if config.sums == "exact" else self.network.work * self._images_per_step()
+        limit_threads(world, self.device, work, threads)
         digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
         if ":" in config.model:
             self._refuse_different_models(digests[checkpoint.MODEL])
@@ -96,7 +103,8 @@ class Session:
         self.trainer = world.collectively(
             lambda: Trainer(config, a, engine, data, self.device, self.dtype, capture)
         )  # fmt: skip
-        self.transport = plan_transport(world, size, self.dtype, self.device, config.transport)
+        kind = wire_type(config, self.dtype)
+        self.transport = plan_transport(world, size, kind, self.device, config.transport)
         world.at_close.callback(self.transport.close)
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
@@ -141,7 +149,10 @@ class Session:
         shard = read_clients(m, self.clients_of[self.world.rank], verify=False)
         normalise = Normaliser(*(torch.tensor(v, dtype=dtype, device=self.device) for v in (m.mean, m.std)))
         images, labels = (torch.from_numpy(a).to(self.device) for a in (shard.images, shard.labels))
-        return LocalData(images, labels, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise)
+        largest = int(m.sizes.max()) if self.config.sums == "exact" else 0
+        return LocalData(
+            images, labels, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise, largest
+        )
 
     def _held_out(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Images and labels that belong to no client: the test set and, if there is one, the validation set."""
@@ -276,7 +287,10 @@ class Session:
         for rank, clients in enumerate(self.clients_of):
             rank_of[clients] = rank
         vector_bytes = self.network.layout.numel * self.dtype.itemsize
-        bytes_mpi = (len(a.down) + len(a.up)) * self.transport.bytes_per_vector
+        sums, per_vector = self.silo.kept_sums, self.transport.bytes_per_vector
+        participants = fixed_number(manifest.clients, self.config.participation)
+        bytes_up = sums.bytes_moved(participants) if sums else len(a.up) * per_vector
+        bytes_mpi = len(a.down) * per_vector + bytes_up
         ranks = [RankMemory(*map(int, row)) for row in memory]
         return Costs.of(self.config, a, vector_bytes, bytes_mpi, rank_of, start, ranks)
 

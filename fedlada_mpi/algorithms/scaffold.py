@@ -15,6 +15,7 @@ class Scaffold(Algorithm):
     down = ("x", "c")
     up = ("offset", "dc")
     client_state = ("c_i",)
+    requires = dict(robust="none")  # c adds up what clients keep
     paper_units = 2
     alpha: float = hyper(1.0, "scale a of the correction", least=0)
 

@@ -204,6 +204,21 @@ class World:
         self.comm.Reduce(mine, total if self.rank == 0 else None, MPI.SUM)
         return total
 
+    def sum_everywhere(self, table: np.ndarray) -> np.ndarray:
+        """The ranks' small tables of the same shape, added up on every rank."""
+        total = np.array(table, np.float64)
+        if self.size > 1:
+            self.barrier()
+            self.comm.Allreduce(MPI.IN_PLACE, total)
+        return total
+
+    def max_everywhere(self, array: np.ndarray) -> None:
+        """The largest values of all ranks in place, on every rank; counted as moved up and down."""
+        if self.size > 1:
+            self.barrier()
+            self.comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
+            self.bytes_moved += 2 * (self.size - 1) * array.nbytes
+
     def allgather_json(self, item: Any) -> list[Any]:
         """Every rank's small item, on every rank."""
         text = json.dumps(item).encode()
