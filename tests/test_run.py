@@ -521,7 +521,7 @@ def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(
 
 
 def test_a_full_gpu_is_reported_once_by_all_ranks(data, out, capsys, monkeypatch):
-    def full(self, s, r, chunk, sums, totals):
+    def full(self, s, r, chunk, sums, totals, kept):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has more words.")
 
     if SIZE == 1 or communicator().rank == 1:
