@@ -24,7 +24,8 @@ from ..processes import process_map, usable_cores
 from ..rundir.metrics import DIAGNOSED, PHASES
 from . import paper, speedup
 from .groups import Group, by_problem, labels, slug
-from .series import LOGARITHMIC, MEASURES, PERCENT, colours, finite_mean, points, sequence, spent
+from .load import Run
+from .series import LOGARITHMIC, MEASURES, PERCENT, colours, finite_mean, points, sequence, spent, thinned
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -120,9 +121,10 @@ def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str 
         if not x and len(one.runs) <= SINGLE_LINES:
             scale = 100.0 if measure in PERCENT else 1.0
             for run in one.runs:
-                known = np.isin(run.rounds, rounds) & ~np.isnan(run.series[measure])
-                values = scale * run.series[measure][known]
-                axes.plot(run.rounds[known], values, color=colour, linewidth=0.5, alpha=0.5)
+                known = ~np.isnan(run.series[measure]) & (run.rounds <= (run.done if limit is None else limit))
+                shown = np.flatnonzero(known)[thinned(int(known.sum()), POINTS)]
+                values = scale * run.series[measure][shown]
+                axes.plot(run.rounds[shown], values, color=colour, linewidth=0.5, alpha=0.5)
 
 
 def _axis(axes: Axes, measure: str, x: str = "Round") -> None:
@@ -208,7 +210,9 @@ def _clients(problem: str, groups: Sequence[Group]) -> Drawing:
             if len(spread) == len(mean):
                 low, high = np.maximum(mean - spread, 0), np.minimum(mean + spread, 100)
                 left.fill_between(across, low, high, color=colour, alpha=0.13, linewidth=0)
-            known = [100 * run.clients[f"{part}_acc"] for run in one.runs if run.clients]
+            evaluated = {id(run): _last_round(run, f"client_{part}_acc_mean") for run in one.runs if run.clients}
+            latest = [run for run in one.runs if run.clients and evaluated[id(run)] == max(evaluated.values())]
+            known = [100 * run.clients[f"{part}_acc"] for run in latest]
             values = np.sort(np.concatenate([np.empty(0), *known]))
             values = values[np.isfinite(values)]
             if len(values):
@@ -222,6 +226,11 @@ def _clients(problem: str, groups: Sequence[Group]) -> Drawing:
     drawing.suptitle(f"{problem}: client by client", fontsize=11)
     _legend_below(drawing, grid.flat)
     return drawing
+
+
+def _last_round(run: Run, measure: str) -> int:
+    """The last round with a value of the measure."""
+    return int(run.rounds[~np.isnan(run.series[measure])].max(initial=0))
 
 
 def _diagnostics(problem: str, groups: Sequence[Group]) -> Drawing:
@@ -278,7 +287,8 @@ def _seeds(groups: Sequence[Group]) -> str:
     if counts == [1]:
         return ""
     many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f", mean ± standard deviation of {many} seeds"
+    common = ", over the rounds that all have" if any(one.uneven() for one in groups) else ""
+    return f", mean ± standard deviation of {many} seeds{common}"
 
 
 def _facets(problem: str, groups: Sequence[Group], measure: str) -> Drawing:

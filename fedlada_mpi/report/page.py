@@ -17,7 +17,7 @@ from .. import __version__
 from ..rundir.metrics import DIAGNOSED, PHASES
 from . import paper
 from .figures import PHASE_COLOURS
-from .groups import Group, by_problem, labels, slug
+from .groups import Group, by_problem, labels, slug, uneven
 from .series import MEASURES, colours, finite_mean, points, spent
 from .tables import MISSING, Cell, Table
 
@@ -212,6 +212,7 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
             in ("curves_", *(f"{measure}_" for measure in MEASURES if measure not in DIAGNOSED), "clients_")
         ]
         parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
+        parts += [f'<p class="note">{html.escape(note)}</p>' for note in uneven(members)]
         if not library:
             parts += [_picture(name, problem) for name in names]
             continue

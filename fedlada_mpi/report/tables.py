@@ -15,7 +15,7 @@ from ..errors import printable
 from ..rundir.client_values import SPREAD
 from ..rundir.metrics import DIAGNOSED, PHASES
 from . import measures, usage
-from .groups import Group, Stat, by_problem, labels, slug
+from .groups import Group, Stat, by_problem, labels, slug, uneven
 from .load import Run
 from .series import MEASURES
 
@@ -165,15 +165,16 @@ def overview(groups: Sequence[Group]) -> Table:
                 *head,
                 plain(len(one.runs)),
                 _progress(one),
-                stat(one.over(measures.best(None)), 2),
-                stat(one.over(measures.best(None, "round"))),
-                stat(one.over(measures.final("test_acc", 100)), 2),
-                stat(one.over(measures.final("train_acc", 100)), 2),
-                stat(one.over(measures.final("train_loss")), 4),
-                *([stat(one.over(measures.test_at_best_validation), 2)] if validated else []),
+                stat(one.latest(measures.best(None)), 2),
+                stat(one.latest(measures.best(None, "round"))),
+                stat(one.latest(measures.final("test_acc", 100)), 2),
+                stat(one.latest(measures.final("train_acc", 100)), 2),
+                stat(one.latest(measures.final("train_loss")), 4),
+                *([stat(one.latest(measures.test_at_best_validation), 2)] if validated else []),
             ]
         )
     notes = ["Mean ± standard deviation over seeds. Accuracies are of the latest evaluated round."]
+    notes += _uneven(groups)
     return Table("overview", "Accuracy", columns, rows, notes=notes)
 
 
@@ -183,7 +184,7 @@ def clients(groups: Sequence[Group]) -> Table:
     columns = [*_HEAD, *(Column(n, f"{p} accuracy %") for p in parts for n in ("mean", "spread", "worst tenth"))]
     rows = []
     for one, head in _named(groups):
-        row = [stat(one.over(measures.final(name, 100)), 2) for name in SPREAD]
+        row = [stat(one.latest(measures.final(name, 100)), 2) for name in SPREAD]
         if any(cell.value is not None for cell in row):
             rows.append([*head, *row])
     notes = [
@@ -197,7 +198,7 @@ def diagnostics(groups: Sequence[Group]) -> Table:
     """Means over the rounds that were diagnosed."""
     rows = []
     for one, head in _named(groups):
-        row = [stat(one.over(measures.per_round(name)), 4) for name in DIAGNOSED]
+        row = [stat(one.latest(measures.per_round(name)), 4) for name in DIAGNOSED]
         if any(cell.value is not None for cell in row):
             rows.append([*head, *row])
     notes = [
@@ -252,8 +253,8 @@ def phases(groups: Sequence[Group]) -> Table:
     columns += [Column("mean", "waiting"), Column("most", "waiting"), Column("who waits", "waiting", False)]
     rows = []
     for one, head in _named(groups):
-        row = [*head, *(stat(one.over(measures.per_round(f"seconds_{p}")), 3) for p in (*PHASES, "total"))]
-        waits = [run.by_rank["wait"] for run in one.runs if "wait" in run.by_rank]
+        row = [*head, *(stat(one.latest(measures.per_round(f"seconds_{p}")), 3) for p in (*PHASES, "total"))]
+        waits = [run.by_rank["wait"] for run in one.runs if "wait" in run.by_rank and run.done == one.done]
         if waits:
             widest = max(map(len, waits))
             wait = np.mean([w for w in waits if len(w) == widest], axis=0)
@@ -273,14 +274,14 @@ def cost(groups: Sequence[Group]) -> Table:
     columns = [*_HEAD, *map(Column, names), Column("Device", numeric=False)]
     of_run = dict(
         zip(
-            (id(run) for one in groups for run in one.runs),
+            (id(run.usage) for one in groups for run in one.runs),
             usage.at_once([run.usage for one in groups for run in one.runs]),
             strict=True,
         )
     )
 
     def gpu_seconds(run: Run) -> float | None:
-        seconds, at_once = _seconds(run), of_run[id(run)]
+        seconds, at_once = _seconds(run), of_run[id(run.usage)]
         return seconds * run.usage.gpus / at_once if seconds and run.usage.gpus and at_once else None
 
     rows = []
@@ -291,11 +292,11 @@ def cost(groups: Sequence[Group]) -> Table:
                 *head,
                 plain(len(one.runs)),
                 _progress(one),
-                stat(one.over(measures.per_round("seconds_total")), 3),
-                stat(one.over(_seconds), 1, 1 / 60),
+                stat(one.latest(measures.per_round("seconds_total")), 3),
+                stat(one.latest(_seconds), 1, 1 / 60),
                 plain(one.over(lambda run: run.usage.gpus).mean),
-                plain(one.over(lambda run: of_run[id(run)]).mean),
-                stat(one.over(gpu_seconds), 0),
+                plain(one.over(lambda run: of_run[id(run.usage)]).mean),
+                stat(one.latest(gpu_seconds), 0),
                 text(printable(", ".join(devices))),
             ]
         )
@@ -303,7 +304,17 @@ def cost(groups: Sequence[Group]) -> Table:
         "Per run, means over seeds. Wall time is that of all rounds, evaluation included, without the start. "
         "GPU-seconds: wall time, times the ranks with a GPU, over the runs that shared the node's GPU at that time."
     ]
-    return Table("cost", "Cost", columns, rows, notes=notes)
+    return Table("cost", "Cost", columns, rows, notes=[*notes, *_uneven(groups)])
+
+
+def _uneven(groups: Sequence[Group]) -> list[str]:
+    """Notes on groups whose seeds cannot be averaged as they are; with several problems, each under its name."""
+    problems = by_problem(groups)
+    return [
+        f"{problem}, {note}" if len(problems) > 1 else note
+        for problem, members in problems.items()
+        for note in uneven(members)
+    ]
 
 
 def _progress(one: Group) -> Cell:

@@ -75,12 +75,38 @@ def test_ranks_are_averaged_over_the_rounds_of_the_latest_world():
 
 
 def test_mean_and_spread_over_seeds():
-    one = Group({}, [run([0.1, 0.4]), run([0.3, 0.8], seed=1), run([0.2], seed=2, rounds=2, status="stopped")])
+    one = Group({}, [run([0.1, 0.4]), run([0.3, 0.8], seed=1), run([], seed=2, rounds=2, status="stopped")])
     rounds, mean, std, count = one.curve("test_acc")
     assert rounds.tolist() == [1, 2]
     assert mean == pytest.approx([0.2, 0.6])
-    assert std == pytest.approx([0.1, math.sqrt(0.08)])  # sample deviation of 0.1 0.3 0.2, and of 0.4 0.8
-    assert count.tolist() == [3, 2]
+    assert std == pytest.approx([math.sqrt(0.02), math.sqrt(0.08)])  # sample deviation of 0.1 0.3, and of 0.4 0.8
+    assert count.tolist() == [2, 2]
+
+
+def test_seeds_of_different_lengths_are_averaged_over_the_rounds_that_all_have():
+    short = run([0.2, 0.6], seed=1, rounds=4, status="stopped")
+    (one,) = group([run([0.1, 0.4, 0.3, 0.9]), short])
+    assert one.curve("test_acc")[0].tolist() == [1, 2]
+    assert one.latest(measures.final("test_acc", 100)).values == pytest.approx((40, 60))
+    assert one.latest(measures.best(None)).values == pytest.approx((40, 60))
+    assert one.latest(tables._seconds).values == (1, 1)  # two rounds of half a second, of both
+    assert one.over(measures.test_at(4)) == Stat((90.0,), 2)  # of a certain round: by those that have it
+    assert one.over(measures.rounds_to("test_acc", 0.8)) == Stat((4.0,), 2)
+    said = "FedAvg: seeds have 2 to 4 rounds: means over the rounds that all have, up to 2."
+    assert groups.uneven([one]) == [said]
+    assert all(said in table.notes for table in (tables.overview([one]), tables.cost([one])))
+    assert "FedAvg on CIFAR-10: seeds have 2 to 4" in " ".join(paper.tables([one])[0].notes)
+
+
+def test_seeds_evaluated_in_different_rounds_are_averaged_over_those_that_all_have():
+    none = math.nan
+    (one,) = group([run([0.3, 0.2, 0.9, 0.4]), run([none, 0.6, none, 0.5], seed=1), run([none], seed=2, rounds=4)])
+    assert one.curve("test_acc")[0].tolist() == [2, 4]
+    assert one.latest(measures.best(None)).values == pytest.approx((40, 60))
+    assert one.over(measures.rounds_to("test_acc", 0.4)).values == (4, 2)  # not 3, where the other was not evaluated
+    assert one.over(measures.test_at(3)).values == pytest.approx((20, 60))
+    assert "evaluated in different rounds: means over the rounds that all have, up to 4" in one.uneven()
+    assert group([run([0.1, 0.2]), run([0.2, 0.3], seed=1)])[0].uneven() == ""
 
 
 def test_a_round_that_was_not_evaluated_is_not_in_the_curve():
