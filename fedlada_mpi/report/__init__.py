@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 
 def build(
-    runs: Sequence[str | os.PathLike], out: str | os.PathLike, pages: Sequence[str | os.PathLike] = ()
+    runs: Sequence[str | os.PathLike],
+    out: str | os.PathLike,
+    pages: Sequence[str | os.PathLike] = (),
+    style: str = "screen",
 ) -> list[str]:
     """Write the report of the run directories at or under ``runs``; returns messages for the user.
 
-    ``pages`` are Markdown files that get its tables and pictures, see ``markdown.py``.
+    ``pages`` are Markdown files that get its tables and pictures, see ``markdown.py``; ``style`` is that of
+    the figures, "screen" or "paper".
     """
-    from . import figures, load, markdown, page, paper
+    from . import figures, latex, load, markdown, page, paper
     from .groups import group
 
     check_path(os.fspath(out), "--out")
@@ -41,7 +45,8 @@ def build(
     for table in all_tables:
         (out / "tables" / f"{table.id}.csv").write_text(table.csv(), "utf-8")
         (out / "tables" / f"{table.id}.md").write_text(table.markdown(), "utf-8")
-    names = figures.write(groups, out / "figures")
+        (out / "tables" / f"{table.id}.tex").write_text(latex.table(table), "utf-8")
+    names = figures.write(groups, out / "figures", style)
     where = printable(", ".join(map(str, runs)))
     problems = [printable(problem) for problem in problems]
     (out / "index.html").write_text(page.render(groups, all_tables, names, where, problems), "utf-8")

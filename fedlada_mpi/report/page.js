@@ -33,6 +33,7 @@
   const ink = () => getComputedStyle(document.body).color;
   const line = () => getComputedStyle(document.documentElement).getPropertyValue("--line").trim();
   const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
+  const tone = (entry) => (dark.matches ? entry.dark : entry.colour);
   const faint = (colour, opacity) => {
     const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
     return `rgba(${r},${g},${b},${opacity})`;
@@ -49,11 +50,12 @@
       const shared = { x, legendgroup: entry.name, hoverinfo: "skip", showlegend: false, mode: "lines", line: { width: 0 } };
       if (std) {
         result.push({ ...shared, y: y.map((v, i) => v + (std[i] || 0)) });
-        result.push({ ...shared, y: y.map((v, i) => v - (std[i] || 0)), fill: "tonexty", fillcolor: faint(entry.colour, 0.16) });
+        result.push({ ...shared, y: y.map((v, i) => v - (std[i] || 0)), fill: "tonexty", fillcolor: faint(tone(entry), 0.16) });
       }
       result.push({
-        x, y, name: entry.name, legendgroup: entry.name, mode: y.length === 1 ? "markers" : "lines",
-        line: { color: entry.colour, width: 1.8 }, marker: { color: entry.colour },
+        x, y, name: entry.name, legendgroup: entry.name, mode: "lines+markers",
+        line: { color: tone(entry), width: 1.8, dash: entry.dash },
+        marker: { color: tone(entry), symbol: entry.marker, size: 7, maxdisplayed: 8 },
         customdata: pick(along.round).map((t, i) => [t, std && std[i]]),
         hovertemplate: `<b>%{fullData.name}</b><br>round %{customdata[0]}: %{y:.4~g}${std ? " ± %{customdata[1]:.2~g}" : ""}<extra></extra>`,
       });
@@ -61,7 +63,7 @@
     for (const mark of (measure === "test_acc" && axis === "round" && chart.marks) || []) {
       result.push({
         x: mark.x, y: mark.y, name: `${mark.name} in the paper`, legendgroup: mark.name, mode: "markers", showlegend: false,
-        marker: { symbol: "x-thin", size: 8, line: { color: mark.colour, width: 2 } },
+        marker: { symbol: "x-thin", size: 8, line: { color: tone(mark), width: 2 } },
         hovertemplate: `<b>%{fullData.name}</b><br>round %{x}: %{y} %<extra></extra>`,
       });
     }

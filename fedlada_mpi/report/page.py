@@ -18,9 +18,10 @@ from ..rundir.metrics import DIAGNOSED, PHASES
 from . import paper
 from .figures import PHASE_COLOURS
 from .groups import Group, by_problem, labels, slug, uneven
-from .series import MEASURES, colours, finite_mean, points, spent
+from .series import MARKERS, MEASURES, Look, finite_mean, looks, points, spent
 from .tables import MISSING, Cell, Table
 
+WIDTH = 1.8  # of a line, in pixels
 POINTS = 12_000  # of all curves of one measure, so that the page stays small however many groups there are
 
 
@@ -52,7 +53,7 @@ def render(
             f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{content}</section>'
             for name, title, content in sections
         ),
-        footer=f"fedlada_mpi {__version__}. Every table is also in <code>tables/</code> as CSV and Markdown, "
+        footer=f"fedlada_mpi {__version__}. Every table is also in <code>tables/</code> as CSV, Markdown and LaTeX, "
         "every figure in <code>figures/</code> as PNG and SVG.",
         css=_text("page.css"),
         js=_text("page.js") if library else "",
@@ -146,7 +147,8 @@ def _table(table: Table) -> str:
         + "</tr>"
         for row in table.rows
     )
-    links = f'<a href="tables/{table.id}.csv">CSV</a>, <a href="tables/{table.id}.md">Markdown</a>'
+    links = f'<a href="tables/{table.id}.csv">CSV</a>, <a href="tables/{table.id}.md">Markdown</a>, '
+    links += f'<a href="tables/{table.id}.tex">LaTeX</a>'
     source = f"{html.escape(table.source)} · " if table.source else ""
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
     return (
@@ -186,7 +188,9 @@ def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> s
         parts.append(f"<h3>{html.escape(spec.title)}</h3>")
         parts.append(f'<p class="source">{html.escape(spec.source)}</p>{_files(f"paper_{spec.id}")}')
         if library:
-            panels = (f'<div class="chart" data-panel="{spec.id}:{i}"></div>' for i in range(len(spec.panels)))
+            panels = (
+                f'<div class="chart" data-panel="{spec.id}:{i}"></div>' for i, p in enumerate(spec.panels) if p.groups
+            )
             parts.append(f'<figure class="panels">{"".join(panels)}</figure>')
         else:
             parts.append(_picture(f"paper_{spec.id}", spec.title))
@@ -266,8 +270,8 @@ def _data(groups: Sequence[Group]) -> dict[str, Any]:
 
     def series(members: Sequence[Group]) -> list[dict[str, Any]]:
         return [
-            {"group": position[id(one)], "name": name, "colour": colour}
-            for one, name, colour in zip(members, labels(members), colours(members), strict=True)
+            {"group": position[id(one)], "name": name, **_look(look)}
+            for one, name, look in zip(members, labels(members), looks(members), strict=True)
         ]
 
     problems = by_problem(groups)
@@ -282,6 +286,12 @@ def _data(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
+def _look(look: Look) -> dict[str, str]:
+    """A look as Plotly takes it."""
+    dash = ",".join(f"{WIDTH * length:g}px" for length in look.dash) or "solid"
+    return {"colour": look.colour, "dark": look.dark, "dash": dash, "marker": MARKERS[look.marker]}
+
+
 def _panel(spec: paper.Figure, panel: paper.Panel, series: list[dict[str, Any]]) -> dict[str, Any]:
     marks = []
     if panel.marked and panel.measure == "test_acc":
@@ -289,7 +299,7 @@ def _panel(spec: paper.Figure, panel: paper.Panel, series: list[dict[str, Any]])
         for one, entry in zip(panel.groups, series, strict=True):
             if at := printed.get(one.method):
                 x, y = zip(*at, strict=True)
-                marks.append({"x": x, "y": y, "name": entry["name"], "colour": entry["colour"]})
+                marks.append({"x": x, "y": y, **{n: entry[n] for n in ("name", "colour", "dark")}})
     done = max((one.done for one in panel.groups), default=0)
     return {
         "title": f"{panel.title}: {MEASURES[panel.measure]}",

@@ -566,7 +566,7 @@ def test_many_groups_are_drawn_apart():
     names = [name for name, _ in figures.plan(many)]
     assert "test_acc_cifar_10" in names
     assert "curves_cifar_10" not in names
-    assert len(set(series.colours(many[:9]))) == 9
+    assert len(set(series.looks(many[:9]))) == 9
 
 
 def test_mistakes_are_reported_in_one_line(tmp_path, capsys):
