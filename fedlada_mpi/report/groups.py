@@ -248,7 +248,9 @@ def dataset_name(dataset: str) -> str:
 def labels(groups: Sequence[Group]) -> list[str]:
     """A short name for each of these groups: the method, and the settings that distinguish it from the others."""
     departures = [one.departures() for one in groups]
-    shared = {n for n, v in departures[0].items() if all(d.get(n) == v for d in departures)} if groups else set()
+    shared = (
+        {n for n, v in groups[0].settings.items() if all(g.settings.get(n) == v for g in groups)} if groups else set()
+    )
     names = []
     for one, own in zip(groups, departures, strict=True):
         same_method = [g for g in groups if g.method == one.method and g.dataset == one.dataset]

@@ -40,13 +40,13 @@
   };
 
   const traces = (chart, measure, axis) => {
-    const result = [];
+    const result = [], { length } = unit(chart, measure, axis);
     chart.series.forEach((entry) => {
       const group = data.groups[entry.group], curve = group.curves[measure];
       if (!curve) return;
       const along = group.axes[curve.at], limit = chart.rounds || Infinity;
       const pick = (values) => values.filter((_, i) => along.round[i] <= limit);
-      const x = pick(along[axis]), y = pick(curve.mean), std = curve.std && pick(curve.std);
+      const x = pick(along[axis]).map((value) => (value === null ? null : value / length)), y = pick(curve.mean), std = curve.std && pick(curve.std);
       const shared = { x, legendgroup: entry.name, hoverinfo: "skip", showlegend: false, mode: "lines", line: { width: 0 } };
       if (std) {
         result.push({ ...shared, y: y.map((v, i) => v + (std[i] || 0)) });
@@ -82,7 +82,22 @@
     legend: narrow() || !legend ? { orientation: "h", y: -0.3 } : { y: 1, x: 1.01 },
   });
 
-  const axes = { round: "Round", units: "Communication: vectors of the model per participant (Nd)", gigabytes: "Communication, down and up (GB)", hours: "Time (hours)" };
+  // An axis has the unit that suits its longest curve.
+  const units = {
+    bytes: [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]],
+    seconds: [["hours", 7200, 3600], ["minutes", 120, 60], ["seconds", 0, 1]],
+  };
+  const names = { round: "Round", units: "Communication: vectors of the model per participant (Nd)", bytes: "Communication, down and up", seconds: "Time" };
+  const unit = (chart, measure, axis) => {
+    if (!units[axis]) return { length: 1, title: names[axis] };
+    let most = 0;
+    for (const entry of chart.series) {
+      const group = data.groups[entry.group], curve = group.curves[measure];
+      if (curve) for (const value of group.axes[curve.at][axis]) most = Math.max(most, value || 0);
+    }
+    const [name, least, length = least] = units[axis].find((each) => most >= each[1]) || units[axis].at(-1);
+    return { length, title: `${names[axis]} (${name})` };
+  };
   const draws = [];
 
   for (const holder of document.querySelectorAll("[data-curves]")) {
@@ -91,7 +106,7 @@
     const target = holder.querySelector(".chart");
     const draw = () => Plotly.react(
       target, traces(chart, measure.value, axis.value),
-      layout("", axes[axis.value], data.measures[measure.value], log.checked, true), config);
+      layout("", unit(chart, measure.value, axis.value).title, data.measures[measure.value], log.checked, true), config);
     measure.addEventListener("change", () => { log.checked = measure.value === "consistency"; draw(); });
     axis.addEventListener("change", draw);
     log.addEventListener("change", draw);

@@ -17,9 +17,9 @@ from .. import __version__
 from ..rundir.metrics import DIAGNOSED, PHASES
 from . import paper
 from .figures import PHASE_COLOURS
-from .groups import Group, by_problem, labels, slug, uneven
+from .groups import Group, Stat, by_problem, labels, slug, uneven
 from .series import MARKERS, MEASURES, Look, finite_mean, looks, points, spent
-from .tables import MISSING, Cell, Table
+from .tables import MISSING, Cell, Table, duration
 
 WIDTH = 1.8  # of a line, in pixels
 POINTS = 12_000  # of all curves of one measure, so that the page stays small however many groups there are
@@ -33,9 +33,10 @@ def render(
     sections = [
         ("paper", "Against the paper", _paper(groups, tables, bool(library))),
         ("curves", "Curves", _curves(groups, drawn, bool(library))),
-        ("results", "Results", "".join(map(_table, _pick(tables, "overview", "clients", "targets")))),
+        ("results", "Results", "".join(map(_table, _pick(tables, "overview", "differences_", "clients", "targets")))),
         ("diagnostics", "Diagnostics", _diagnostics(groups, tables, drawn)),
         ("time", "Time", _time(groups, tables, bool(library), drawn)),
+        ("settings", "Settings and environment", "".join(map(_table, _pick(tables, "settings")))),
         ("runs", "Runs", _left_out(problems) + "".join(map(_table, _pick(tables, "runs")))),
     ]
     sections = [section for section in sections if section[2] or section[0] != "diagnostics"]
@@ -86,16 +87,16 @@ def _pick(tables: Sequence[Table], *starts: str) -> list[Table]:
 def _facts(groups: Sequence[Group]) -> str:
     runs = [run for one in groups for run in one.runs]
     finished = sum(run.complete for run in runs)
-    facts: list[tuple[int | str, str]] = [
-        (len(runs), "runs"),
-        (finished, "finished"),
-        (len(groups), "settings"),
-        (len(by_problem(groups)), "tasks"),
-    ]
-    facts.append((f"{sum(run.done for run in runs):,}", "rounds"))
-    hours = sum(float(np.nansum(run.series["seconds_total"])) for run in runs) / 3600
-    facts.append((f"{hours:,.1f}" if hours >= 1 else f"{60 * hours:,.1f}", "hours" if hours >= 1 else "minutes"))
+    counts = [(len(runs), "run"), (len(groups), "setting"), (len(by_problem(groups)), "task")]
+    facts = [(f"{n:,}", name + "s" * (n != 1)) for n, name in [*counts, (sum(run.done for run in runs), "round")]]
+    facts.insert(1, (f"{finished:,}", "finished"))
+    seconds = sum(float(np.nansum(run.series["seconds_total"])) for run in runs)
+    facts.append((duration(Stat((seconds,), 1)).text, "of training"))
     return "".join(f"<li><b>{value}</b><span>{name}</span></li>" for value, name in facts)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def _cell(cell: Cell, tag: str, classes: str) -> str:
@@ -199,9 +200,11 @@ def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> s
     empty = [t for t in ours if t.empty]
     if empty:
         inner = "".join(_table(t) for t in empty)
-        parts.append(f"<details><summary>{len(empty)} tables of the paper without runs yet</summary>{inner}</details>")
+        parts.append(
+            f"<details><summary>{_count(len(empty), 'table')} of the paper without runs yet</summary>{inner}</details>"
+        )
     if without_runs:
-        summary = f"{len(without_runs)} figures without runs yet"
+        summary = f"{_count(len(without_runs), 'figure')} without runs yet"
         parts.append(f"<details><summary>{summary}</summary><ul>{''.join(without_runs)}</ul></details>")
     return "".join(parts)
 
@@ -224,7 +227,7 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
         measures = "".join(f'<option value="{m}">{html.escape(MEASURES[m])}</option>' for m in known)
         axes = "".join(
             f'<option value="{value}">{text}</option>'
-            for value, text in (("round", "rounds"), ("units", "Nd"), ("gigabytes", "gigabytes"), ("hours", "hours"))
+            for value, text in (("round", "rounds"), ("units", "Nd"), ("bytes", "bytes"), ("seconds", "time"))
         )
         parts.append(
             f'<figure data-curves="{index}"><div class="tools"><label>Show <select>{measures}</select></label>'
@@ -324,8 +327,8 @@ def _curves_of(one: Group, most: int) -> dict[str, Any]:
         {
             "round": rounds,
             "units": _short(spent(one, "units", np.array(rounds))),
-            "gigabytes": _short(spent(one, "bytes", np.array(rounds)) / 1e9),
-            "hours": _short(spent(one, "seconds", np.array(rounds)) / 3600),
+            "bytes": _short(spent(one, "bytes", np.array(rounds))),
+            "seconds": _short(spent(one, "seconds", np.array(rounds))),
         }
         for rounds in along
     ]

@@ -133,7 +133,25 @@ def size(value: Stat) -> Cell:
         return stat(value)
     power = min(4, int(math.log(max(value.mean, 1), 1000)))
     unit = ("B", "kB", "MB", "GB", "TB")[power]
-    cell = stat(value, 0 if power == 0 else 2, 1000.0**-power)
+    return _in_unit(value, 0 if power == 0 else 2, 1000.0**power, unit)
+
+
+def duration(value: Stat) -> Cell:
+    """Seconds in a suitable unit; the number behind the text is in seconds."""
+    if value.mean is None:
+        return stat(value)
+    unit, length = time_unit(value.mean)
+    shown = value.mean / length
+    return _in_unit(value, 0 if unit == "s" and shown >= 10 else 1 if shown >= 1 else 3, length, unit)
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which a time is easy to read, and its length in seconds."""
+    return ("s", 1.0) if seconds < 120 else ("min", 60.0) if seconds < 7200 else ("h", 3600.0)
+
+
+def _in_unit(value: Stat, digits: int, length: float, unit: str) -> Cell:
+    cell = stat(value, digits, 1 / length)
     return cell._replace(text=f"{cell.text} {unit}", value=value.mean, std=value.std)
 
 
@@ -270,7 +288,7 @@ def phases(groups: Sequence[Group]) -> Table:
 
 def cost(groups: Sequence[Group]) -> Table:
     """What the runs took, and how far unfinished ones got."""
-    names = ("Seeds", "Rounds", "Seconds a round", "Wall time, minutes", "GPUs", "Runs at once", "GPU-seconds")
+    names = ("Seeds", "Rounds", "Seconds a round", "Wall time", "GPUs", "Runs at once", "GPU-seconds")
     columns = [*_HEAD, *map(Column, names), Column("Device", numeric=False)]
     of_run = dict(
         zip(
@@ -293,7 +311,7 @@ def cost(groups: Sequence[Group]) -> Table:
                 plain(len(one.runs)),
                 _progress(one),
                 stat(one.latest(measures.per_round("seconds_total")), 3),
-                stat(one.latest(_seconds), 1, 1 / 60),
+                duration(one.latest(_seconds)),
                 plain(one.over(lambda run: run.usage.gpus).mean),
                 plain(one.over(lambda run: of_run[id(run.usage)]).mean),
                 stat(one.latest(gpu_seconds), 0),
@@ -330,7 +348,7 @@ def _progress(one: Group) -> Cell:
 
 def runs(groups: Sequence[Group]) -> Table:
     columns = [*_HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False), Column("Best test %")]
-    columns += [Column("Final test %"), Column("Hours")]
+    columns += [Column("Final test %"), Column("Time")]
     columns += [Column("Directory", numeric=False), Column("Ran on", numeric=False)]
     rows = []
     for one, head in _named(groups):
@@ -344,13 +362,14 @@ def runs(groups: Sequence[Group]) -> Table:
                     text(", ".join([state, *_problems(run)])),
                     plain(measures.best(None)(run), 2),
                     plain(measures.final("test_acc", 100)(run), 2),
-                    plain(None if (seconds := _seconds(run)) is None else seconds / 3600, 3),
+                    duration(Stat(() if (seconds := _seconds(run)) is None else (seconds,), 1)),
                     text(printable(str(run.path))),
                     text(run.ran_on),
                 ]
             )
     repeated = sum(one.repeated for one in groups)
-    notes = [f"{repeated} runs repeat the settings and seed of another and are left out."] if repeated else []
+    left = "1 run repeats" if repeated == 1 else f"{repeated} runs repeat"
+    notes = [f"{left} the settings and seed of another, left out here."] if repeated else []
     return Table("runs", "All runs", columns, rows, notes=notes)
 
 
