@@ -1,6 +1,5 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const narrow = () => window.innerWidth < 700;
 
@@ -28,7 +27,16 @@
     }
   }
 
-  if (typeof Plotly === "undefined") return;
+  // Plotly takes longer to load than the rest of the page: only once a chart is near what is read.
+  const library = document.getElementById("plotly").textContent;
+  if (!library) return;
+  const load = () => {
+    if (typeof Plotly !== "undefined") return;
+    const script = document.createElement("script");
+    script.textContent = library;
+    document.head.append(script);
+  };
+  const data = JSON.parse(document.getElementById("data").textContent);
 
   const ink = () => getComputedStyle(document.body).color;
   const line = () => getComputedStyle(document.documentElement).getPropertyValue("--line").trim();
@@ -98,24 +106,26 @@
     const [name, least, length = least] = units[axis].find((each) => most >= each[1]) || units[axis].at(-1);
     return { length, title: `${names[axis]} (${name})` };
   };
-  const draws = [];
+  const draws = new Map();  // by the element of a chart
 
   for (const holder of document.querySelectorAll("[data-curves]")) {
     const chart = data.charts[holder.dataset.curves];
     const [measure, axis] = holder.querySelectorAll("select"), log = holder.querySelector("input");
     const target = holder.querySelector(".chart");
+    target.setAttribute("aria-label", `${holder.getAttribute("aria-label")}; the numbers are in the tables below`);
     const draw = () => Plotly.react(
       target, traces(chart, measure.value, axis.value),
       layout("", unit(chart, measure.value, axis.value).title, data.measures[measure.value], log.checked, true), config);
     measure.addEventListener("change", () => { log.checked = measure.value === "consistency"; draw(); });
     axis.addEventListener("change", draw);
     log.addEventListener("change", draw);
-    draws.push(draw);
+    draws.set(target, draw);
   }
 
   for (const target of document.querySelectorAll("[data-panel]")) {
     const [name, index] = target.dataset.panel.split(":"), chart = data.panels[name][Number(index)];
-    draws.push(() => {
+    target.setAttribute("aria-label", chart.title);
+    draws.set(target, () => {
       const shape = layout(chart.title, "Round", data.measures[chart.measure], chart.measure === "consistency", true);
       shape.legend = { orientation: "h", y: -0.28, font: { size: 11 } };
       if (chart.shortest) shape.xaxis.range = [0, chart.shortest];
@@ -125,7 +135,8 @@
 
   for (const target of document.querySelectorAll("[data-phases]")) {
     const bars = data.phases[target.dataset.phases];
-    draws.push(() => {
+    target.setAttribute("aria-label", "Seconds per round by phase; the numbers are in the table above");
+    draws.set(target, () => {
       const shape = layout("", "Seconds per round (slowest rank of each phase)", "", false, true);
       shape.barmode = "stack";
       shape.yaxis = { autorange: "reversed", automargin: true };
@@ -139,14 +150,24 @@
     });
   }
 
-  // One chart at a time, so that the tables can be read and scrolled meanwhile.
-  const drawAll = () => {
-    let next = 0;
-    const step = () => {
-      if (next < draws.length) { draws[next++](); setTimeout(step, 0); } else { document.body.dataset.drawn = String(draws.length); }
-    };
-    step();
+  const drawn = new Set();
+  const draw = (target) => {
+    load();
+    drawn.add(target);
+    draws.get(target)();
+    document.body.dataset.drawn = String(drawn.size);
   };
-  dark.addEventListener("change", drawAll);
-  drawAll();
+  const nearby = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      nearby.unobserve(target);
+      setTimeout(draw, 0, target);  // one at a time, so that the page can be scrolled meanwhile
+    }
+  }, { rootMargin: "400px" });
+  for (const target of draws.keys()) {
+    target.setAttribute("role", "img");
+    nearby.observe(target);
+  }
+  dark.addEventListener("change", () => drawn.forEach(draw));
+  window.addEventListener("beforeprint", () => draws.forEach((_, target) => drawn.has(target) || draw(target)));
 })();

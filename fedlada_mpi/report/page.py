@@ -230,7 +230,7 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
             for value, text in (("round", "rounds"), ("units", "Nd"), ("bytes", "bytes"), ("seconds", "time"))
         )
         parts.append(
-            f'<figure data-curves="{index}"><div class="tools"><label>Show <select>{measures}</select></label>'
+            f'<figure data-curves="{index}" aria-label="Curves: {html.escape(problem)}"><div class="tools"><label>Show <select>{measures}</select></label>'
             f"<label>against <select>{axes}</select></label>"
             '<label><input type="checkbox"> logarithmic</label></div><div class="chart"></div></figure>'
         )
