@@ -57,7 +57,7 @@ def render(
         footer=f"fedlada_mpi {__version__}. Every table is also in <code>tables/</code> as CSV, Markdown and LaTeX, "
         "every figure in <code>figures/</code> as PNG and SVG.",
         css=_text("page.css"),
-        js=_text("page.js") if library else "",
+        js=_text("page.js"),
         plotly=library,
         data=_embedded(_data(groups)) if library else "{}",
     )
@@ -168,6 +168,12 @@ def _picture(name: str, title: str) -> str:
     return f'<figure><img src="figures/{name}.png" alt="{html.escape(title)}" loading="lazy"></figure>'
 
 
+def _alt(problem: str, what: str, groups: Sequence[Group]) -> str:
+    """What a picture shows, for those who do not see it; its numbers are in the tables."""
+    names = labels(groups)
+    return f"{problem}, {what}: {', '.join(names) if len(names) <= 10 else _count(len(names), 'setting')}"
+
+
 def _files(*names: str) -> str:
     links = (f'{n}: <a href="figures/{n}.png">PNG</a>, <a href="figures/{n}.svg">SVG</a>' for n in names)
     return f'<p class="source">{" · ".join(links)}</p>' if names else ""
@@ -221,7 +227,7 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
         parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
         parts += [f'<p class="note">{html.escape(note)}</p>' for note in uneven(members)]
         if not library:
-            parts += [_picture(name, problem) for name in names]
+            parts += [_picture(name, _alt(problem, "curves over the rounds", members)) for name in names]
             continue
         known = [m for m in MEASURES if any(len(one.curve(m)[0]) for one in members)]
         measures = "".join(f'<option value="{m}">{html.escape(MEASURES[m])}</option>' for m in known)
@@ -230,22 +236,27 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
             for value, text in (("round", "rounds"), ("units", "Nd"), ("bytes", "bytes"), ("seconds", "time"))
         )
         parts.append(
-            f'<figure data-curves="{index}" aria-label="Curves: {html.escape(problem)}"><div class="tools"><label>Show <select>{measures}</select></label>'
+            f'<figure data-curves="{index}" aria-label="Curves: {html.escape(problem)}"><div class="tools">'
+            f"<label>Show <select>{measures}</select></label>"
             f"<label>against <select>{axes}</select></label>"
             '<label><input type="checkbox"> logarithmic</label></div><div class="chart"></div></figure>'
         )
-        parts += [_picture(name, f"{problem}, client by client") for name in names if name.startswith("clients_")]
+        parts += [
+            _picture(name, _alt(problem, "accuracies client by client", members))
+            for name in names
+            if name.startswith("clients_")
+        ]
     return "".join(parts) or '<p class="note">No rounds yet.</p>'
 
 
 def _diagnostics(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str]) -> str:
     parts = []
-    for problem in by_problem(groups):
+    for problem, members in by_problem(groups).items():
         starts = ("diagnostics_", *(f"{measure}_" for measure in DIAGNOSED))
         names = [n for n in drawn if n.removesuffix(slug(problem)) in starts]
         if names:
             parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
-            parts += [_picture(n, f"{problem}, diagnostics") for n in names]
+            parts += [_picture(n, _alt(problem, "diagnostics over the rounds", members)) for n in names]
     parts += [_table(t) for t in _pick(tables, "diagnostics")]
     for table in _pick(tables, "speedup_"):
         parts += [_table(table), _files(table.id), _picture(table.id, table.title)]
@@ -254,14 +265,14 @@ def _diagnostics(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequen
 
 def _time(groups: Sequence[Group], tables: Sequence[Table], library: bool, drawn: Sequence[str]) -> str:
     parts = [_table(t) for t in _pick(tables, "cost", "phases")]
-    for index, problem in enumerate(by_problem([one for one in groups if one.done])):
+    for index, (problem, members) in enumerate(by_problem([one for one in groups if one.done]).items()):
         names = [n for n in drawn if n.removesuffix(slug(problem)) in ("phases_", "ranks_")]
         if names:
             parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
             parts += (
                 [f'<div class="chart" data-phases="{index}"></div>']
                 if library
-                else [_picture(n, problem) for n in names]
+                else [_picture(n, _alt(problem, "seconds per round", members)) for n in names]
             )
     return "".join(parts)
 

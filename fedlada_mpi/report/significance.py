@@ -19,6 +19,7 @@ from .tables import Cell, Column, Table, number, plain
 
 FEWEST = 3  # seeds in common; with two, the interval is 13 standard errors wide
 LEVEL = 0.95
+SAME = "the same in all seeds"
 
 
 class Difference(NamedTuple):
@@ -126,7 +127,7 @@ def _table(problem: str, best: str, names: Sequence[str], found: Sequence[Differ
         row = [Cell(name), *(plain(None if one is None else value) for value in (one and one.seeds, one and one.last))]
         row.append(Cell() if one is None else Cell(_signed(one.mean), one.mean))
         if one is None or one.half is None or p is None:
-            row += [Cell(), Cell(), Cell("too few seeds" if one is None or one.seeds < FEWEST else "–")]
+            row += [Cell(), Cell(), Cell("too few seeds" if one is None or one.seeds < FEWEST else SAME)]
         else:
             interval = f"{_signed(one.mean - one.half)} to {_signed(one.mean + one.half)}"
             shown = "< 0.001" if p < 0.001 else number(p, 3)
