@@ -11,7 +11,7 @@ from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class Scaffold(Algorithm):
-    name, label, year, colour = "scaffold", "SCAFFOLD", 2020, "#0077bb"
+    name, label, year, colour = "scaffold", "SCAFFOLD", 2020, "#0f00a5"
     down = ("x", "c")
     up = ("offset", "dc")
     client_state = ("c_i",)
