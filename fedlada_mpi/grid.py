@@ -22,12 +22,13 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from . import config as settings
 from .errors import UserError
-from .experiments import Grid, Run, experiments, load
+from .experiments import Grid, Run, experiments, live, load, progress
 from .experiments.parallel import LOG, Parallel
 from .experiments.starting import STOPS, claimed, exit_status, passed_on, start
 from .rundir import lock
@@ -97,9 +98,9 @@ def execute_all(grid: Grid, launcher: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def execute_parallel(grid: Grid, launcher: Sequence[str], at_once: int) -> int:
+def execute_parallel(grid: Grid, launcher: Sequence[str], at_once: int, table: bool) -> int:
     """Start the runs, several at once; stops where a signal asks for it."""
-    runs = Parallel(grid.runs, launcher, at_once)
+    runs = Parallel(grid.runs, launcher, at_once, table)
     status = runs.execute()
     if runs.failed:
         failed = compact(sorted(runs.failed))
@@ -143,8 +144,14 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--count", action="store_true", help="print the number of runs")
     what.add_argument("--command", type=int, metavar="I", help="print the command of run I")
     what.add_argument("--index", type=int, metavar="I", help="run number I, from 0")
-    what.add_argument("--all", action="store_true", help="run all, one after another or --parallel")
-    what.add_argument("--status", action="store_true", help="list the runs with their progress")
+    what.add_argument(
+        "--all",
+        action="store_true",
+        help="run all, one after another or --parallel, on a terminal with a table of their progress",
+    )
+    what.add_argument(
+        "--status", action="store_true", help="list the runs with rounds, accuracy, speed and expected end"
+    )
     what.add_argument("--todo", action="store_true", help="print the unfinished runs, as sbatch --array takes them")
     parser.add_argument(
         "--parallel", type=int, metavar="N",
@@ -184,8 +191,8 @@ def act(arguments: argparse.Namespace) -> int:
         print(shlex.join(_pick(grid, arguments.command).command(launcher)))
     elif arguments.index is not None:
         return execute(_pick(grid, arguments.index), launcher)
-    elif arguments.all and arguments.parallel:
-        return execute_parallel(grid, launcher, arguments.parallel)
+    elif arguments.all and (arguments.parallel or live.possible()):
+        return execute_parallel(grid, launcher, arguments.parallel or 1, live.possible())
     elif arguments.all:
         return execute_all(grid, launcher)
     elif arguments.todo:
@@ -197,15 +204,13 @@ def act(arguments: argparse.Namespace) -> int:
 
 def _print(grid: Grid, status: bool) -> None:
     print(f"{grid.name}: {grid.title}" + (f" ({grid.paper})" if grid.paper else ""))
-    done = 0
+    if status:
+        runs, now = [progress.measure(run) for run in grid.runs], time.time()
+        print(*progress.rows(runs, now), progress.closing_line(runs, now), sep="\n")
+        return
     for index, run in enumerate(grid.runs):
-        line = f"{index:>4}  {run.directory}"
-        if status:
-            state = run.state()
-            done += state == "finished"
-            line += f"  {run.rounds_done()}/{run.rounds} rounds  {state}"
-        print(line)
-    print(f"{done} of {len(grid.runs)} runs finished" if status else f"{len(grid.runs)} runs")
+        print(f"{index:>4}  {run.directory}")
+    print(f"{len(grid.runs)} runs")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

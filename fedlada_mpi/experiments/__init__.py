@@ -24,7 +24,7 @@ from typing import Any
 from .. import config as settings
 from ..errors import UserError, did_you_mean, shortened
 from ..inputs import check_path, require_regular
-from ..rundir import lock, metrics
+from ..rundir import metrics
 from ..rundir.results import finished_rounds
 
 FOLDER = Path(__file__).parent
@@ -69,14 +69,6 @@ class Run:
         """Whether the run has all its rounds, and has written its results."""
         rounds = finished_rounds(self.directory)
         return rounds is not None and rounds >= self.rounds
-
-    def state(self) -> str:
-        """Its state in words: finished, running (and where), stopped or not started."""
-        if self.finished():
-            return "finished"
-        if holder := lock.owner(self.directory) or lock.owner(self.directory, lock.GRID):
-            return f"running ({holder})"
-        return "stopped" if self.rounds_done() else "not started"
 
 
 @dataclass(frozen=True)

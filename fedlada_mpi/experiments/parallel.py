@@ -19,6 +19,7 @@ from ..processes import usable_cores
 from ..rundir import lock
 from ..signals import STOPPED
 from . import Run
+from .live import Table
 from .starting import STOPS, claimed, exit_status, passed_on, start
 
 LOG = "log.txt"  # what a run prints
@@ -35,10 +36,14 @@ class Started:
 
 
 class Parallel:
-    """Starts the runs in order, ``at_once`` at a time; those that are finished or in use elsewhere are left out."""
+    """Starts the runs in order, ``at_once`` at a time; those that are finished or in use elsewhere are left out.
 
-    def __init__(self, runs: Sequence[Run], launcher: Sequence[str], at_once: int):
-        self.runs, self.launcher = runs, list(launcher)
+    Prints a line when a run starts and ends or, with ``live``, a table of all of them.
+    """
+
+    def __init__(self, runs: Sequence[Run], launcher: Sequence[str], at_once: int, live: bool = False):
+        self.runs, self.launcher, self.at_once = runs, list(launcher), at_once
+        self.table = Table(runs, at_once) if live else None
         self.waiting = deque(enumerate(runs))
         self.slots = list(range(min(at_once, len(runs))))
         self.running: list[Started] = []
@@ -58,6 +63,8 @@ class Parallel:
                     while self.slots and self.waiting and not self.stopped:
                         self._start(*self.waiting.popleft(), places)
                     self._collect()
+                    self._show()
+                self._show(now=True)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -75,7 +82,15 @@ class Parallel:
 
     def _say(self, index: int, words: str, error: bool = False) -> None:
         line = f"[{index + 1}/{len(self.runs)}] {self.runs[index].directory.name}: {words}"
-        print(line, file=sys.stderr if error else None, flush=True)
+        if self.table is None:
+            print(line, file=sys.stderr if error else None, flush=True)
+        elif error:  # the table shows the rest
+            self.table.above(line)
+
+    def _show(self, now: bool = False) -> None:
+        if self.table is not None:
+            note = "stopping: the runs at work finish their round" if self.stopped and self.running else ""
+            self.table.show([started.index for started in self.running], self.failed, note, now)
 
     def _start(self, index: int, run: Run, places: Mapping[str, str]) -> None:
         if run.finished():
@@ -104,7 +119,7 @@ class Parallel:
 
     def _share(self, slot: int) -> dict[str, str]:
         """The GPU of a slot, where there are several, and its part of the cores; a launcher places ranks itself."""
-        if self.launcher:
+        if self.launcher or self.at_once == 1:
             return {}
         share = {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if len(self.gpus) > 1 else {}
         if "OMP_NUM_THREADS" not in os.environ:

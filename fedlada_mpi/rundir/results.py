@@ -33,10 +33,16 @@ def write_model(path: Path, model: Mapping[str, Tensor]) -> None:
     write_atomically(path, content.getvalue())
 
 
-def finished_rounds(out: Path) -> int | None:
-    """After how many rounds the run in ``out`` finished, None if it did not or its results were not written."""
+def finished(out: Path) -> dict[str, Any] | None:
+    """The summary of the run in ``out``, None if it did not finish or its results were not written."""
     try:
         summary = read_json(out / SUMMARY)
-        return int(summary["rounds"]) if summary["status"] == "finished" else None
+        return {**summary, "rounds": int(summary["rounds"])} if summary["status"] == "finished" else None
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+
+
+def finished_rounds(out: Path) -> int | None:
+    """After how many rounds the run in ``out`` finished, None if it did not."""
+    summary = finished(out)
+    return None if summary is None else summary["rounds"]

@@ -1,0 +1,198 @@
+"""How far a grid is: state, rounds, accuracy, speed and expected end, of made-up run directories."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+from hostile import VALUES
+from repository import ROOT
+
+from fedlada_mpi import grid
+from fedlada_mpi.experiments import live, progress
+from fedlada_mpi.experiments.progress import FAILED, FINISHED, NOT_STARTED, RUNNING, STOPPED, Progress
+from fedlada_mpi.rundir import lock
+
+pytestmark = pytest.mark.serial
+NOON = time.mktime((2026, 3, 1, 12, 0, 0, 0, 0, -1))
+
+
+@pytest.fixture
+def four(tmp_path):
+    """A grid of four runs of 10 rounds, and their directories."""
+    (tmp_path / "four.toml").write_text(
+        'title = "Four"\n[base]\nalgorithm = "fedavg"\nrounds = 10\nseed = [0, 1, 2, 3]\n'
+    )
+    directories = [tmp_path / f"runs/digits_fedavg_seed={seed}" for seed in range(4)]
+    for directory in directories:
+        directory.mkdir(parents=True)
+    return [str(tmp_path / "four.toml"), "--runs", str(tmp_path / "runs")], directories
+
+
+def write_metrics(directory, seconds, accuracies):
+    lines = [
+        json.dumps({"round": t, "test_acc": accuracies.get(t), "seconds": {"total": s}})
+        for t, s in enumerate(seconds, 1)
+    ]
+    (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def write_summary(directory, **changes):
+    summary = {
+        "status": "finished",
+        "rounds": 10,
+        "seconds": 25.0,
+        "final": {"test_acc": 0.9},
+        "best": {"test_acc": 0.95},
+    }
+    (directory / "summary.json").write_text(json.dumps({**summary, **changes}))
+
+
+def test_status(four, capsys, monkeypatch):
+    """2.5 s per round of the finished run; 30, 30 and 60 s of the running one: 7 rounds of 40 s end at 12:04:40.
+
+    The stopped one has 8 rounds of 50 s to go. The last one's speed is the mean of 2.5, 40 and 50, so 308 s. One at a
+    time: 280 + 400 + 308 s from noon on.
+    """
+    arguments, directories = four
+    write_summary(directories[0])
+    write_metrics(directories[1], [30, 30, 60], {1: 0.5, 2: 0.75, 3: 0.625})
+    write_metrics(directories[2], [50, 50], {})
+    monkeypatch.setattr(time, "time", lambda: NOON)
+    with lock.hold(directories[1]):
+        assert grid.main([*arguments, "--status"]) == 0
+        holder = lock.owner(directories[1])
+    assert capsys.readouterr().out.splitlines() == [
+        "four: Four",
+        "   run                   state        rounds    test    best  s/round  end",
+        "0  digits_fedavg_seed=0  finished      10/10  90.00%  95.00%      2.5",
+        f"1  digits_fedavg_seed=1  running        3/10  62.50%  75.00%       40  12:04  {holder}",
+        "2  digits_fedavg_seed=2  stopped        2/10                       50",
+        "3  digits_fedavg_seed=3  not started    0/10",
+        "1 of 4 runs finished; 1 running; expected end 12:16, in 16 min",
+    ]
+
+
+def test_nothing_runs_and_nothing_is_left(four, capsys):
+    arguments, directories = four
+    assert grid.main([*arguments, "--status"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "0 of 4 runs finished"  # no speed is known
+    for directory in directories[:3]:
+        write_summary(directory)
+    assert grid.main([*arguments, "--status"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "3 of 4 runs finished; about 25 s to go, one run at a time"
+    write_summary(directories[3])
+    assert grid.main([*arguments, "--status"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "4 of 4 runs finished"
+
+
+def test_the_speed_is_that_of_the_last_rounds(four):
+    arguments, directories = four
+    write_metrics(directories[0], [100.0] * 10 + [2.0] * 50, {})
+    run = grid.load(*[arguments[0], arguments[2]]).runs[0]
+    assert progress.measure(run).pace == 2.0
+
+
+def runs(*states, rounds=10, done=0, pace=None):
+    return [Progress(f"run{i}", state, rounds, done, pace=pace) for i, state in enumerate(states)]
+
+
+def test_expected_end_of_several_at_once():
+    """Two at work with 40 and 10 s to go, then three of 100 s, which begin at 10, 40 and 110 s: all end at 210."""
+    at_work = [Progress("a", RUNNING, 10, 6, pace=10.0), Progress("b", RUNNING, 10, 9, pace=10.0)]
+    waiting = runs(NOT_STARTED, NOT_STARTED, STOPPED)
+    assert progress.expected([*at_work, *waiting], 2) == 210
+    assert progress.expected([*at_work, *waiting], 3) == 140  # at 0, 10 and 40
+    assert progress.expected(at_work, 2) == 40
+    assert progress.expected(runs(FINISHED, FAILED, pace=1.0), 1) == 0
+    assert progress.expected(runs(RUNNING, NOT_STARTED), 2) is None
+
+
+def test_words_for_times():
+    durations = (4.4, 59, 60, 3540, 3600, 5400, 86_399, 86_400, 100_000)
+    assert [progress.duration(s) for s in durations] == [
+        *("4 s", "59 s", "1 min", "59 min", "1 h 0 min", "1 h 30 min"),
+        *("1 d 0 h", "1 d 0 h", "1 d 4 h"),
+    ]
+    assert progress.clock(NOON + 3600, NOON) == "13:00"
+    assert progress.clock(NOON + 13 * 3600, NOON) == "02 Mar 01:00"
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: repr(value)[:20])
+def test_values_that_are_no_numbers(value, four, capsys):
+    arguments, directories = four
+    for index, name in enumerate(("seconds", "final", "best")):
+        write_summary(directories[index], **{name: value})
+    (directories[3] / "metrics.jsonl").write_text(
+        json.dumps({"round": 1})
+        + "\n"
+        + json.dumps({"round": 2, "seconds": {"total": value}, "test_acc": value})
+        + "\n"
+    )
+    assert grid.main([*arguments, "--status"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("3 of 4 runs finished")
+
+
+def test_a_table_higher_than_the_terminal():
+    states = [FINISHED] * 5 + [FAILED] + [FINISHED] * 20 + [RUNNING] * 2 + [NOT_STARTED] * 20
+    assert live.selected(runs(*states), 6) == [5, 25, 26, 27, 28, 29]
+    assert live.selected(runs(*states[:3]), 6) == [0, 1, 2]
+
+
+# Plays a run of two rounds; the second seed fails.
+PRETEND = """
+import json, pathlib, sys, time
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+print("output of the run", flush=True)
+if "seed=1" in out.name:
+    sys.exit(3)
+(out / "metrics.jsonl").write_text(json.dumps({"round": 5, "test_acc": 0.5, "seconds": {"total": 1.0}}) + "\\n")
+time.sleep(1.5)
+summary = {"status": "finished", "rounds": 10, "seconds": 25.0, "final": {"test_acc": 0.9}, "best": {"test_acc": 0.95}}
+(out / "summary.json").write_text(json.dumps(summary))
+"""
+
+
+@pytest.mark.parametrize("parallel", [[], ["--parallel", "4"]])
+def test_a_table_on_a_terminal(four, tmp_path, parallel):
+    arguments, directories = four
+    (tmp_path / "pretend.py").write_text(PRETEND)
+    write_summary(directories[2])
+    write_summary(directories[3])
+    ours, theirs = pty.openpty()
+    launcher = f"{sys.executable} {tmp_path / 'pretend.py'}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedlada_mpi.grid", *arguments, "--all", *parallel, "--launcher", launcher],
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
+        stdout=theirs,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    while chunk := read(ours):
+        shown += chunk
+    os.close(ours)
+    assert process.wait(30) == 1
+    text = shown.decode().replace("\r\n", "\n")
+    drawings = re.split(r"\x1b\[\d+F\x1b\[J", text)
+    assert any(re.search(r"^0 .* running +5/10 +50.00% +50.00% +1 +\d\d:\d\d$", d, re.MULTILINE) for d in drawings)
+    last = drawings[-1]
+    assert re.search(r"^0 .* finished +10/10 +90.00% +95.00% +2.5$", last, re.MULTILINE)
+    assert re.search(r"^1 .* failed +0/10$", last, re.MULTILINE)
+    assert "3 of 4 runs finished; 1 failed\n" in last
+    assert last.endswith("error: 1 of 4 runs failed: 1\n")
+    assert text.count("failed with status 3 after 0 of 10 rounds: see ") == 1
+    assert "output of the run" not in text
+    assert "output of the run" in (directories[0] / "log.txt").read_text()
+
+
+def read(terminal):
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # as Linux has it where all writers are gone
+        return b""
