@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import models
-from .config import Config
+from .config import SETTINGS, Config
 from .data.arrays import array
 from .data.datasets import directory_of
 from .data.manifest import read_manifest
@@ -137,7 +137,7 @@ class Run:
 
     @property
     def _shards(self) -> Path:
-        return directory_of(self.config["dataset"], self.config["data_dir"])
+        return directory_of(Config(**{name: self.config[name] for name in SETTINGS if name in self.config}))
 
     def evaluate(self, images: Any = None, labels: Any = None) -> dict[str, float]:
         """``loss`` (mean cross-entropy) and ``accuracy`` on these images, by default on the run's test images."""
