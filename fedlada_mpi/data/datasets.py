@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PREPARING = threading.Lock()  # threads of one process would write to the same temporary folder
 SILOS = 64  # files of a partition that a run prepares, for up to as many ranks
 WAIT_SECONDS = 0.5
+MOST_NAMES = 10  # of data sets, in an error
 
 # Settings of a run that its shards fix, and the names of these settings in the manifest.
 _FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_per_client", "size_sigma")}
@@ -48,8 +49,9 @@ def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = F
     check_path(data_dir, "--data-dir")
     base = _base(name, data_dir)
     if not (base / MANIFEST).is_file():
-        names = _prepared(data_root(Config(data_dir=data_dir)))
-        there = f"; {base.parent} has {', '.join(names)}" if names else ""
+        root = data_root(Config(data_dir=data_dir))
+        names = _prepared(root)
+        there = f"; {root} has {', '.join(names[:MOST_NAMES])}{', ...' * (len(names) > MOST_NAMES)}" if names else ""
         known = f"one of {', '.join(DATASETS)}, or what python -m data_prep has written{there}"
         raise UserError(f"--dataset: got {shortened(name)}, expected {known}{did_you_mean(name, [*DATASETS, *names])}")
     manifest = read_manifest(base)
@@ -177,14 +179,18 @@ def _prepare(config: Config, directory: Path, silos: int, report: Callable[[str]
         raise UserError(
             f"no shards of {kind} in {directory} and no raw data next to them; prepare them with: " + _command(settings)
         )
-    if near is not None and (raw is None or kind == ARRAYS or fingerprint(settings, raw) != near.source):
+    if near is not None:
         name, value = next(iter(_differences(config, near).items()))
-        others = f"prepare others with {_command(settings)} and run it again"
-        raise UserError(
-            f"the shards in {base} were prepared with {name} {value}, but the run asks for {getattr(config, name)}, "
-            f"and their raw data is not there any more: add --{flag(name)} {value}, or "
-            + ("give other arrays" if kind == ARRAYS else others)
+        differs = (
+            f"the shards in {base} were prepared with {name} {value}, but the run asks for {getattr(config, name)}"
         )
+        if kind == ARRAYS:
+            raise UserError(f"{differs}: add --{flag(name)} {value}, or divide the arrays so")
+        if raw is None:
+            other = f"prepare others with {_command(settings)} and run it again"
+            raise UserError(f"{differs}, and their raw data is not there: add --{flag(name)} {value}, or {other}")
+        if fingerprint(settings, raw) != near.source:
+            raise UserError(f"{differs}, and {raw} has changed since: prepare both from it, first with {near.command}")
     with _alone(directory, report):
         if not (directory / MANIFEST).is_file():
             report(f"preparing {directory}, once for all runs with these settings")

@@ -34,8 +34,6 @@ class PrepareSettings:
     dataset: str
     out: Path = None  # type: ignore[assignment]
     raw: Path | None = None
-    resize: int = 0
-    test_share: float | None = None
     clients: int | None = None
     silos: int | None = None
     partition: str = "dirichlet"
@@ -48,6 +46,8 @@ class PrepareSettings:
     workers: int = 0
     force: bool = False
     download: bool = True
+    resize: int = 0
+    test_share: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "raw", Path(self.raw) if self.raw is not None else None)

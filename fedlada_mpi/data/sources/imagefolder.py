@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -203,6 +203,13 @@ def photo(image: Image.Image, shape: tuple[int, ...]) -> Image.Image:
     image = upright(image, shape)
     height, width = shape[:2]
     return image if image.size == (width, height) else ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+
+
+def read_photos(paths: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
+    """Image files as images of a data set, [n, H, W, C]."""
+    out = empty_images(len(paths), shape, f"{len(paths)} images")
+    decode_all(paths, out, fit=photo, most=MOST_BYTES)
+    return out
 
 
 def fingerprint(raw: Path) -> str:
