@@ -74,7 +74,7 @@ class Session:
         world.on_root(lambda: check_installed(config))
         first = 0 if world.size == 1 or config.server_trains else 1
         ranks = world.size - first
-        world.on_root(lambda: ensure(config, directory, ranks))
+        world.on_root(lambda: ensure(config, directory, ranks, (lambda line: None) if quiet else print))
         self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
         threads = asked_threads(world)
         self.device = world.collectively(lambda: choose_device(world, config, threads))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,10 @@ def draw(manifest: Manifest, path: Path) -> None:
     _mark_silos(main, manifest)
     title = figure_text(_title(manifest), 300)
     figure.suptitle(title, fontsize=13 if len(title) < 100 else 10.5, fontweight="bold", color=INK, x=0.01, ha="left")
-    figure.savefig(path, format="png")
+    with warnings.catch_warnings():
+        # Names may be in any script; where the font has no such letter, it draws a box.
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        figure.savefig(path, format="png")
 
 
 def _bars(axes: Axes, manifest: Manifest) -> None:
