@@ -232,6 +232,7 @@ def test_out_is_a_file(data, out, refused, more, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
