@@ -359,7 +359,7 @@ def _seeds(groups: Sequence[Group]) -> str:
     if counts == [1]:
         return ""
     many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    common = ", over the rounds that all have" if any(one.uneven() for one in groups) else ""
+    common = ", over the rounds that all have" if any(one.uneven for one in groups) else ""
     return f", mean ± standard deviation of {many} seeds{common}"
 
 

@@ -145,6 +145,7 @@ class Group:
         """A measure of all rounds, or of the last one, over the rounds that all runs have."""
         return self._stat([measure(run) for run in self.common], None)
 
+    @cached_property
     def uneven(self) -> str:
         """What its means leave out, where seeds differ in their rounds or in those that were evaluated; else empty."""
         lengths = sorted({run.done for run in self.runs if run.done})
@@ -153,7 +154,7 @@ class Group:
         last = max((int(self.curve(name)[0][-1]) for name in EVALUATED if len(self.curve(name)[0])), default=lengths[0])
         differ = [f"seeds have {lengths[0]:,} to {lengths[-1]:,} rounds"] if len(lengths) > 1 else []
         for name in EVALUATED:
-            steps = {tuple(at[at <= lengths[0]]) for run in self.runs if len(at := run.rounds[_there(run, name)])}
+            steps = {at[at <= lengths[0]].tobytes() for run in self.runs if len(at := run.rounds[_there(run, name)])}
             if len(steps) > 1:
                 differ.append("seeds were evaluated in different rounds")
                 break
@@ -189,7 +190,7 @@ def _aligned(runs: Sequence[Run], cut: bool) -> list[Run]:
 
 def uneven(groups: Sequence[Group]) -> list[str]:
     """Notes on the groups whose seeds differ in their rounds or in those that were evaluated."""
-    said = ((name, one.uneven()) for one, name in zip(groups, labels(groups), strict=True))
+    said = ((name, one.uneven) for one, name in zip(groups, labels(groups), strict=True))
     return [f"{name}: {why}." for name, why in said if why]
 
 

@@ -74,7 +74,7 @@ def table(one: Table) -> str:
 def figure(name: str, caption: str, wide: bool) -> str:
     """A figure with its caption; a wide one is as wide as the text, over all columns."""
     kind, width = ("figure*", r"\textwidth") if wide else ("figure", r"\columnwidth")
-    picture = rf"\includegraphics[width={width}]{{{name}}}"
+    picture = rf"\includegraphics[width={width}]{{{name}.pdf}}"
     return (
         "\n".join(
             [rf"\begin{{{kind}}}", r"\centering", picture, rf"\caption{{{escaped(caption)}.}}", rf"\end{{{kind}}}"]

@@ -125,7 +125,7 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str
             if printed:
                 also = column["also"][i] if "also" in column else math.nan
                 row += [_printed(paper, column, also), _difference(ours, paper, column, also)]
-    differ = ((one, one.uneven()) for one in shown.values())
+    differ = ((one, one.uneven) for one in shown.values())
     notes += [f"{one.method_name} on {dataset_name(one.dataset)}: {why}." for one, why in differ if why]
     for (dataset, used), methods in otherwise.items():
         notes.append(f"{', '.join(methods)} on {dataset} {'was' if len(methods) == 1 else 'were'} run with {used}.")

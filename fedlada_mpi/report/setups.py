@@ -26,6 +26,8 @@ NAMES = {
     "batch_size": "batch",
     "weight_decay": "weight decay λ",
 }
+MAIN = ("model", "batch_size", "lr", "server_lr", "weight_decay")
+RUNTIME = ("rounds", "eval_every", "eval_train_every")  # that results depend on
 UNKNOWN = "not recorded"
 RARE = "unlike the others"
 
@@ -59,16 +61,16 @@ def _cell(value: str, usual: str, count: int, of: int) -> Cell:
 
 
 def _values(one: Group) -> dict[str, str]:
-    """Settings that all methods have, and the environment; of several seeds, every value."""
-    runtime = ("rounds", "eval_every", "eval_train_every")
-    names = ["model", "batch_size", "lr", "server_lr", *settings.SETTINGS]
+    """The settings that all methods have, and the environment, the main ones first; of several seeds, every value."""
+    shown = [
+        n for n, each in settings.SETTINGS.items() if not each.runtime and n not in ("algorithm", "dataset", "seed")
+    ]
     values = {}
-    for name in dict.fromkeys(names):
-        if name in ("algorithm", "dataset", "seed") or (settings.SETTINGS[name].runtime and name not in runtime):
-            continue
-        values[NAMES.get(name, name.replace("_", " "))] = _several(run.settings[name] for run in one.runs)
-    for name, shown in ENVIRONMENT.items():
-        values[shown] = _several(run.environment.get(name) or UNKNOWN for run in one.runs)
+    for name in (*MAIN, *ENVIRONMENT, *RUNTIME, *shown):
+        if name in ENVIRONMENT:
+            values[ENVIRONMENT[name]] = _several(run.environment.get(name) or UNKNOWN for run in one.runs)
+        else:
+            values[NAMES.get(name, name.replace("_", " "))] = _several(run.settings[name] for run in one.runs)
     return values
 
 

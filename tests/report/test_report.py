@@ -105,8 +105,8 @@ def test_seeds_evaluated_in_different_rounds_are_averaged_over_those_that_all_ha
     assert one.latest(measures.best(None)).values == pytest.approx((40, 60))
     assert one.over(measures.rounds_to("test_acc", 0.4)).values == (4, 2)  # not 3, where the other was not evaluated
     assert one.over(measures.test_at(3)).values == pytest.approx((20, 60))
-    assert "evaluated in different rounds: means over the rounds that all have, up to 4" in one.uneven()
-    assert group([run([0.1, 0.2]), run([0.2, 0.3], seed=1)])[0].uneven() == ""
+    assert "evaluated in different rounds: means over the rounds that all have, up to 4" in one.uneven
+    assert group([run([0.1, 0.2]), run([0.2, 0.3], seed=1)])[0].uneven == ""
 
 
 def test_a_round_that_was_not_evaluated_is_not_in_the_curve():
