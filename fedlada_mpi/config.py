@@ -77,7 +77,7 @@ def _most(default: Any, most: float | None) -> float | None:
 
 @dataclass
 class Config:
-    dataset: str = setting("digits", f"one of {', '.join(DATASETS)}, or a directory of shards")
+    dataset: str = setting("digits", f"one of {', '.join(DATASETS)}, or a name or directory of shards")
     data_dir: str = setting("", "where the shards are (default: $FEDLADA_DATA, else data/)", runtime=True)
     algorithm: str = setting("fedlada", "the federated method, or your own as package.module:Class or file.py:Class")
     preset: str = setting(

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from ranks import SIZE, barrier, is_root
 from repository import ROOT
 from torch import nn
@@ -151,7 +152,7 @@ def test_metrics_are_columns_for_pandas(settings):
     assert all(kind.kind in "if" for kind in table.dtypes)
 
 
-def test_evaluate_and_predict(settings, data):
+def test_evaluate_and_predict(settings, data, tmp_path):
     run = train(**settings)
     final = run.summary["final"]
     assert run.evaluate()["accuracy"] == final["test_acc"]
@@ -162,6 +163,14 @@ def test_evaluate_and_predict(settings, data):
     assert (labels_found == labels).mean() == final["test_acc"]
     assert shares.shape == (len(images), CLASSES)
     assert np.allclose(shares.sum(1), 1)
+    # Files: one of the same size, and a wider one with the image in its middle.
+    Image.fromarray(images[0]).save(tmp_path / "0.png")
+    wide = np.zeros((8, 24, 3), np.uint8)
+    wide[:, 8:16] = images[1]
+    Image.fromarray(wide).save(tmp_path / "1.png")
+    files = [tmp_path / "0.png", str(tmp_path / "1.png")]
+    assert np.array_equal(run.predict(files, probabilities=True), run.predict(images[:2], probabilities=True))
+    assert run.predict(files[0]).tolist() == labels_found[:1].tolist()
     # The module itself takes images as torchvision gives them.
     scaled = torch.from_numpy(images).permute(0, 3, 1, 2) / 255
     assert np.array_equal(run.model(scaled).argmax(1).numpy(), labels_found)
@@ -170,7 +179,8 @@ def test_evaluate_and_predict(settings, data):
         lambda: run.predict(images[0]): "images: got shape [8, 8, 3, 1], expected [n, 8, 8, 3]",
         lambda: run.predict(images[:, :4]): "images: got shape [12, 4, 8, 3], expected [n, 8, 8, 3]",
         lambda: run.predict(images[:0]): "expected at least one image",
-        lambda: run.predict("cat.png"): "images: got shape [], expected [n, 8, 8, 3]",
+        lambda: run.predict("cat.png"): "cat.png: cannot be read (No such file or directory)",
+        lambda: run.predict(["cat.png", 3]): "images: got shape [2], expected [n, 8, 8, 3]",
         lambda: run.evaluate(images): "got images or labels alone",
         lambda: run.evaluate(images, labels[:-1]): "got 12 images and 11 labels",
         lambda: run.evaluate(images, labels + 1): "got labels 1 to 3, expected 0 to 2",

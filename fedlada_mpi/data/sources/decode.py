@@ -119,6 +119,8 @@ def decoding(path: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
         raise UserError(
             f"{path}: cannot be decoded ({first_line(error)}), expected a complete image: copy it again"
         ) from None
