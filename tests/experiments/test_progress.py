@@ -143,6 +143,15 @@ def test_a_table_higher_than_the_terminal():
     assert live.selected(runs(*states[:3]), 6) == [0, 1, 2]
 
 
+def test_a_run_that_has_just_finished(four, capsys):
+    arguments, directories = four
+    with lock.hold(directories[3]):
+        table = live.Table(grid.load(arguments[0], arguments[2]).runs, 1)
+    write_summary(directories[3])
+    table.show([], [])
+    assert re.search(r"^3 .* finished +10/10", capsys.readouterr().out, re.MULTILINE)
+
+
 # Plays a run; the second seed fails.
 PRETEND = """
 import json, pathlib, signal, sys, time
