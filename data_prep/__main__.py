@@ -2,6 +2,7 @@
 
 python -m data_prep --dataset digits --out data/digits --silos 3
 python -m data_prep --dataset cifar10 --raw cifar-10-python.tar.gz --out data/cifar10 --clients 100 --silos 10
+python -m data_prep --dataset imagefolder --raw photos --resize 64
 python -m data_prep --dataset npz --raw mine.npz --out data/mine --partition natural --silos 4
 """
 
@@ -11,19 +12,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from fedlada_mpi.data.partition import KINDS
+from fedlada_mpi.data.partition import KINDS, USED_BY
 from fedlada_mpi.data.picture import PICTURE
 from fedlada_mpi.data.prepare import prepare
-from fedlada_mpi.data.settings import PrepareSettings
+from fedlada_mpi.data.settings import DEFAULT_SILOS, IMAGES_PER_CLIENT, PrepareSettings
 from fedlada_mpi.data.sources import LOADERS
+from fedlada_mpi.data.sources.imagefolder import TEST_SHARE
 from fedlada_mpi.errors import UserError
-
-# Flags that only some partitions use; with another one they are an error.
-USED_BY = {
-    "dirichlet": ("dirichlet",),
-    "exhausted": ("dirichlet", "pathological"),
-    "classes_per_client": ("pathological",),
-}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,15 +28,23 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("--dataset", required=True, metavar="NAME", help=f"one of {', '.join(LOADERS)}")
-    add("--out", required=True, type=Path, metavar="DIR", help="directory of the shards")
+    add("--out", type=Path, metavar="DIR", help="directory of the shards [data/NAME; your own data: the name of --raw]")
     add("--raw", type=Path, metavar="PATH", help="archive, folder or .npz [what is in DIR/../raw, or a download]")
+    add("--resize", type=int, metavar="N", help="imagefolder: the middle of every image, resized to NxN [as they are]")
+    add(
+        "--test-share",
+        type=float,
+        metavar="SHARE",
+        help=f"imagefolder without test/: of every class, the images to test on [{TEST_SHARE}]",
+    )
     add(
         "--clients",
         type=int,
         metavar="M",
-        help="number of clients [the paper's 100; digits: 50; natural: the data's own]",
+        help="number of clients [the paper's 100; digits: 50; natural: the data's own; imagefolder: at most one per "
+        f"{IMAGES_PER_CLIENT} images]",
     )
-    add("--silos", type=int, metavar="N", help=f"number of silo files [{PrepareSettings.silos}]")
+    add("--silos", type=int, metavar="N", help=f"number of silo files [{DEFAULT_SILOS}, or as many as clients]")
     add("--partition", metavar="KIND", help=f"{', '.join(KINDS)} [{PrepareSettings.partition}]")
     add("--dirichlet", type=float, metavar="ALPHA", help="concentration of the label priors [0.6; digits: 0.3]")
     add("--exhausted", metavar="MODE", help=f"when a class runs out: refill or exact [{PrepareSettings.exhausted}]")

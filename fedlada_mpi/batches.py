@@ -195,3 +195,4 @@ class LocalData:
     starts: np.ndarray
     sizes: np.ndarray
     normalise: Normaliser
+    largest: int = 0  # images of the largest client of any rank, where batches have one shape on all of them

@@ -2,6 +2,7 @@
 
     python -m fedlada_mpi.bench                                    one rank: roofline, rounds, evaluation
     mpirun -n 11 python -m fedlada_mpi.bench --only transport      Bcast and Reduce between ranks
+    mpirun -n 11 python -m fedlada_mpi.bench --only sums           --sums and --robust, without the training
     python -m fedlada_mpi.bench --baseline                         compared with an ordinary client-by-client loop
     python -m fedlada_mpi.bench --baseline --model lenet mlp my_models:net    built-in models and your own
     mpirun -n 4 python -m fedlada_mpi.bench --baseline --only round           the participants divided among the ranks
@@ -32,7 +33,7 @@ from .algorithms import Round, Vectors
 from .algorithms.fedlada import LocalAdam
 from .batches import LocalData, Normaliser, PlanBuffer, gather, local_steps, plan
 from .config import Config, resolve
-from .device import choose_device, device_name, limit_threads, set_precision, synchronize
+from .device import asked_threads, choose_device, device_name, limit_threads, set_precision, synchronize
 from .errors import UserError
 from .evaluate import Evaluation, Evaluator
 from .gpu.graphs import capture_on
@@ -41,12 +42,13 @@ from .mpi import timing
 from .mpi.plan import plan_transport
 from .processes import start_time
 from .silo import named_rows
+from .sums import KeptSums, wire_type
 from .trainer import Trainer
 
 SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cifar100": ((32, 32, 3), 100, 500)}
 SHAPES["tinyimagenet"] = ((64, 64, 3), 200, 1000)
 OWN = {"mlp": "fedlada_mpi.bench:mlp"}  # models of the benchmark alone, as a user would write them
-SECTIONS = ("start", "roofline", "round", "evaluation", "transport")
+SECTIONS = ("start", "roofline", "round", "evaluation", "transport", "sums")
 
 
 def since_start() -> float:
@@ -293,6 +295,39 @@ def transport(world: mpi.World, size: int, device: torch.device, kinds: list[str
     return rows
 
 
+def sums(world: mpi.World, config: Config, size: int, clients: int, device: torch.device, repeats: int) -> dict:
+    """From what ``clients`` participants send, divided among the ranks, to the root's vectors."""
+    algorithm, dtype = algorithms.create(config), set_precision(config.precision)
+    planned = plan_transport(world, size, wire_type(config, dtype), device, "auto")
+    kept_sums = KeptSums(world, config, algorithm, planned, named_rows(algorithm.up, size, dtype, device))
+    mine = np.array_split(np.arange(clients), world.size)[world.rank]
+    kept = kept_sums.kept
+    kept.start(len(mine))
+    for name in algorithm.up:
+        kept.put(name, slice(None), torch.rand(len(mine), size, dtype=dtype, device=device), np.arange(len(mine)))
+    kept.add(mine, np.ones((3 + len(algorithm.scalars), len(mine))))
+
+    def once() -> None:
+        kept_sums.share(np.arange(clients))
+        kept_sums.reduce()
+        synchronize(device)
+
+    seconds = timing.slowest_rank(world, once, repeats)
+    before = world.bytes_moved
+    once()
+    planned.close()
+    return {
+        "what": f"sums {config.sums}, robust {config.robust}, {clients} participants",
+        "ranks": world.size,
+        "vectors": len(algorithm.up),
+        "reduce_seconds": seconds,
+        "bytes_mpi": world.bytes_moved - before,
+    }
+
+
+SUMS: list[dict[str, str]] = [{}, {"sums": "exact"}, *({"robust": name} for name in ("clip", "median", "trimmed"))]
+
+
 def table(report: dict[str, Any]) -> str:
     lines = [
         f"fedlada_mpi {__version__} on {report['device']}, torch {report['torch']}, {report['mpi']}, {report['date']}",
@@ -317,6 +352,8 @@ def table(report: dict[str, Any]) -> str:
             text += f" {row['start_seconds']:9.2f} s"
         if "baseline_seconds" in row:
             text += f"  baseline {row['baseline_seconds']:.4f} s ({row['times_faster_than_baseline']:.1f}x)"
+        if "bytes_mpi" in row:
+            text += f"  {row['vectors']} vectors  {row['bytes_mpi'] / 1e6:,.0f} MB between ranks"
         text += "".join(f"  {k[:-8]} {1e3 * row[k]:.1f} ms" for k in ("bcast_seconds", "reduce_seconds") if k in row)
         lines.append(text)
     return "\n".join(lines)
@@ -339,7 +376,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     options = parser.parse_args(argv)
     world = mpi.World()
-    device = choose_device(world, resolve({"device": options.device}).config)
+    device = choose_device(world, resolve({"device": options.device}).config, asked_threads(world))
     cuda = device.type == "cuda"
     repeats = options.rounds or (20 if cuda else 3)
     precisions = options.precision or (["tf32", "bf16"] if cuda else ["fp32"])
@@ -379,6 +416,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         network = models.build(named[0], *reversed(SHAPES[options.dataset][:2]))
         kinds = ["direct", "shared", "staged"] if cuda else ["shared", "host"]
         results += transport(world, network.layout.size, device, kinds, repeats)
+    if "sums" in options.only:
+        size = models.build(named[0], *reversed(SHAPES[options.dataset][:2])).layout.size
+        for clients in (n for n in options.participants if n > 2):
+            for which in SUMS:
+                config = resolve({**flags, **which, "algorithm": options.algorithm[0], "precision": precisions[0]})
+                results.append(sums(world, config.config, size, clients, device, repeats))
     if world.rank == 0:
         print(table(report), flush=True)
         if options.json:

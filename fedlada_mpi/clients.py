@@ -50,7 +50,8 @@ class ClientBuffers:
         self.shared = {"decays": layout.weights.to(device, dtype)} if weights_only else {}
         steps = local_steps(config, data.sizes)
         self.max_steps = int(steps.max()) if len(steps) else 0
-        self.batch_width = int(min(config.batch_size or 2**62, data.sizes.max())) if len(steps) else 0
+        largest = max(data.largest, int(data.sizes.max())) if len(steps) else 0
+        self.batch_width = min(config.batch_size or 2**62, largest)
         self.max_batches = -(-int(data.sizes.max()) // self.batch_width) if len(steps) else 0
         self.uneven = len(np.unique(steps)) > 1
         self.capacity = 0

@@ -14,7 +14,7 @@ import json
 import math
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,13 @@ class Config:
     participation: float = setting(0.2, "share of the clients in a round", above=0, most=1)
     sampling: str = setting("fixed", "exactly S clients, or each with probability P", choices=("fixed", "bernoulli"))
     weighting: str = setting("uniform", "weights of the mean over participants", choices=("uniform", "size"))
+    robust: str = setting(
+        "none",
+        "for the mean over participants: coordinate-wise median or trimmed mean, or clip to the median norm",
+        choices=("none", "median", "trimmed", "clip"),
+    )
+    trim: float = setting(0.1, "share left out at each end by --robust trimmed", above=0, below=0.5)
+    sums: str = setting("fast", "exact: the same bits on any number of ranks", choices=("fast", "exact"))
     local_epochs: int = setting(5, "passes over a client's data in a round", least=1)
     local_steps: int = setting(0, "local steps K; 0 = given by local_epochs", least=0)
     batch_size: int = setting(50, "mini-batch of a client; 0 = all of its data", least=0)
@@ -168,9 +175,13 @@ class Config:
         choices=("auto", "direct", "shared", "staged", "host"),
         runtime=True,
     )
-    server_trains: bool = setting(False, "rank 0 owns shards too", runtime=True)
+    server_trains: bool = setting(False, "rank 0 owns clients too", runtime=True)
+    silo_per_rank: bool = setting(False, "a silo file is read by one rank alone, which owns its clients", runtime=True)
+    patience: int = setting(
+        7200, "seconds that a rank waits for others before the run ends with status 4; 0 = any", least=0, runtime=True
+    )
     max_clients_at_once: int = setting(
-        0, "clients trained together on a rank; 0 = as memory allows", least=0, runtime=True
+        0, "clients trained together on a rank; 0 = as memory allows (--sums exact on a CPU: 1)", least=0, runtime=True
     )
     eval_every: int = setting(1, "evaluate every this many rounds; 0 = only at the end", least=0, runtime=True)
     eval_train_every: int = setting(
@@ -216,11 +227,21 @@ GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "method and model": (
         *("algorithm", "preset", "model", "norm", "activation", "smu_mu", "init", "init_partial"),
-        *("server_lr", "participation", "sampling", "weighting"),
+        *("server_lr", "participation", "sampling", "weighting", "robust", "trim"),
     ),
     "training": (),
     "evaluation": ("eval_every", "eval_train_every", "eval_clients", "targets", "diagnose", "diagnose_images"),
-    "machine": ("device", "precision", "engine", "compile", "transport", "server_trains", "max_clients_at_once"),
+    "machine": (
+        "device",
+        "precision",
+        "engine",
+        "compile",
+        "transport",
+        "server_trains",
+        "silo_per_rank",
+        "max_clients_at_once",
+        "patience",
+    ),
     "output": ("out", "checkpoint_every", "wandb", "mlflow"),
 }
 
@@ -343,6 +364,8 @@ def resolve(
     if values["lr_schedule"] == "cosine" and not values["lr_horizon"]:
         # Written down, so that a run that is extended later does not change its rates.
         values["lr_horizon"], sources["lr_horizon"] = max(1, values["rounds"]), "rounds"
+    if values["robust"] != "none" and sources["on_nonfinite"] == "default":
+        values["on_nonfinite"], sources["on_nonfinite"] = "skip", "robust"
     if not values["out"]:
         name = method.name or method.__name__
         values["out"] = f"runs/{Path(values['dataset']).name}-{name}-seed{values['seed']}"
@@ -445,8 +468,39 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
             f"--participation {values['participation']} of {values['clients']} clients selects none: "
             f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"
         )
+    _check_robust(values, by_hand)
     if any(not 0 < t <= 1 for t in values["targets"]):
         raise UserError(f"--targets: got {values['targets']}, expected fractions between 0 and 1, such as 0.7")
+
+
+def trimmed(trim: float, participants: int) -> int:
+    """How many participants --robust trimmed leaves out at each end."""
+    return math.floor(trim * participants + 1e-9)  # 0.29 * 100 is just under 29
+
+
+def _check_robust(values: Mapping[str, Any], by_hand: Set[str]) -> None:
+    robust, number = values["robust"], fixed_number(values["clients"], values["participation"])
+    if "trim" in by_hand and robust != "trimmed":
+        raise UserError(f"--trim has no effect on --robust {robust}, only on trimmed: leave it out")
+    if robust == "none":
+        return
+    if "on_nonfinite" in by_hand and values["on_nonfinite"] == "stop":
+        raise UserError(
+            f"--robust {robust} leaves clients out whose result is not finite: got --on-nonfinite stop, expected skip"
+        )
+    if robust != "clip" and values["weighting"] != "uniform":
+        raise UserError(
+            f"--robust {robust} has no weights: got --weighting {values['weighting']}, expected uniform or clip"
+        )
+    if values["sampling"] == "fixed" and number < 3:
+        raise UserError(
+            f"--robust {robust}: got {number} participant{'s' * (number > 1)} in a round, expected at least 3: raise "
+            "--participation"
+        )
+    if robust == "trimmed" and values["sampling"] == "fixed" and not trimmed(values["trim"], number):
+        raise UserError(
+            f"--trim {values['trim']} of {number} participants leaves out none: expected at least {1 / number:.3g}"
+        )
 
 
 def norm_groups(norm: str) -> int:

@@ -46,7 +46,7 @@ class Overview:
     engine: str
     on_cpu: bool
     ranks_on_node: int
-    clients_per_silo: list[int]
+    clients_per_rank: list[int]  # of those that train
     cuda_aware: bool
     environment: dict[str, Any]
     sums_changed: str  # how the order of sums differs from before a resume
@@ -70,13 +70,14 @@ class Overview:
         ]
 
     def _where(self) -> list[tuple[str, str]]:
-        e, silos = self.environment, self.clients_per_silo
+        e, owned = self.environment, self.clients_per_rank
         threads = f", {e['threads']} threads per rank" if self.on_cpu else ""
         aware = "" if self.cuda_aware else "not "
         return [
             (
                 "ranks",
-                f"{e['ranks']} ({self.ranks_on_node} on this node), {min(silos)} to {max(silos)} clients per silo",
+                f"{e['ranks']} ({self.ranks_on_node} on this node), {min(owned)} to {max(owned)} clients each, of "
+                f"{plural(self.manifest.silos, 'silo file')}",
             ),
             ("device", f"{e['device']}{threads}"),
             ("MPI", f"{e['mpi']}, {aware}CUDA-aware; transport: {e['transport']}"),
@@ -101,9 +102,9 @@ class Overview:
             notes.append(f"no more than {fit} at once in a GPU's memory; a rank's others train in turns")
         if self.sums_changed:
             notes.append(f"resumed with {self.sums_changed}: sums are rounded in another order, the last digits differ")
-        idle = self.clients_per_silo.count(0)
-        if idle:
-            notes.append(f"{idle} ranks have no clients: prepare shards for more than {self.manifest.silos} silos")
+        if idle := self.clients_per_rank.count(0):
+            cure = "leave out --silo-per-rank" if self.config.silo_per_rank else f"{self.manifest.clients} would do"
+            notes.append(f"{plural(idle, 'rank')} without clients: {cure}")
         return notes
 
 
@@ -139,6 +140,9 @@ class Progress:
             self.bar = tqdm(total=rounds, initial=start, ncols=width - 1, smoothing=0.1, bar_format=text)
 
     def round(self, record: dict[str, Any]) -> None:
+        if left_out := record.get("nonfinite"):
+            names = f"client{'s' * (len(left_out) > 1)} {', '.join(map(str, left_out))}"
+            self._note(f"round {record['round']}: left out {names}, whose result is not finite")
         parts = (part for part in ("test", "val", "train") if record.get(f"{part}_acc") is not None)
         results = {part: f"{part} {record[f'{part}_acc']:6.2%}" for part in parts}
         if "train" in results:
@@ -152,6 +156,12 @@ class Progress:
                 self.bar.write(line, file=sys.stderr)
         if self.bar is not None:
             self.bar.update()
+
+    def _note(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.write(f"note: {text}")
+        elif not self.quiet:
+            print(f"note: {text}", flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

@@ -60,6 +60,7 @@ class RankMemory:
     per_client: int  # bytes that a client takes while it trains
     resident: int  # bytes that do not depend on the number of clients that train at once
     clients_that_fit: int  # 0: no limit known
+    kept: int = 0  # bytes of what each participant sends, where that is kept until all have trained
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,10 @@ class Costs:
         for count, rank in zip(most, ranks, strict=True):
             turns = chunk_count(count, config.max_clients_at_once or rank.clients_that_fit)
             at_once.append(-(-count // turns) if turns else 0)
-        needed = [rank.resident + count * rank.per_client for count, rank in zip(at_once, ranks, strict=True)]
+        needed = [
+            rank.resident + count * rank.per_client + participants * rank.kept
+            for count, participants, rank in zip(at_once, most, ranks, strict=True)
+        ]
         down, up = bytes_of(algorithm, vector_bytes, number, number)
         fit = min((rank.clients_that_fit for rank in ranks if rank.clients_that_fit), default=0)
         return cls(number, down, up, bytes_mpi, max(most), max(at_once), fit, max(needed))

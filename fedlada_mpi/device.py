@@ -18,8 +18,8 @@ def uses_gpu(config: Config) -> bool:
     return config.device != "cpu" and torch.cuda.is_available()
 
 
-def choose_device(world: World, config: Config) -> torch.device:
-    """A GPU by local rank (several ranks may share one), or the CPU with this rank's share of the cores."""
+def choose_device(world: World, config: Config, threads: int = 0) -> torch.device:
+    """A GPU by local rank (several ranks may share one), or the CPU with ``threads`` (0: its share of the cores)."""
     if config.device == "cuda" and not uses_gpu(config):
         raise UserError(
             "--device cuda: torch sees no GPU here; use --device cpu, or check CUDA_VISIBLE_DEVICES and the driver"
@@ -31,8 +31,14 @@ def choose_device(world: World, config: Config) -> torch.device:
         device = torch.device("cpu")
         keep_freed_memory()
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(share_of_cores(world))
+        torch.set_num_threads(threads or share_of_cores(world))
     return device
+
+
+def asked_threads(world: World) -> int:
+    """The root's OMP_NUM_THREADS, 0 if it has none; mpirun does not pass it on to other nodes. Collective."""
+    text = world.broadcast_json({"threads": os.environ.get("OMP_NUM_THREADS", "")})["threads"]
+    return int(text) if text.isdecimal() and len(text) < 5 else 0
 
 
 def share_of_cores(world: World) -> int:
@@ -46,9 +52,9 @@ def share_of_cores(world: World) -> int:
 THREAD_WORK = 100_000_000
 
 
-def limit_threads(world: World, device: torch.device, work: int) -> None:
-    """On a CPU, no more threads than a step of ``work`` multiply-adds pays for; OMP_NUM_THREADS wins."""
-    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+def limit_threads(world: World, device: torch.device, work: int, threads: int = 0) -> None:
+    """On a CPU, no more threads than a step of ``work`` multiply-adds pays for; ``threads`` and OMP_NUM_THREADS win."""
+    if device.type == "cpu" and not threads and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, min(share_of_cores(world), work // THREAD_WORK)))
 
 

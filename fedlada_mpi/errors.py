@@ -41,7 +41,9 @@ class DivergedError(Exception):
     """The training left the finite numbers; the message names the round, the clients and the last good checkpoint."""
 
 
-DIVERGED = 3  # exit code
+# Exit codes.
+DIVERGED = 3
+NO_ANSWER = 4  # of other ranks, see --patience
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

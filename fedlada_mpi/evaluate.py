@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -28,15 +29,29 @@ class Evaluator:
     dtype: torch.dtype
     capture: Capture | None
 
-    def of(self, x: Tensor, images: Tensor, labels: Tensor, each: bool = False) -> Evaluation:
-        """The evaluation of the model that ``x`` holds when it is called; with ``each``, also of single images."""
-        return Evaluation(self, x, images, labels, each)
+    def of(
+        self, x: Tensor, images: Tensor, labels: Tensor, each: bool = False, starts: Sequence[int] = (0,)
+    ) -> Evaluation:
+        """The evaluation of the model that ``x`` holds when it is called; with ``each``, also of single images.
+
+        No batch reaches across ``starts``, so that its shape depends on the images from one start to the next only.
+        """
+        return Evaluation(self, x, images, labels, each, starts)
 
 
 class Evaluation:
     """Loss and accuracy of the model ``x`` on ``images``; on a GPU captured once and replayed."""
 
-    def __init__(self, evaluator: Evaluator, x: Tensor, images: Tensor, labels: Tensor, each: bool = False):
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        x: Tensor,
+        images: Tensor,
+        labels: Tensor,
+        each: bool = False,
+        starts: Sequence[int] = (0,),
+    ):
+        self.bounds = [*starts, len(images)]
         self.evaluator, self.x, self.images, self.labels = evaluator, x, images, labels
         self.totals = torch.zeros(2, dtype=torch.float64, device=images.device)
         # Loss of every image, and whether it is correct.
@@ -74,13 +89,17 @@ class Evaluation:
     def _run(self) -> None:
         engine, normalise, dtype = self.evaluator.engine, self.evaluator.normalise, self.evaluator.dtype
         self.totals.zero_()
-        for start in range(0, len(self.images), self.batch):
-            images, labels = self.images[start : start + self.batch], self.labels[start : start + self.batch]
+        for part in self._batches():
+            images, labels = self.images[part], self.labels[part]
             logits = engine.logits(self.x, normalise(images, dtype))
             wide = logits if logits.dtype == torch.float64 else logits.float()
             self.totals[0] += F.cross_entropy(wide, labels, reduction="sum")
             correct = wide.argmax(1) == labels
             self.totals[1] += correct.sum()
             if self.each is not None:
-                self.each[0, start : start + self.batch] = F.cross_entropy(wide, labels, reduction="none")
-                self.each[1, start : start + self.batch] = correct
+                self.each[0, part] = F.cross_entropy(wide, labels, reduction="none")
+                self.each[1, part] = correct
+
+    def _batches(self) -> Iterator[slice]:
+        for first, last in pairwise(self.bounds):
+            yield from (slice(at, min(at + self.batch, last)) for at in range(first, last, self.batch))

@@ -77,6 +77,8 @@ def launched(request: Request) -> Iterator[Launched]:
         if plan["start"] == claim.FINISHED:
             yield Launched(world, config, "finished", None)
             return
+        hint = f"--resume goes on from the last checkpoint in {config.out}; --patience sets the limit"
+        world.limit_waiting(config.patience, hint, at_end.close)
         on_gpu = world.size == 1 and uses_gpu(config)
         with _one_at_a_time("a GPU") if on_gpu else nullcontext(), unchanged():
             try:

@@ -5,8 +5,8 @@
     srun --mpi=pmix -n 11 python -m fedlada_mpi.run --dataset cifar10 --algorithm fedlada
     python -m fedlada_mpi.run --dataset cifar10 --print-config       the settings, and where each comes from
 
-Exit codes: 0 finished, 2 bad input, 3 diverged (see --on-nonfinite), 75 stopped by Ctrl-C, SIGTERM or SIGUSR1 with a
-checkpoint (--resume goes on).
+Exit codes: 0 finished, 2 bad input, 3 diverged (see --on-nonfinite), 4 no answer from other ranks (see --patience), 75
+stopped by Ctrl-C, SIGTERM or SIGUSR1 with a checkpoint (--resume goes on).
 """
 
 from __future__ import annotations

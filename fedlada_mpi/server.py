@@ -116,8 +116,12 @@ class Server:
         record = self._record(r, participants, sums, ranks)
         known = r.participants and "offset" in self.algorithm.up and self.algorithm.communicates(t)
         drift = sums["offset_norm2"] / weight if known else None
-        # Rounding can leave it just under zero.
-        record["consistency"] = None if drift is None else max(0.0, drift + correction)
+        if drift is not None and silo.robust:
+            # The formula is that of the plain mean: the ranks have measured the distances instead of the offsets.
+            record["consistency"], drift = drift, None
+        else:
+            # Rounding can leave it just under zero.
+            record["consistency"] = None if drift is None else max(0.0, drift + correction)
         record["bytes_mpi"] = self.world.bytes_moved - moved
         if config.eval_clients:
             record |= dict.fromkeys(SPREAD) if by_client is None else self.clients.add(t + 1, *by_client)
@@ -170,6 +174,8 @@ class Server:
         if not r.participants or not a.communicates(r.t):
             return 0.0
         weights = {name: float(r.participants) if name in a.uniform else weight for name in (*a.up, *a.scalars)}
+        if silo.kept_sums and not silo.kept_sums.divides:
+            weights = dict.fromkeys(weights, 1.0)
         mean = {name: total.div_(weights[name]) for name, total in silo.sums.items()}
         mean |= {name: torch.tensor(total / weights[name], dtype=torch.float64) for name, total in scalars.items()}
         offset = mean["offset"].double() if "offset" in mean else torch.zeros_like(s.x, dtype=torch.float64)

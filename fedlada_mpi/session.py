@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from contextlib import closing
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +21,9 @@ from .console import Overview, Progress, closing_lines
 from .costs import Costs, RankMemory
 from .data.datasets import ensure
 from .data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
-from .data.shards import read_silos, read_test
-from .device import choose_device, device_name, limit_threads, set_precision
+from .data.owners import owned_clients
+from .data.shards import check_files, files_of, read_clients, read_test
+from .device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from .diagnose import Objective
 from .disk import WriteError
 from .errors import CallbackError, UserError
@@ -32,6 +33,7 @@ from .gradients import create_engine
 from .models.initial import load_initial
 from .models.trial import tensors
 from .mpi.plan import cuda_aware, plan_transport
+from .rng import fixed_number
 from .rundir import checkpoint, claim, metrics, provenance, results
 from .rundir.best import Best
 from .rundir.client_values import ClientValues
@@ -40,6 +42,7 @@ from .rundir.metrics import Recorder, summarise
 from .rundir.sinks import Sinks, check_installed
 from .server import OnRound, Server
 from .silo import Silo, named_rows
+from .sums import wire_type
 from .trainer import Trainer
 
 
@@ -71,17 +74,25 @@ class Session:
         world.on_root(lambda: check_installed(config))
         first = 0 if world.size == 1 or config.server_trains else 1
         ranks = world.size - first
-        world.on_root(lambda: ensure(config, directory, ranks))
+        world.on_root(lambda: ensure(config, directory, ranks, (lambda line: None) if quiet else print))
         self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
-        self.device = world.collectively(lambda: choose_device(world, config))
+        threads = asked_threads(world)
+        self.device = world.collectively(lambda: choose_device(world, config, threads))
+        if config.sums == "exact" and self.device.type == "cpu":
+            # No library promises that a product has the same bits alone and in a stack; who asks for stacks gets them.
+            self.config = config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.dtype = set_precision(config.precision)
-        self.first, self.silos_of = first, np.array_split(np.arange(self.manifest.silos), ranks)
-        mine = self.silos_of[world.rank - first] if world.rank >= first else np.arange(0)
-        data = world.collectively(lambda: self._local_data(mine))
+        nobody = [np.arange(0)] * first
+        self.clients_of = [*nobody, *owned_clients(self.manifest, ranks, config.silo_per_rank)]
+        self.first = first
+        world.collectively(self._verify)
+        data = world.collectively(self._local_data)
         held_out = world.on_root(self._held_out) or {}
 
         self.network = world.collectively(self._network)
-        limit_threads(world, self.device, self.network.work * self._images_per_step())
+        # Products on several threads depend on how many there are.
+        work = 0 if config.sums == "exact" else self.network.work * self._images_per_step()
+        limit_threads(world, self.device, work, threads)
         digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
         if ":" in config.model:
             self._refuse_different_models(digests[checkpoint.MODEL])
@@ -92,7 +103,8 @@ class Session:
         self.trainer = world.collectively(
             lambda: Trainer(config, a, engine, data, self.device, self.dtype, capture)
         )  # fmt: skip
-        self.transport = plan_transport(world, size, self.dtype, self.device, config.transport)
+        kind = wire_type(config, self.dtype)
+        self.transport = plan_transport(world, size, kind, self.device, config.transport)
         world.at_close.callback(self.transport.close)
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
@@ -112,7 +124,7 @@ class Session:
     def _images_per_step(self) -> int:
         """That a rank's threads share, the same number on all ranks; an evaluation's batch has a forward pass only."""
         c, m = self.config, self.manifest
-        most = max(sum(len(m.client_ids[i]) for i in silos) for silos in self.silos_of)
+        most = max(map(len, self.clients_of))
         batch = int(min(c.batch_size or m.sizes.max(), m.sizes.max()))
         return max(round(c.participation * most) * batch, BATCH["cpu"] // 3)
 
@@ -126,12 +138,21 @@ class Session:
                 "rank 0; expected the same model on every rank"
             )
 
-    def _local_data(self, silos: np.ndarray) -> LocalData:
+    def _verify(self) -> None:
+        """Compare the checksums of files that ranks of this node need: of each file, the first rank that needs it."""
+        files = {rank: files_of(self.manifest, self.clients_of[rank]) for rank in self.world.neighbours}
+        first = {name: rank for rank in reversed(self.world.neighbours) for name in files[rank]}
+        check_files(self.manifest, [name for name, rank in first.items() if rank == self.world.rank])
+
+    def _local_data(self) -> LocalData:
         m, dtype = self.manifest, self.dtype
-        shard = read_silos(m, [int(i) for i in silos])
+        shard = read_clients(m, self.clients_of[self.world.rank], verify=False)
         normalise = Normaliser(*(torch.tensor(v, dtype=dtype, device=self.device) for v in (m.mean, m.std)))
         images, labels = (torch.from_numpy(a).to(self.device) for a in (shard.images, shard.labels))
-        return LocalData(images, labels, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise)
+        largest = int(m.sizes.max()) if self.config.sums == "exact" else 0
+        return LocalData(
+            images, labels, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise, largest
+        )
 
     def _held_out(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Images and labels that belong to no client: the test set and, if there is one, the validation set."""
@@ -239,7 +260,7 @@ class Session:
             engine=self.trainer.engine.description,
             on_cpu=self.device.type == "cpu",
             ranks_on_node=self.world.node.size,
-            clients_per_silo=[int(sum(len(self.manifest.client_ids[i]) for i in silos)) for silos in self.silos_of],
+            clients_per_rank=[len(clients) for clients in self.clients_of[self.first :]],
             cuda_aware=cuda_aware(),
             environment=self.environment(),
             sums_changed=self.sums_changed,
@@ -263,11 +284,13 @@ class Session:
     def _costs(self, start: int, memory: np.ndarray) -> Costs:
         a, manifest = self.algorithm, self.manifest
         rank_of = np.zeros(manifest.clients, np.int64)
-        for rank, silos in enumerate(self.silos_of, self.first):
-            for silo in silos:
-                rank_of[manifest.client_ids[silo]] = rank
+        for rank, clients in enumerate(self.clients_of):
+            rank_of[clients] = rank
         vector_bytes = self.network.layout.numel * self.dtype.itemsize
-        bytes_mpi = (len(a.down) + len(a.up)) * self.transport.bytes_per_vector
+        sums, per_vector = self.silo.kept_sums, self.transport.bytes_per_vector
+        participants = fixed_number(manifest.clients, self.config.participation)
+        bytes_up = sums.bytes_moved(participants) if sums else len(a.up) * per_vector
+        bytes_mpi = len(a.down) * per_vector + bytes_up
         ranks = [RankMemory(*map(int, row)) for row in memory]
         return Costs.of(self.config, a, vector_bytes, bytes_mpi, rank_of, start, ranks)
 

@@ -23,6 +23,7 @@ from .mpi.transport import Transport
 from .rundir import checkpoint
 from .rundir.metrics import Clock
 from .signals import stop_requested
+from .sums import KeptSums
 from .trainer import Totals, Trainer
 
 PARTS = ("train", "test", "val")  # of the data, that models are evaluated on
@@ -60,6 +61,9 @@ class Silo:
         self.trainer, self.transport = trainer, transport
         self.s, self.evaluator, self.digests, self.objective = s, evaluator, digests, objective
         self.sums = named_rows(algorithm.up, len(s.x), s.x.dtype, s.x.device)
+        self.exact, self.robust = config.sums == "exact", config.robust != "none"
+        keeps = self.exact or self.robust
+        self.kept_sums = KeptSums(world, config, algorithm, transport, self.sums) if keeps else None
         self.before = torch.zeros_like(s.x)
         data = trainer.data
         # By part of the data, images and labels; the root has those that belong to no client.
@@ -71,20 +75,26 @@ class Silo:
     @property
     def order_of_sums(self) -> dict[str, Any]:
         """What the order of the sums over ranks depends on, and with it their last bits."""
-        return {"ranks": self.world.size, "transport": self.transport.kind}
+        by_file = self.config.silo_per_rank and self.world.size > 1
+        ranks = {"ranks": self.world.size, "transport": self.transport.kind, "silo_per_rank": by_file}
+        return {} if self.exact else ranks
 
     @property
     def memory(self) -> RankMemory:
         """What this rank needs of its device."""
         held_out = chain(*(self.images[part] for part in self.images if part != "train"))
         vectors = [*vars(self.s).values(), *self.sums.values(), self.before, *held_out]
+        kept = 0
+        if self.kept_sums:
+            vectors.append(self.kept_sums.integers)
+            kept = self.kept_sums.kept.bytes_per_client
         if "val" in self.images:
             vectors.append(self.s.x)  # the best model so far
         memory = self.trainer.memory
         resident = memory.resident + sum(vector.nbytes for vector in vectors)
         if self.config.diagnose:
             resident += self.objective.nbytes
-        return RankMemory(memory.per_client, resident, memory.clients_that_fit)
+        return RankMemory(memory.per_client, resident, memory.clients_that_fit, kept)
 
     def train(self, r: Round, participants: np.ndarray) -> Totals:
         """Local training of this rank's participants, then the sums to the root."""
@@ -93,13 +103,25 @@ class Silo:
         # Of all ranks from here on; where they are not skipped, the root learns of them by the numbers of ``report``.
         self.nonfinite = totals.nonfinite
         totals.nonfinite = self._all_nonfinite() if self.config.on_nonfinite == "skip" else []
-        if self.algorithm.communicates(r.t):
+        if self.kept_sums:
+            self._reduce_kept(self.kept_sums, r, participants, totals)
+        elif self.algorithm.communicates(r.t):
             with self.clock("reduce"):
                 self.transport.reduce(list(self.sums.values()))
                 if totals.scalars:
                     by_rank = self.world.gather(list(totals.scalars.values()))
                     totals.scalars = dict(zip(totals.scalars, by_rank.sum(0).tolist(), strict=True))
         return totals
+
+    def _reduce_kept(self, sums: KeptSums, r: Round, participants: np.ndarray, totals: Totals) -> None:
+        """As above, from the contributions one by one; the root has the totals of all ranks, the others none."""
+        with self.clock("reduce"):
+            sums.share(participants)
+            root = self.world.rank == 0
+            totals.loss, totals.offset_norm2 = (sums.loss, sums.offset_norm2) if root else (0.0, 0.0)
+            if self.algorithm.communicates(r.t) and sums.included.any():
+                sums.reduce()
+                totals.scalars = sums.scalars()
 
     def _all_nonfinite(self) -> list[int]:
         """The clients of all ranks whose result in this round was not finite."""
@@ -111,7 +133,8 @@ class Silo:
         with self.clock("train"):
             for total in self.sums.values():
                 total.zero_()
-            totals = self.trainer.round(self.s, r, participants, self.sums)
+            kept = self.kept_sums.kept if self.kept_sums else None
+            totals = self.trainer.round(self.s, r, participants, self.sums, kept)
             synchronize(self.trainer.device)
         return totals
 
@@ -129,12 +152,18 @@ class Silo:
             synchronize(self.trainer.device)
 
     def share(self, names: tuple[str, ...]) -> None:
-        self.transport.bcast([getattr(self.s, name) for name in names])
+        # Bits are bits: the transport may be planned for the integers of the sums.
+        self.transport.bcast([getattr(self.s, name).view(self.transport.dtype) for name in names])
 
     def report(self, totals: Totals, evaluated: Sequence[str]) -> np.ndarray:
         """Evaluate what is asked for (of PARTS), and send this rank's numbers and times to the root."""
+        if self.kept_sums and self.robust and "offset" in self.algorithm.up:
+            totals.offset_norm2 = self.kept_sums.spread(self.before - self.s.x)
         with self.clock("eval"):
             sums = [self._evaluate(part) if part in evaluated else [0.0, 0.0, 0.0] for part in PARTS]
+            if self.exact and "train" in evaluated:
+                by_client = self._train_by_client()
+                sums[0] = by_client.sum(1).tolist() if self.world.rank == 0 else [0.0, 0.0, 0.0]
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
         stop, nonfinite = float(stop_requested()), float(len(self.nonfinite))
         numbers = [totals.loss, totals.offset_norm2, *chain(*sums), stop, wait, nonfinite]
@@ -145,19 +174,27 @@ class Silo:
         if part not in self.images:
             return [0.0, 0.0, 0.0]
         if part not in self.evaluations:
-            self.evaluations[part] = self.evaluator.of(self.s.x, *self.images[part], self.config.eval_clients > 0)
+            each, starts = self.config.eval_clients > 0, [0]
+            if self.exact and part == "train":
+                each, starts = True, self.trainer.data.starts.tolist()
+            self.evaluations[part] = self.evaluator.of(self.s.x, *self.images[part], each, starts)
         return self.evaluations[part]()
 
     def report_clients(self) -> tuple[np.ndarray, np.ndarray]:
         """Of the last evaluation, on the root: sums by client and by class of the test images (Evaluation.by_group)."""
-        data, by_client, by_class = self.trainer.data, np.zeros((3, self.config.clients)), np.zeros((3, 0))
-        if "train" in self.images:
-            groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
-            by_client[:, data.client_ids] = self.evaluations["train"].by_group(groups, len(data.sizes))
+        by_class = np.zeros((3, 0))
         if "test" in self.images:
             labels = self.images["test"][1].cpu().numpy()
             by_class = self.evaluations["test"].by_group(labels)
-        return self.world.sum(by_client), by_class
+        return self._train_by_client(), by_class
+
+    def _train_by_client(self) -> np.ndarray:
+        """Of the last evaluation on the training images, on the root: sums by client."""
+        data, by_client = self.trainer.data, np.zeros((3, self.config.clients))
+        if "train" in self.images:
+            groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
+            by_client[:, data.client_ids] = self.evaluations["train"].by_group(groups, len(data.sizes))
+        return self.world.sum(by_client)
 
     def gradient(self, x: Tensor | None = None) -> Tensor:
         """Of the global objective at the root's ``x``, added up on the root (elsewhere: this rank's part)."""

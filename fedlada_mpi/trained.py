@@ -14,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import models
-from .config import Config
+from .config import SETTINGS, Config
 from .data.arrays import array
 from .data.datasets import directory_of
 from .data.manifest import read_manifest
 from .data.shards import read_test
 from .data.sources.base import check_shapes
+from .data.sources.imagefolder import read_photos
 from .data.sources.npz import channels_last
 from .errors import UserError, shortened
 from .evaluate import BATCH
@@ -114,6 +115,11 @@ class Run:
         return Model(network.module, about["mean"], about["std"], dtype)
 
     @property
+    def classes(self) -> list[str]:
+        """The names of the classes, in the order of their numbers."""
+        return self._images["classes"]
+
+    @property
     def _images(self) -> dict[str, Any]:
         """Shape, normalisation and classes of the images; runs of version 0.1 have them only in their data."""
         about = self.summary.get("data")
@@ -137,7 +143,7 @@ class Run:
 
     @property
     def _shards(self) -> Path:
-        return directory_of(self.config["dataset"], self.config["data_dir"])
+        return directory_of(Config(**{name: self.config[name] for name in SETTINGS if name in self.config}))
 
     def evaluate(self, images: Any = None, labels: Any = None) -> dict[str, float]:
         """``loss`` (mean cross-entropy) and ``accuracy`` on these images, by default on the run's test images."""
@@ -161,8 +167,12 @@ class Run:
     def predict(self, images: Any, probabilities: bool = False) -> np.ndarray:
         """The class of each image, ``[n]``, or the probability of each class, ``[n, classes]``.
 
-        Images are as in ``Data``: uint8 ``[n, rows, columns, channels]``, or ``[n, rows, columns]``.
+        Images are as in ``Data``: uint8 ``[n, rows, columns, channels]``, or ``[n, rows, columns]``; or the path of an
+        image file, or a list of paths. Files are turned upright, and their middle is resized, as ``--resize`` does.
         """
+        files = [images] if isinstance(images, (str, os.PathLike)) else images
+        if isinstance(files, (list, tuple)) and files and all(isinstance(f, (str, os.PathLike)) for f in files):
+            images = read_photos([os.fspath(file) for file in files], self._images["image_shape"])
         pixels = self._pixels(images)
         check_shapes(pixels, np.zeros(len(pixels), np.int64), "predict:")
         logits = torch.cat(list(self._logits(pixels)))

@@ -27,6 +27,7 @@ from .errors import UserError
 from .gpu.graphs import Capture
 from .gpu.side_stream import SideStream
 from .gradients import Engine
+from .sums import Contributions
 
 
 @dataclass
@@ -67,12 +68,16 @@ class Trainer:
             self.local_step = Fused(local_step)
 
     @torch.no_grad()
-    def round(self, s: Vectors, r: Round, participants: np.ndarray, sums: dict[str, Tensor]) -> Totals:
-        """Train the rank's ``participants`` and add their weighted contributions to ``sums``."""
+    def round(
+        self, s: Vectors, r: Round, participants: np.ndarray, sums: dict[str, Tensor], kept: Contributions | None = None
+    ) -> Totals:
+        """Train the rank's ``participants`` and add their weighted contributions to ``sums``, or keep them."""
         totals = Totals(scalars=dict.fromkeys(self.algorithm.scalars, 0.0))
+        if kept is not None:
+            kept.start(int(np.isin(self.data.client_ids, participants).sum()))
         for chunk in self._chunks(participants):
             try:
-                self._train(s, r, chunk, sums, totals)
+                self._train(s, r, chunk, sums, totals, kept)
             except torch.cuda.OutOfMemoryError as error:
                 raise UserError(_out_of_memory(len(chunk), str(error))) from None
         return totals
@@ -83,7 +88,15 @@ class Trainer:
         limit = self.config.max_clients_at_once or self.memory.clients_that_fit
         return chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit)
 
-    def _train(self, s: Vectors, r: Round, chunk: np.ndarray, sums: dict[str, Tensor], totals: Totals) -> None:
+    def _train(
+        self,
+        s: Vectors,
+        r: Round,
+        chunk: np.ndarray,
+        sums: dict[str, Tensor],
+        totals: Totals,
+        kept: Contributions | None,
+    ) -> None:
         """Train the clients of a chunk: begin, their local steps, then what they send."""
         data, buffers = self.data, self.buffers
         clients, sizes = data.client_ids[chunk], data.sizes[chunk]
@@ -111,7 +124,7 @@ class Trainer:
             self._plan_ahead(r.t + 1)
         weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
         losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
-        norms2, finite = self._finish(parts, r, clients, weights, losses, sums, totals.scalars)
+        norms2, finite = self._finish(parts, r, clients, weights, losses, sums, totals.scalars, kept)
         totals.loss += float(losses[finite].sum())
         totals.offset_norm2 += float((norms2 * weights)[finite].sum())
         totals.nonfinite += clients[~finite].tolist()
@@ -207,8 +220,9 @@ class Trainer:
         losses: np.ndarray,
         sums: dict[str, Tensor],
         scalars: dict[str, float],
+        kept: Contributions | None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Add to ``sums`` and ``scalars`` what the clients send, and keep their state.
+        """Add to ``sums`` and ``scalars``, or to ``kept``, what the clients send, and keep their state.
 
         Clients with a result that is not finite are left out. Returns ||offset_i||^2 of every client, and which of them
         have a finite loss and send finite vectors.
@@ -238,11 +252,17 @@ class Trainer:
         for (c, _), vectors, where in zip(parts, sent, self.buffers.slices, strict=False):
             stacked = len(c.x) == len(clients)
             for name in self.algorithm.up:
+                if kept is not None:
+                    kept.put(name, where, vectors[name], good if stacked else np.zeros_like(good))
+                    continue
                 mine = weights_of(name)
                 shares = [(i, mine[i]) for i in good] if stacked else [(0, mine[good].sum())]
                 for i, weight in shares:
                     sums[name][where].add_(vectors[name][i], alpha=float(weight))
             self.client_state.store(c, clients.tolist(), finite)
+        if kept is not None:
+            kept.add(clients[good], np.stack((weights, losses, squares, *each))[:, good])
+            return squares, finite
         for name, values in zip(numbers, each, strict=True):
             scalars[name] += float((values * weights_of(name))[good].sum())
         return squares, finite

@@ -26,18 +26,23 @@ done
 ranks=${FEDLADA_RANKS:-4}
 log "training over $ranks ranks"
 status=0
-limited 900 "$mpirun" -n "$ranks" "$python" -m fedlada_mpi.run --out "$out" ${replace:+"$replace"} "$@" || status=$?
+# By itself mpirun passes its environment on to ranks of this machine only.
+passed=(-x FEDLADA_DATA ${OMP_NUM_THREADS:+-x OMP_NUM_THREADS})
+limited 900 "$mpirun" "${passed[@]}" -n "$ranks" "$python" -m fedlada_mpi.run --out "$out" ${replace:+"$replace"} "$@" || status=$?
 [ "$status" = 0 ] || die "the training ended with status $status; python -m fedlada_mpi.doctor examines this machine"
 
-"$python" - "$out" <<'PYTHON'
+"$python" - "$out" "$@" <<'PYTHON'
 import json
 import sys
 from pathlib import Path
 
 out = Path(sys.argv[1]).resolve()
-if not (out / "summary.json").exists():
-    sys.exit(0)  # --help or --print-config: nothing was trained
-summary = json.loads((out / "summary.json").read_text())
+if {"-h", "--help", "--print-config"} & {*sys.argv[2:]}:
+    sys.exit(0)  # nothing was trained
+# mpirun can return 0 when it has lost a node: what counts is what the run has written.
+summary = json.loads((out / "summary.json").read_text()) if (out / "summary.json").exists() else {}
+if summary.get("status") != "finished":
+    sys.exit(f"error: the training has ended, but {out} is not finished: add --out {out} --resume to go on")
 accuracy, best = summary["final"]["test_acc"], summary["best"]
 print(f"== test accuracy {accuracy:.1%} after {summary['rounds']} rounds in {summary['seconds']:.1f} s", end="")
 print(f" (best {best['test_acc']:.1%} in round {best['round']})")

@@ -4,7 +4,7 @@
 #   bash jobs/test.sh                  everything
 #   bash jobs/test.sh -k transport     the same with options for pytest
 #
-# The tests against a real SLURM and a real browser need Debian packages, installed here when run as root.
+# The tests against a real SLURM, a real browser and several nodes need Debian packages, installed here when run as root.
 # FEDLADA_TEST_STRICT=1 makes it an error to be without them. common.sh lists the other variables.
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"
 set -euo pipefail
@@ -27,6 +27,7 @@ need() {
 
 PATH=$PATH:/usr/sbin:/sbin
 need SLURM 'command -v slurmctld && command -v munged && ls /usr/lib/*/pmix2/lib/libpmix.so' slurm-wlm munge libpmix-dev
+need node 'command -v ip && command -v unshare && command -v nsenter' iproute2 util-linux
 need browser 'command -v chromium || command -v chromium-browser || command -v google-chrome' chromium
 
 ensure_installed mpi test

@@ -42,3 +42,17 @@ def test_participants_are_divided_among_the_ranks(tmp_path):
     subprocess.run(command, check=True, capture_output=True, timeout=100)
     rows = json.loads(path.read_text())["results"]
     assert [row["what"].split(",")[1] for row in rows] == [" 1 participant on 2 ranks", " 3 participants on 2 ranks"]
+
+
+def test_rows_of_sums(tmp_path):
+    path = tmp_path / "bench.json"
+    common = ["--dataset", "digits", "--only", "sums", "--rounds", "1", "--participants", "3", "1"]
+    assert bench.main([*common, "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["results"]
+    kinds = [
+        "fast, robust none",
+        "exact, robust none",
+        *(f"fast, robust {kind}" for kind in ("clip", "median", "trimmed")),
+    ]
+    assert [row["what"] for row in rows] == [f"sums {kind}, 3 participants" for kind in kinds]
+    assert all(row["vectors"] == 2 and row["bytes_mpi"] == 0 for row in rows)

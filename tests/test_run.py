@@ -15,6 +15,7 @@ from ranks import SIZE, barrier, communicator, is_root
 from torch import nn
 from training_runs import CLASSES, Run, arguments, make_data, run_here
 
+from data_prep import PrepareSettings, prepare
 from fedlada_mpi import models
 from fedlada_mpi.run import main
 
@@ -184,12 +185,18 @@ def test_a_missing_data_set_names_the_command(tmp_path, refused):
 
 
 @pytest.mark.serial
-def test_shards_for_other_clients(digits_dir, tmp_path, refused):
-    words = ["--data-dir", str(digits_dir.parent), "--clients", "20", "--out", str(tmp_path / "out"), "--device", "cpu"]
-    assert refused(words) == (
-        f"the shards in {digits_dir} were prepared with clients 50, but the run asks for 20: add --clients 50, or "
-        f"prepare others with python -m data_prep --dataset digits --out {digits_dir}-clients-20 --clients 20 "
-        "--silos 1 --partition dirichlet --dirichlet 0.3 --exhausted refill --seed 20 and pass that as --dataset"
+def test_shards_for_other_clients_without_raw_data(tmp_path, refused):
+    raw, shards = tmp_path / "mine.npz", tmp_path / "mine"
+    images, labels = np.zeros((8, 2, 2), np.uint8), np.arange(8) % 2
+    np.savez(raw, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    prepare(PrepareSettings("npz", raw=raw, out=shards, clients=4))
+    raw.unlink()
+    words = ["--dataset", "mine", "--data-dir", str(tmp_path), "--clients", "2", "--out", str(tmp_path / "out")]
+    assert refused([*words, "--participation", "0.5"]) == (
+        f"the shards in {shards} were prepared with clients 4, but the run asks for 2, and their raw data is not "
+        "there: add --clients 4, or prepare others with python -m data_prep --dataset npz --raw PATH --out "
+        f"{shards}-2clients-dirichlet0.6 --clients 2 --silos 2 --partition dirichlet --dirichlet 0.6 --exhausted "
+        "refill --seed 20 and run it again"
     )
 
 
@@ -225,6 +232,7 @@ def test_out_is_a_file(data, out, refused, more, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -521,7 +529,7 @@ def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(
 
 
 def test_a_full_gpu_is_reported_once_by_all_ranks(data, out, capsys, monkeypatch):
-    def full(self, s, r, chunk, sums, totals):
+    def full(self, s, r, chunk, sums, totals, kept):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has more words.")
 
     if SIZE == 1 or communicator().rank == 1:

@@ -27,7 +27,7 @@ __all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "hyper"]
 
 # Attributes of every method's objects, options of the command, and keywords of ``fedlada_mpi.train``.
 RESERVED = (
-    *("config", "tensors", "eta_g", "decay", "moves_point", "help", "resume", "overwrite", "print_config"),
+    *("config", "tensors", "eta_g", "decay", "moves_point", "help", "resume", "overwrite", "print_config", "ranks"),
     *("data", "on_round", "quiet"),
 )
 

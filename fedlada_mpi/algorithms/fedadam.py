@@ -12,7 +12,7 @@ from .base import Algorithm, Round, Tensor, Vectors, hyper
 
 
 class FedAdam(Algorithm):
-    name, label, year, colour = "fedadam", "FedAdam", 2021, "#e6a700"
+    name, label, year, colour = "fedadam", "FedAdam", 2021, "#875a00"
     private = ("m", "v")
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
     beta2: float = hyper(0.99, "second-moment decay", least=0, below=1)

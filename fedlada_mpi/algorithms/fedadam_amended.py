@@ -12,7 +12,7 @@ from .fedadam import FedAdam
 
 
 class FedAdamAmended(FedAdam):
-    name, label, year, colour = "fedadam_amended", "FedAdam(*)", 2023, "#c86dd7"
+    name, label, year, colour = "fedadam_amended", "FedAdam(*)", 2023, "#c34bff"
     alpha: float = hyper(0.1, "weight of the client's own gradient; the rest is g_a's", least=0, most=1)
     down = ("x", "g_a")
     paper_units = 2

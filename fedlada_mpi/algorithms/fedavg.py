@@ -8,4 +8,4 @@ from .base import Algorithm
 
 
 class FedAvg(Algorithm):
-    name, label, year, colour = "fedavg", "FedAvg", 2017, "#7f8791"
+    name, label, year, colour = "fedavg", "FedAvg", 2017, "#5a5a5a"

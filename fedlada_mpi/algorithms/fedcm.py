@@ -9,7 +9,7 @@ from .base import ClientVectors, Tensor, Vectors
 
 
 class FedCM(Amended):
-    name, label, year, colour = "fedcm", "FedCM", 2021, "#33a9dd"
+    name, label, year, colour = "fedcm", "FedCM", 2021, "#0078b4"
     paper_units = 2
     elementwise = False
 

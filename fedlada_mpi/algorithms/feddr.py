@@ -17,7 +17,7 @@ class FedDR(Algorithm):
     up = ("change",)
     slots = ("xh",)
     client_state = ("x_i", "y_i")
-    requires = dict(weighting="uniform", server_lr=1.0)
+    requires = dict(weighting="uniform", server_lr=1.0, robust="none")  # x adds up what clients keep
     eta: float = hyper(1.0, "1 / weight of the proximal term", above=0)
     alpha: float = hyper(0.9, "relaxation", above=0, most=2)
     start_at: str = hyper("warm", "clients start at their own last x_i, or at x^t", choices=("warm", "cold"))

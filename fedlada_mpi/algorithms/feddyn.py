@@ -15,7 +15,7 @@ class FedDyn(Algorithm):
     name, label, year = "feddyn", "FedDyn", 2021
     private: tuple[str, ...] = ("h",)
     client_state = ("e_i",)
-    requires = dict(weighting="uniform", server_lr=1.0)
+    requires = dict(weighting="uniform", server_lr=1.0, robust="none")  # h adds up what clients keep
     alpha: float = hyper(0.01, "a, weight of the regulariser", least=0)
 
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:

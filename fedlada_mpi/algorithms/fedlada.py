@@ -34,7 +34,7 @@ from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class LocalAdam(Algorithm):
-    name, label, year, colour = "localadam", "LocalAdam", 2020, "#009e73"
+    name, label, year, colour = "localadam", "LocalAdam", 2020, "#0fa587"
     down = ("x", "v")
     up = ("offset", "v_hat")
     slots = ("m", "v", "v_hat")
@@ -100,7 +100,7 @@ class LocalAdam(Algorithm):
 
 
 class FedLADA(Amended, LocalAdam):
-    name, label, year, colour = "fedlada", "FedLADA", 2023, "#d9400f"
+    name, label, year, colour = "fedlada", "FedLADA", 2023, "#f05a4b"
     alpha: float = hyper(0.1, "weight of the client's own direction; the rest is g_a's", above=0, most=1)
     presets = {
         "": LocalAdam.presets[""],

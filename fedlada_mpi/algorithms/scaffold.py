@@ -11,10 +11,11 @@ from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class Scaffold(Algorithm):
-    name, label, year, colour = "scaffold", "SCAFFOLD", 2020, "#0077bb"
+    name, label, year, colour = "scaffold", "SCAFFOLD", 2020, "#0f00a5"
     down = ("x", "c")
     up = ("offset", "dc")
     client_state = ("c_i",)
+    requires = dict(robust="none")  # c adds up what clients keep
     paper_units = 2
     alpha: float = hyper(1.0, "scale a of the correction", least=0)
 

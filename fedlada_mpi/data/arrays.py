@@ -21,7 +21,7 @@ from .sources import ImageSet
 from .sources.base import check
 from .sources.npz import channels_last
 
-SILOS = 64  # files of training images, for up to as many ranks
+SILOS = 64  # files of training images, whose checksums are computed side by side
 
 
 @dataclass(eq=False)

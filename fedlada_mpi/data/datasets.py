@@ -1,18 +1,36 @@
-"""From ``--dataset`` to the settings of a run and its shards, which are prepared if the raw data is there."""
+"""From ``--dataset`` to the settings of a run and its shards, which are prepared if the raw data is there.
+
+The shards of data set NAME are in ``data/NAME``. A run that asks for another partition of the same data gets a
+directory of its own next to it, ``data/NAME-20clients-dirichlet0.1``, which is prepared once, from the raw data:
+shards cannot be divided again, as ``refill`` repeats some images and leaves out others.
+"""
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..config import DATASETS, Config, Resolved, data_root, flag, resolve
-from ..errors import UserError, did_you_mean, shortened
+from ..config import DATASETS, PRESETS, SETTINGS, Config, Resolved, coerce, data_root, flag, resolve
+from ..disk import WriteError
+from ..errors import UserError, did_you_mean, first_line, shortened
 from ..inputs import check_path
-from .manifest import MANIFEST, Manifest, prepare_command, read_manifest
+from ..rundir import lock
+from .manifest import ARRAYS, MANIFEST, Manifest, prepare_command, read_manifest
+from .partition import KINDS, USED_BY
+
+if TYPE_CHECKING:
+    from .settings import PrepareSettings
 
 PREPARING = threading.Lock()  # threads of one process would write to the same temporary folder
+SILOS = 64  # files of a partition that a run prepares, for up to as many ranks
+WAIT_SECONDS = 0.5
+MOST_NAMES = 10  # of data sets, in an error
 
 # Settings of a run that its shards fix, and the names of these settings in the manifest.
 _FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_per_client", "size_sigma")}
@@ -21,22 +39,73 @@ _FIXED |= {"partition": "kind", "partition_seed": "seed", "validation": "validat
 
 def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = False) -> tuple[Resolved, Path]:
     """The run's settings, and the directory where its shards are or will be; see ``config.resolve``."""
-    name = str({**file, **flags}.get("dataset", "digits"))
+    given = {**file, **flags}
+    name = str(given.get("dataset", "digits"))
     if name in DATASETS:
         resolved = resolve(flags, file, recorded=recorded)
-        return resolved, directory_of(name, resolved.config.data_dir)
+        return resolved, directory_of(resolved.config)
     check_path(name, "--dataset")
-    if not (Path(name) / MANIFEST).is_file():
-        known = f"one of {', '.join(DATASETS)}, or a directory that python -m data_prep --out has written"
-        raise UserError(f"--dataset: got {shortened(name)}, expected {known}{did_you_mean(name, DATASETS)}")
-    manifest = read_manifest(name)
+    data_dir = coerce(SETTINGS["data_dir"], given.get("data_dir", ""))
+    check_path(data_dir, "--data-dir")
+    base = _base(name, data_dir)
+    if not (base / MANIFEST).is_file():
+        root = data_root(Config(data_dir=data_dir))
+        names = _prepared(root)
+        there = f"; {root} has {', '.join(names[:MOST_NAMES])}{', ...' * (len(names) > MOST_NAMES)}" if names else ""
+        known = f"one of {', '.join(DATASETS)}, or what python -m data_prep has written{there}"
+        raise UserError(f"--dataset: got {shortened(name)}, expected {known}{did_you_mean(name, [*DATASETS, *names])}")
+    manifest = read_manifest(base)
     shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
-    return resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded), Path(name)
+    if not recorded and "dirichlet" in given and "partition" not in given:
+        shards["partition"] = "dirichlet"
+    resolved = resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded)
+    return resolved, directory_of(resolved.config)
 
 
-def directory_of(dataset: str, data_dir: str) -> Path:
-    """Where the shards of ``--dataset`` are."""
-    return data_root(Config(data_dir=data_dir)) / dataset if dataset in DATASETS else Path(dataset)
+def directory_of(config: Config) -> Path:
+    """Where the shards of a run are, or will be: those of its data set, or a partition of their own next to them."""
+    base = _base(config.dataset, config.data_dir)
+    if (base / MANIFEST).is_file():
+        fits = not _differences(config, read_manifest(base))
+    else:
+        preset = PRESETS.get(config.dataset, {})
+        usual = {name: preset.get(name, SETTINGS[name].default) for name in _FIXED}
+        fits = config.dataset not in DATASETS or _fixed(config) == _fixed(Config(**usual))
+    return base if fits else base.with_name(f"{base.name}-{_partition_name(config)}")
+
+
+def _base(dataset: str, data_dir: str) -> Path:
+    """The shards that ``--dataset`` names, a directory or a name in the data root."""
+    root = data_root(Config(data_dir=data_dir))
+    if dataset in DATASETS or (not (Path(dataset) / MANIFEST).is_file() and (root / dataset / MANIFEST).is_file()):
+        return root / dataset
+    path = Path(dataset)
+    return path if path.name not in ("", "..") else Path(os.path.abspath(path))
+
+
+def _prepared(root: Path) -> list[str]:
+    """The names of the data sets in the data root."""
+    try:
+        return sorted(path.parent.name for path in root.glob(f"*/{MANIFEST}"))
+    except OSError:
+        return []
+
+
+def _fixed(config: Config) -> dict[str, Any]:
+    """What the shards of this run must have been prepared with; without what its partition does not use."""
+    return {n: getattr(config, n) for n in _FIXED if config.partition in USED_BY.get(n, KINDS)}
+
+
+def _partition_name(config: Config) -> str:
+    """All that distinguishes a partition, without what is usual."""
+    kind = {"dirichlet": repr(config.dirichlet), "pathological": str(config.classes_per_client)}
+    parts = [f"{config.clients}clients", config.partition + kind.get(config.partition, "")]
+    fixed = _fixed(config)
+    words = {"exhausted": "", "size_sigma": "sigma", "partition_seed": "seed", "validation": "validation"}
+    for name, word in words.items():
+        if name in fixed and fixed[name] != SETTINGS[name].default:
+            parts.append(f"{word}{fixed[name]}")
+    return "-".join(parts)
 
 
 def _prepared_with(manifest: Manifest) -> dict[str, Any]:
@@ -46,66 +115,114 @@ def _prepared_with(manifest: Manifest) -> dict[str, Any]:
     return {name: known.get(key) for name, key in _FIXED.items()}
 
 
-def ensure(config: Config, directory: Path, silos: int) -> Manifest:
+def _differences(config: Config, manifest: Manifest) -> dict[str, Any]:
+    """What shards were prepared with where the run asks for something else."""
+    found = _prepared_with(manifest)
+    return {name: value for name, value in found.items() if value is not None and value != getattr(config, name)}
+
+
+def ensure(
+    config: Config, directory: Path, silos: int, report: Callable[[str], None] = lambda message: None
+) -> Manifest:
     """The manifest of this run's shards, which are prepared now if they are missing."""
     with PREPARING:
-        return _ensure(config, directory, silos)
-
-
-def _ensure(config: Config, directory: Path, silos: int) -> Manifest:
-    if not (directory / MANIFEST).is_file():
-        # Imported here: a run whose shards are ready does not need the image decoders.
-        from .prepare import prepare
-        from .settings import PrepareSettings
-        from .sources import raw_available
-
-        raw = raw_available(config.dataset, directory.parent)
-        if raw is None and config.dataset != "digits":
-            raise UserError(
-                f"no shards of {config.dataset} in {directory} and no raw data next to them; prepare them with: "
-                + command(config, directory, silos)
-            )
-        settings = PrepareSettings(
-            config.dataset,
-            out=directory,
-            raw=None if config.dataset == "digits" else raw,
-            clients=config.clients,
-            silos=min(silos, config.clients),
-            partition=config.partition,
-            dirichlet=config.dirichlet if config.partition == "dirichlet" else None,
-            exhausted=config.exhausted,
-            classes_per_client=config.classes_per_client,
-            size_sigma=config.size_sigma,
-            seed=config.partition_seed,
-            validation=config.validation,
-            download=False,
+        if not (directory / MANIFEST).is_file():
+            _prepare(config, directory, silos, report)
+    manifest, base = read_manifest(directory), _base(config.dataset, config.data_dir)
+    for name, value in _differences(config, manifest).items():
+        raise UserError(
+            f"the shards in {directory} were prepared with {name} {value}, but the run asks for "
+            f"{getattr(config, name)}: rm -r {directory} and run it again"
         )
-        return prepare(settings)
-    manifest = read_manifest(directory)
-    for name, value in _prepared_with(manifest).items():
-        wanted = getattr(config, name)
-        if value is not None and value != wanted:
-            prepare_others = command(config, directory, silos, suffix=f"-{name}-{wanted}")
-            raise UserError(
-                f"the shards in {directory} were prepared with {name} {value}, but the run asks for {wanted}: "
-                f"add --{flag(name)} {value}, or prepare others with {prepare_others} and pass that as --dataset"
-            )
+    if directory != base and (base / MANIFEST).is_file() and _origin(manifest) != _origin(read_manifest(base)):
+        raise UserError(
+            f"the shards in {directory} were prepared from other raw data than those in {base}: rm -r {directory} and "
+            "run it again"
+        )
     return manifest
 
 
-def command(config: Config, directory: Path, silos: int, suffix: str = "") -> str:
-    """The data_prep command for this run."""
-    kind = config.dataset if config.dataset in DATASETS else read_manifest(directory).dataset
-    dealt = config.partition in ("dirichlet", "pathological")
-    options: dict[str, Any] = {
-        "clients": config.clients,
-        "silos": min(silos, config.clients),
-        "partition": config.partition,
-        "dirichlet": config.dirichlet if config.partition == "dirichlet" else None,
-        "exhausted": config.exhausted if dealt else None,
-        "classes_per_client": config.classes_per_client if config.partition == "pathological" else None,
-        "size_sigma": config.size_sigma,
-        "seed": config.partition_seed,
-        "validation": config.validation,
-    }
-    return prepare_command(kind, f"{directory}{suffix}", options)
+def _origin(manifest: Manifest) -> tuple[Any, ...]:
+    """What two partitions of the same data have in common."""
+    return manifest.dataset, manifest.source, manifest.resize, manifest.test_share
+
+
+def _prepare(config: Config, directory: Path, silos: int, report: Callable[[str], None]) -> None:
+    # Imported here: a run whose shards are ready does not need the image decoders.
+    from .prepare import fingerprint, prepare
+    from .settings import PrepareSettings
+    from .sources import raw_available
+
+    base = _base(config.dataset, config.data_dir)
+    near = read_manifest(base) if (base / MANIFEST).is_file() else None
+    kind = config.dataset if near is None else near.dataset
+    raw = near.raw if near is not None and near.raw is not None else raw_available(kind, base.parent)
+    silos = min(silos if directory == base else SILOS, config.clients)
+    settings = PrepareSettings(
+        kind,
+        out=directory,
+        raw=None if kind == "digits" else raw,
+        resize=near.resize if near else 0,
+        test_share=near.test_share or None if near else None,
+        clients=config.clients,
+        silos=silos,
+        partition=config.partition,
+        dirichlet=config.dirichlet if config.partition == "dirichlet" else None,
+        exhausted=config.exhausted,
+        classes_per_client=config.classes_per_client,
+        size_sigma=config.size_sigma,
+        seed=config.partition_seed,
+        validation=config.validation,
+        download=False,
+    )
+    if near is None and raw is None:
+        raise UserError(
+            f"no shards of {kind} in {directory} and no raw data next to them; prepare them with: " + _command(settings)
+        )
+    if near is not None:
+        name, value = next(iter(_differences(config, near).items()))
+        differs = (
+            f"the shards in {base} were prepared with {name} {value}, but the run asks for {getattr(config, name)}"
+        )
+        if kind == ARRAYS:
+            raise UserError(f"{differs}: add --{flag(name)} {value}, or divide the arrays so")
+        if raw is None:
+            other = f"prepare others with {_command(settings)} and run it again"
+            raise UserError(f"{differs}, and their raw data is not there: add --{flag(name)} {value}, or {other}")
+        if fingerprint(settings, raw) != near.source:
+            raise UserError(f"{differs}, and {raw} has changed since: prepare both from it, first with {near.command}")
+    with _alone(directory, report):
+        if not (directory / MANIFEST).is_file():
+            report(f"preparing {directory}, once for all runs with these settings")
+            prepare(settings)
+
+
+@contextmanager
+def _alone(directory: Path, report: Callable[[str], None]) -> Iterator[None]:
+    """Of all processes that want these shards, one is inside the block at a time; the others wait for it."""
+    waiting = False
+    with ExitStack() as held:
+        while True:
+            try:
+                # Beside the directory, which has the shards and nothing else.
+                held.enter_context(lock.hold(directory.parent, f".{directory.name}.lock"))
+                break
+            except lock.Busy:
+                if not waiting:
+                    report(f"waiting for another run, which prepares {directory}")
+                waiting = True
+                time.sleep(WAIT_SECONDS)
+            except WriteError as error:
+                raise UserError(
+                    f"{directory}: cannot be prepared ({first_line(error)}): make {directory.parent} writable, or give "
+                    "another --data-dir"
+                ) from None
+        yield
+
+
+def _command(settings: PrepareSettings) -> str:
+    """The data_prep command for these shards."""
+    options = {name: getattr(settings, name) for name in ("clients", "silos")}
+    options |= {**asdict(settings.rule), "seed": settings.seed, "validation": settings.validation}
+    options |= {"resize": settings.resize, "test_share": settings.test_share}
+    return prepare_command(settings.dataset, settings.out, options, settings.raw)

@@ -11,18 +11,21 @@ import reprlib
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import UserError
+from ..inputs import read_bytes
 from .partition import KINDS, Rule
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 TEST_FILE = "test.h5"
 ARRAYS = "arrays"  # the name of data that was given from Python
+RAW_PATH = "raw_path"  # where the raw data was; not in the manifest, which is the same on every machine
 VALIDATION_FILE = "validation.h5"  # only where a share of the training images was held out
 PREPARE_AGAIN = ": run python -m data_prep again with --force"
 MANY = 1 << 40  # more images, bytes or pixels than any data set has, and still safe to add and multiply
@@ -51,6 +54,17 @@ class Manifest:
     files: dict[str, dict[str, Any]]
     client_sha256: tuple[str, ...]
     validation: float  # the share of the training images that was held out
+    resize: int  # pixels of a side that the images were resized to; 0 where they were not
+    test_share: float  # the share of the images that became the test set; 0 where the data has one
+
+    @property
+    def raw(self) -> Path | None:
+        """The raw data that these shards were prepared from, as it was given, if it is still there."""
+        try:
+            raw = Path(os.fsdecode(read_bytes(self.root / RAW_PATH)))
+            return raw if raw.is_file() or raw.is_dir() else None
+        except (OSError, ValueError):
+            return None
 
     @property
     def digest(self) -> str:
@@ -59,6 +73,14 @@ class Manifest:
         clients = self.client_sha256 or [self.files[silo_file(silo)]["sha256"] for silo in range(self.silos)]
         sets = [self.files[name]["sha256"] for name in (TEST_FILE, VALIDATION_FILE) if name in self.files]
         return hashlib.sha256("\n".join([*clients, *sets]).encode()).hexdigest()
+
+    @cached_property
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of each client: its silo, and its place among the clients of the silo's file."""
+        silo_of, place_of = np.empty(self.clients, np.int64), np.empty(self.clients, np.int64)
+        for silo, ids in enumerate(self.client_ids):
+            silo_of[ids], place_of[ids] = silo, np.arange(len(ids))
+        return silo_of, place_of
 
     @property
     def about_images(self) -> dict[str, Any]:
@@ -77,21 +99,21 @@ class Manifest:
             return f"rm -r {shlex.quote(str(self.root))} and fedlada_mpi.train(data=...)"
         rule = {field.name: self.partition.get(field.name) for field in fields(Rule)}
         options = {"clients": self.clients, "silos": self.silos, **rule, "seed": self.seed}
-        options["validation"] = self.validation
-        return prepare_command(self.dataset, self.root, options) + " --force"
+        options |= {"validation": self.validation, "resize": self.resize, "test_share": self.test_share}
+        return prepare_command(self.dataset, self.root, options, self.raw) + " --force"
 
 
 def silo_file(silo: int) -> str:
     return f"silo_{silo + 1:04d}.h5"
 
 
-def prepare_command(dataset: str, out: str | Path, options: Mapping[str, Any]) -> str:
+def prepare_command(dataset: str, out: str | Path, options: Mapping[str, Any], raw: Path | None = None) -> str:
     """The data_prep command with these settings, named as in a manifest; those that are unset are left out."""
-    words = ["python", "-m", "data_prep", "--dataset", dataset, *([] if dataset == "digits" else ["--raw", "PATH"])]
-    words += ["--out", str(out)]
+    words = ["python", "-m", "data_prep", "--dataset", dataset]
+    words += ["--raw", "PATH" if raw is None else str(raw)] * (dataset != "digits") + ["--out", str(out)]
     for name, value in options.items():
-        if value is not None and (name not in ("size_sigma", "validation") or value):
-            text = f"{value:g}" if isinstance(value, float) else str(value)
+        if value is not None and (name not in ("size_sigma", "validation", "resize", "test_share") or value):
+            text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
             words += ["--" + {"kind": "partition"}.get(name, name).replace("_", "-"), text]
     return shlex.join(words)
 
@@ -142,6 +164,9 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
     validation = _number(data.get("validation", 0.0), "'validation'")
     if not 0 <= validation < 1:
         raise ValueError(f"'validation' is {_short(validation)}, expected a share of the training images")
+    test_share = _number(data.get("test_share", 0.0), "'test_share'")
+    if not 0 <= test_share < 1:
+        raise ValueError(f"'test_share' is {_short(test_share)}, expected a share of the images")
     sets = [TEST_FILE, VALIDATION_FILE] if validation else [TEST_FILE]
     files = _files(data.get("files"), names, sets, image_bytes=math.prod(shape) + 8)
     client_ids = tuple(np.array(files[name]["client_ids"], np.int64) for name in names)
@@ -170,6 +195,8 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
         files=files,
         client_sha256=tuple(_list(data.get("client_sha256", []), "'client_sha256'", _checksum, (0, clients))),
         validation=validation,
+        resize=_integer(data.get("resize", 0), "'resize'"),
+        test_share=test_share,
     )
 
 

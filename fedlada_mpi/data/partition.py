@@ -15,6 +15,13 @@ import numpy as np
 from ..errors import UserError
 
 KINDS = ("dirichlet", "iid", "pathological", "natural")
+# Settings that only some partitions have.
+USED_BY = {
+    "dirichlet": ("dirichlet",),
+    "exhausted": ("dirichlet", "pathological"),
+    "classes_per_client": ("pathological",),
+    "size_sigma": ("dirichlet", "iid", "pathological"),
+}
 
 
 @dataclass(frozen=True)

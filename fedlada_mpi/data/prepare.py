@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,11 +12,12 @@ import numpy as np
 
 from ..errors import UserError
 from . import sources
-from .manifest import FORMAT, MANIFEST, Manifest, read_manifest
+from .manifest import FORMAT, MANIFEST, RAW_PATH, Manifest, read_manifest
 from .partition import hold_out, partition
 from .picture import PICTURE, draw
 from .settings import PrepareSettings, check_silos
 from .sources.bounds import check_memory
+from .sources.imagefolder import TEST_SHARE
 from .sources.raw import is_readable
 from .write import attributes_of, client_checksum, publish, staging, write_all, write_manifest
 
@@ -34,24 +36,34 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
         report(f"{settings.out}: files are missing or truncated, preparing again")
     raw = sources.find_raw(settings.dataset, settings.raw, settings.out.parent, settings.download)
     report(f"reading {settings.dataset} from {raw}")
-    images = sources.load(settings.dataset, raw, settings.workers)
+    images = sources.load(settings.dataset, raw, settings.workers, **settings.reading)
     kept, held = hold_out(settings.validation, images.train_labels, settings.seed)
     owned = divide(settings, images, kept)
-    manifest = describe(settings, _fingerprint(settings, raw), images, kept, owned)
-    report(f"writing {sum(map(len, owned))} training images of {len(owned)} clients to {settings.silos} silo files")
-    return write_shards(settings.out, manifest, images, owned, held)
+    manifest = describe(settings, fingerprint(settings, raw), images, kept, owned)
+    report(f"writing {sum(map(len, owned))} training images of {len(owned)} clients to {manifest['silos']} silo files")
+    return write_shards(settings.out, manifest, images, owned, held, settings.raw)
 
 
 def write_shards(
-    out: Path, manifest: dict[str, Any], images: sources.ImageSet, owned: list[np.ndarray], held: np.ndarray
+    out: Path,
+    manifest: dict[str, Any],
+    images: sources.ImageSet,
+    owned: list[np.ndarray],
+    held: np.ndarray,
+    raw: Path | None = None,
 ) -> Manifest:
-    """Write the shards of a described data set, with its picture; ``held`` images are for validation."""
+    """Write the shards of a described data set, with its picture; ``held`` images are for validation.
+
+    ``raw``, what the user gave, is noted for other partitions of the same data.
+    """
     silos = np.array_split(np.arange(len(owned)), manifest["silos"])
     with staging(out, needed_bytes=_bytes_on_disk(images, owned, held)) as folder:
         manifest["files"] = write_all(folder, images, owned, silos, held, attributes_of(manifest))
         write_manifest(folder, manifest)
         draw(read_manifest(folder), folder / PICTURE)
-        publish(folder, out, [*manifest["files"], PICTURE, MANIFEST])
+        if raw is not None:
+            (folder / RAW_PATH).write_bytes(os.fsencode(os.path.abspath(raw)))
+        publish(folder, out, [*manifest["files"], PICTURE, *([] if raw is None else [RAW_PATH]), MANIFEST])
     return read_manifest(out)
 
 
@@ -61,14 +73,15 @@ def divide(settings: PrepareSettings, images: sources.ImageSet, kept: np.ndarray
     owners = images.owners if settings.partition == "natural" else None
     if owners is not None and (lost := np.setdiff1d(owners, owners[kept])).size:
         raise UserError(f"--validation: got {settings.validation:g}, which leaves owner {lost[0]} no image: give less")
-    clients = settings.wanted_clients or 0 if owners is None else len(np.unique(owners))
+    clients = settings.clients_for(len(kept)) if owners is None else len(np.unique(owners))
     check_memory(clients * images.classes * CELL_BYTES, f"{clients} clients with {images.classes} classes")
     labels, owners = images.train_labels[kept], None if images.owners is None else images.owners[kept]
-    parts = partition(settings.rule, labels, images.classes, settings.wanted_clients or 0, settings.seed, owners)
+    parts = partition(settings.rule, labels, images.classes, clients, settings.seed, owners)
     owned = [kept[part] for part in parts]
     if settings.clients is not None and len(owned) != settings.clients:
-        raise UserError(f"--clients: got {settings.clients}, but the data has {len(owned)} owners: leave --clients out")
-    check_silos(settings.silos, len(owned))
+        owners_found = f"but the data has {len(owned)} owners: give --clients {len(owned)}, or leave it out"
+        raise UserError(f"--clients: got {settings.clients}, {owners_found}")
+    check_silos(settings.silos_for(len(owned)), len(owned))
     return owned
 
 
@@ -86,10 +99,12 @@ def describe(
         "mean": list(mean),
         "std": list(std),
         "clients": len(owned),
-        "silos": settings.silos,
+        "silos": settings.silos_for(len(owned)),
         "partition": asdict(settings.rule),
         "seed": settings.seed,
         **({"validation": settings.validation} if settings.validation else {}),
+        **({"resize": settings.resize} if settings.resize else {}),
+        **({"test_share": images.test_share} if images.test_share else {}),
         "source": source,
         "class_names": images.class_names,
         "client_names": [] if owners is None else [str(name) for name in np.unique(owners)],
@@ -103,7 +118,9 @@ def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
     pairs = {
         "dataset": (present.dataset, settings.dataset),
         "clients": (present.clients, settings.wanted_clients or present.clients),
-        "silos": (present.silos, settings.silos),
+        "silos": (present.silos, settings.silos_for(present.clients)),
+        "resize": (present.resize, settings.resize),
+        "test_share": (present.test_share, settings.test_share or TEST_SHARE * bool(present.test_share)),
         "seed": (present.seed, settings.seed),
         "validation": (present.validation, settings.validation),
     }
@@ -111,7 +128,7 @@ def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
     differences = [f"{name} {actual} not {wanted}" for name, (actual, wanted) in pairs.items() if actual != wanted]
     raw = settings.raw or sources.raw_available(settings.dataset, settings.out.parent)
     # Raw data may have been removed once the shards were written.
-    if not differences and raw and is_readable(raw) and _fingerprint(settings, raw) != present.source:
+    if not differences and raw and is_readable(raw) and fingerprint(settings, raw) != present.source:
         differences = ["other raw data"]
     if differences:
         raise UserError(
@@ -126,7 +143,8 @@ def complete(manifest: Manifest) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
 
-def _fingerprint(settings: PrepareSettings, raw: Path) -> str:
+def fingerprint(settings: PrepareSettings, raw: Path) -> str:
+    """Distinguishes this raw data from other data of the same name."""
     try:
         return sources.fingerprint(settings.dataset, raw)
     except OSError as error:

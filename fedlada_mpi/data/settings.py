@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..config import PRESETS
+from ..config import PRESETS, Config, data_root
 from ..errors import UserError, did_you_mean
 from .partition import KINDS, Rule
 from .sources import LOADERS
 
 DEFAULT_CLIENTS = 100
+DEFAULT_SILOS = 10
+OWN = ("imagefolder", "npz")  # data sets of the user, whose name is that of the raw data
+LARGEST = 1024  # pixels of a side that images may be resized to
+IMAGES_PER_CLIENT = 20  # of a small folder of images, which gets fewer clients
 
 
 @dataclass(frozen=True)
 class PrepareSettings:
     """What to prepare, and where to write it.
 
-    ``clients`` None means the paper's number (``natural``: the data's own); ``dirichlet`` None the
-    preset of the data set; ``raw`` None the data under ``out/..`` (see ``raw_available``) or a
-    download; ``workers`` 0 all cores this process may use.
+    ``out`` None means a folder of the data root with the name of the data set, or of ``raw`` where that is
+    the user's own; ``clients`` None the paper's number (``natural``: the data's own; ``imagefolder``: fewer, where
+    there are few images); ``silos`` None ten, or as many as there are clients; ``dirichlet`` None the preset of the
+    data set; ``raw`` None the data under ``out/..`` (see ``raw_available``) or a download; ``workers`` 0 all cores
+    this process may use. ``resize`` and ``test_share`` are those of ``load_imagefolder``.
     """
 
     dataset: str
-    out: Path
+    out: Path = None  # type: ignore[assignment]
     raw: Path | None = None
     clients: int | None = None
-    silos: int = 10
+    silos: int | None = None
     partition: str = "dirichlet"
     dirichlet: float | None = None
     exhausted: str = "refill"
@@ -38,10 +46,24 @@ class PrepareSettings:
     workers: int = 0
     force: bool = False
     download: bool = True
+    resize: int = 0
+    test_share: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "out", Path(self.out))
         object.__setattr__(self, "raw", Path(self.raw) if self.raw is not None else None)
+        object.__setattr__(self, "out", Path(self._default_out if self.out is None else self.out))
+
+    @property
+    def _default_out(self) -> Path:
+        own = self.dataset in OWN and self.raw is not None
+        # Absolute: "." and "photos/.." have a name, too.
+        raw = Path(os.path.abspath(self.raw)) if self.raw is not None and own else Path(self.dataset)
+        return data_root(Config()) / (raw.stem if raw.suffix == ".npz" else raw.name)
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Options of the loader."""
+        return {"resize": self.resize, "test_share": self.test_share} if self.dataset == "imagefolder" else {}
 
     @property
     def rule(self) -> Rule:
@@ -60,9 +82,16 @@ class PrepareSettings:
     @property
     def wanted_clients(self) -> int | None:
         """The number of clients to make; None where the data determines it."""
-        if self.clients is None and self.partition != "natural":
+        if self.clients is None and self.partition != "natural" and self.dataset != "imagefolder":
             return PRESETS.get(self.dataset, {}).get("clients", DEFAULT_CLIENTS)
         return self.clients
+
+    def clients_for(self, images: int) -> int:
+        """The number of clients to make of so many training images."""
+        return self.wanted_clients or min(DEFAULT_CLIENTS, max(1, images // IMAGES_PER_CLIENT))
+
+    def silos_for(self, clients: int) -> int:
+        return min(DEFAULT_SILOS, clients) if self.silos is None else self.silos
 
     def check(self) -> None:
         for name, value, known in (
@@ -76,6 +105,20 @@ class PrepareSettings:
                 )
         if self.dataset == "digits" and self.raw is not None:
             raise UserError("--raw has no effect on the digits, which ship with the package: leave it out")
+        if self.dataset != "imagefolder":
+            for name, given in (("resize", self.resize), ("test-share", self.test_share)):
+                if given:
+                    raise UserError(f"--{name} has no effect on --dataset {self.dataset}: leave it out")
+        elif self.raw is not None and self.raw.resolve() in (self.out.resolve(), *self.out.resolve().parents):
+            raise UserError(
+                f"--out: got {self.out}, in the folder of the images, expected another: --out {self.out}-shards"
+                if self.raw.resolve() == self.out.resolve()
+                else f"--out: got {self.out}, which is in the folder of the images, expected another"
+            )
+        if not 0 <= self.resize <= LARGEST:
+            raise UserError(f"--resize: got {self.resize}, expected 1 to {LARGEST} pixels, such as 32")
+        if self.test_share is not None and not 0 < self.test_share < 1:
+            raise UserError(f"--test-share: got {self.test_share}, expected a share of the images, such as 0.1")
         for name in ("clients", "silos", "classes_per_client"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -97,7 +140,7 @@ class PrepareSettings:
                 "--size-sigma has no effect on --partition natural, whose sizes are the data's own: leave it out"
             )
         if self.wanted_clients is not None:
-            check_silos(self.silos, self.wanted_clients)
+            check_silos(self.silos_for(self.wanted_clients), self.wanted_clients)
 
 
 def check_silos(silos: int, clients: int) -> None:

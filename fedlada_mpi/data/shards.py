@@ -1,12 +1,12 @@
 """Reading shards, as ``python -m data_prep`` writes them: one HDF5 file per silo, a test file and a manifest.
 
     manifest = read_manifest("data/cifar10")
-    shard = read_silos(manifest, [0, 1])
+    shard = read_clients(manifest, [3, 4])
     images_of_first_client = shard.images[shard.offsets[0] : shard.offsets[1]]
 
-Every rank opens its own files independently; parallel HDF5 is not needed. A file is read only if it is the one that
-was written: its checksum comes first, so that HDF5 never parses a damaged file, and then all that it contains is
-compared with the manifest.
+Every rank opens files independently and reads its clients' part of them; parallel HDF5 is not needed. A file is read
+only if it is the one that was written: its checksum comes first, so that HDF5 never parses a damaged file, and then all
+that is read of it is compared with the manifest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..errors import UserError, first_line
 from .checksums import first_wrong
 from .manifest import FORMAT, MANIFEST, TEST_FILE, Manifest, read_manifest, silo_file
 
-__all__ = ["Manifest", "Shard", "read_manifest", "read_silos", "read_test"]
+__all__ = ["Manifest", "Shard", "read_clients", "read_manifest", "read_silos", "read_test"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,31 +38,49 @@ class Shard:
 
 
 def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = True) -> Shard:
-    """The shards of ``silos``, in that order, read straight into one array; ``verify`` compares checksums first."""
+    """All clients of ``silos``, in that order; ``verify`` compares checksums first."""
     for silo in silos:
         if not 0 <= silo < manifest.silos:
             raise UserError(f"{manifest.root}: no silo {silo}, expected 0 to {manifest.silos - 1}")
-    check_files(manifest, [silo_file(silo) for silo in silos], verify)
-    client_ids = np.concatenate([np.empty(0, np.int64), *(manifest.client_ids[silo] for silo in silos)])
-    offsets = np.concatenate([[0], np.cumsum(manifest.sizes[client_ids])]).astype(np.int64)
+    return read_clients(manifest, [client for silo in silos for client in manifest.client_ids[silo]], verify)
+
+
+def read_clients(manifest: Manifest, clients: Sequence[int] | np.ndarray, verify: bool = True) -> Shard:
+    """The data of ``clients``, in that order, read straight into one array; ``verify`` compares checksums first."""
+    ids = np.asarray(clients, np.int64)
+    silo_of, place_of = manifest.places
+    runs = _runs(silo_of[ids], place_of[ids])
+    check_files(manifest, files_of(manifest, ids), verify)
+    offsets = np.concatenate([[0], np.cumsum(manifest.sizes[ids])]).astype(np.int64)
     images = np.empty((offsets[-1], *manifest.image_shape), dtype=np.uint8)
     labels = np.empty(offsets[-1], dtype=np.int64)
-    start = 0
-    for silo in silos:
-        ids = manifest.client_ids[silo]
-        ends = np.concatenate([[0], np.cumsum(manifest.sizes[ids])]).astype(np.int64)
-        stop = start + int(ends[-1])
+    for first, last in runs:
+        mine = slice(offsets[first], offsets[last])
+        silo, place = int(silo_of[ids[first]]), int(place_of[ids[first]])
+        theirs = manifest.client_ids[silo]
+        ends = np.concatenate([[0], np.cumsum(manifest.sizes[theirs])]).astype(np.int64)
         with _opened(manifest, silo_file(silo)) as file:
-            _read(file, "images", images[start:stop])
-            _read(file, "labels", labels[start:stop])
-            for name, expected in (("client_ids", ids), ("offsets", ends)):
+            for name, expected in (("client_ids", theirs), ("offsets", ends)):
                 actual = np.empty_like(expected)
                 _read(file, name, actual)
                 if not np.array_equal(actual, expected):
                     raise ValueError(f"{name!r} are not those of {MANIFEST}")
-            _check_labels(labels[start:stop], manifest.classes, manifest.counts[ids])
-        start = stop
-    return Shard(images, labels, client_ids, offsets)
+            _read(file, "images", images[mine], int(ends[place]), int(ends[-1]))
+            _read(file, "labels", labels[mine], int(ends[place]), int(ends[-1]))
+            _check_labels(labels[mine], manifest.classes, manifest.counts[ids[first:last]])
+    return Shard(images, labels, ids, offsets)
+
+
+def files_of(manifest: Manifest, clients: np.ndarray) -> list[str]:
+    """The files that hold ``clients``, each once."""
+    return [silo_file(int(silo)) for silo in np.unique(manifest.places[0][clients])]
+
+
+def _runs(silos: np.ndarray, places: np.ndarray) -> list[tuple[int, int]]:
+    """Clients that follow one another in one file: where each run of them begins and ends."""
+    breaks = np.flatnonzero((np.diff(silos) != 0) | (np.diff(places) != 1)) + 1
+    ends = [*breaks.tolist(), len(silos)]
+    return list(zip([0, *ends[:-1]], ends, strict=True)) if len(silos) else []
 
 
 def read_test(manifest: Manifest, verify: bool = True, name: str = TEST_FILE) -> tuple[np.ndarray, np.ndarray]:
@@ -101,7 +119,7 @@ def _prepare_again(manifest: Manifest) -> str:
     return f"prepare it again with {manifest.command}"
 
 
-# Below, h5py's low-level calls: whole datasets go from the file straight into their place in memory,
+# Below, h5py's low-level calls: data goes from the file straight into its place in memory,
 # and HDF5's own overhead stays small even for small files.
 _ACCESS = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
 _ACCESS.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
@@ -139,13 +157,19 @@ def _check_attributes(file: h5py.h5f.FileID, manifest: Manifest) -> None:
         raise ValueError(f"partition {attributes['partition']}, but {json.dumps(manifest.partition)} in {MANIFEST}")
 
 
-def _read(file: h5py.h5f.FileID, name: str, out: np.ndarray) -> None:
-    """Fill ``out`` with the whole of one dataset, which must have its shape and type."""
+def _read(file: h5py.h5f.FileID, name: str, out: np.ndarray, first: int = 0, rows: int | None = None) -> None:
+    """Fill ``out`` from row ``first`` of a dataset on, which has its type and shape, or ``rows`` rows."""
     dataset = h5py.h5d.open(file, name.encode())
-    if dataset.shape != out.shape or dataset.dtype != out.dtype:
-        actual, expected = f"{dataset.dtype} {list(dataset.shape)}", f"{out.dtype} {list(out.shape)}"
+    shape = out.shape if rows is None else (rows, *out.shape[1:])
+    if dataset.shape != shape or dataset.dtype != out.dtype:
+        actual, expected = f"{dataset.dtype} {list(dataset.shape)}", f"{out.dtype} {list(shape)}"
         raise ValueError(f"{name!r} is {actual}, expected {expected}")
-    dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
+    if out.shape == shape:
+        dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
+        return
+    part = dataset.get_space()
+    part.select_hyperslab((first, *(0 for _ in out.shape[1:])), out.shape)
+    dataset.read(h5py.h5s.create_simple(out.shape), part, out)
 
 
 def _check_labels(labels: np.ndarray, classes: int, counts: np.ndarray | None = None) -> None:

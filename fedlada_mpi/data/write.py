@@ -25,7 +25,7 @@ from .. import disk
 from ..errors import UserError
 from ..processes import is_alive
 from .checksums import sha256
-from .manifest import FORMAT, MANIFEST, TEST_FILE, VALIDATION_FILE, silo_file
+from .manifest import FORMAT, MANIFEST, RAW_PATH, TEST_FILE, VALIDATION_FILE, silo_file
 from .sources import ImageSet
 
 STAGING = ".unfinished-"
@@ -165,7 +165,7 @@ def publish(folder: Path, out: Path, names: list[str]) -> None:
     for name in names:
         _flush_to_disk(folder / name)
     (out / MANIFEST).unlink(missing_ok=True)
-    for path in [*out.glob("silo_*.h5"), *out.glob(VALIDATION_FILE)]:
+    for path in [*out.glob("silo_*.h5"), *out.glob(VALIDATION_FILE), *out.glob(RAW_PATH)]:
         if path.name not in names:
             path.unlink()
     for name in names:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import sysconfig
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .check import FAIL, OK, SKIP, WARN, Here, Result, check
+
+if TYPE_CHECKING:
+    from ..data.manifest import Manifest
+    from ..mpi import World
 
 RESNET18 = 11_279_112  # elements of the largest vector that a preset moves, 45 MB
 YIELD = "OMPI_MCA_mpi_yield_when_idle"
@@ -98,7 +104,7 @@ def cores(here: Here) -> Result:
         do = "export PRTE_MCA_hwloc_default_binding_policy=none, or srun --cpu-bind=none, or ask for more cores"
         return WARN, f"{found}: the launcher bound the ranks to few cores", do
     if usable < ranks:
-        return WARN, f"{found}: ranks take turns", "fewer ranks give the same result: a rank takes any number of silos"
+        return WARN, f"{found}: ranks take turns", "fewer ranks give the same result: they share the clients"
     if threads.isdigit() and int(threads) * ranks > usable:
         return WARN, f"{found}: more threads than cores", f"export OMP_NUM_THREADS={usable // ranks}"
     return OK, found
@@ -168,34 +174,64 @@ def transport(here: Here) -> Result:
     return OK, f"{moving.kind}, checked; ResNet-18's {RESNET18 * 4 / 1e6:.0f} MB over {world.size} ranks: {times}"
 
 
-@check("data", "set FEDLADA_DATA to a folder that can be read", needs="packages")
+@check("data", "set FEDLADA_DATA to a folder that every node can read", needs="packages")
 def data(here: Here) -> Result:
     from ..config import Config, data_root
     from ..data.manifest import MANIFEST, read_manifest
 
-    root, prepared = data_root(Config()), []
-    for path in sorted(root.glob(f"*/{MANIFEST}")):
-        manifest = read_manifest(path.parent)
-        for name, entry in manifest.files.items():
-            file = path.parent / name
+    root, world = data_root(Config()), here.world
+    folders = sorted(str(path.parent) for path in root.glob(f"*/{MANIFEST}"))
+    if world is not None:
+        folders = world.broadcast_json({"folders": folders})["folders"]
+    prepared = []
+    for folder in folders:
+        manifest = read_manifest(folder)
+        for name in needed_files(manifest, world):
+            file, expected = manifest.root / name, manifest.files[name]["bytes"]
             size = file.stat().st_size if file.exists() else None
-            if size != entry["bytes"]:
-                what = "is missing" if size is None else f"has {size} bytes, expected {entry['bytes']}"
-                return (
-                    FAIL,
-                    f"{file} {what}",
-                    manifest.command,
-                )
-        prepared.append(f"{path.parent.name} ({int(manifest.sizes.sum())} images, {manifest.clients} clients)")
+            if size != expected:
+                what = "is missing" if size is None else f"has {size} bytes, expected {expected}"
+                return FAIL, f"{file} {what}", manifest.command
+        prepared.append(f"{manifest.root.name} ({int(manifest.sizes.sum())} images, {manifest.clients} clients)")
     if not prepared:
         do = "the digits need nothing; others: python -m data_prep --dataset cifar10 --raw PATH --out data/cifar10"
         return OK, f"nothing prepared in {root.resolve()}", do.replace("data/", f"{root}/")
     return OK, f"in {root.resolve()}: {', '.join(prepared)}"
 
 
+def needed_files(manifest: Manifest, world: World | None) -> list[str]:
+    """What this rank reads in a run: the files of its clients, and on the root those of no client."""
+    from ..data.owners import owned_clients
+    from ..data.shards import files_of
+
+    if world is None or world.size == 1:
+        return [*manifest.files]
+    if world.rank == 0:
+        return [name for name, entry in manifest.files.items() if "client_ids" not in entry]
+    return files_of(manifest, owned_clients(manifest, world.size - 1)[world.rank - 1])
+
+
+SHARED = "choose another folder with --out, on a file system that all nodes share"
+
+
 @check("output", "choose another folder with --out")
 def output(here: Here) -> Result:
-    folder = next(path for path in (here.out.resolve(), *here.out.resolve().parents) if path.exists())
+    above = (here.out.resolve(), *here.out.resolve().parents)
+    folder = next(path for path in above if path.exists())
+    # Every rank must come upon the very folder that the root has: by a file that the root puts there.
+    mark, level, seen = folder / f".fedlada-doctor-{os.getpid()}", above.index(folder), True
+    if here.world is not None and here.world.size > 1:
+        with contextlib.suppress(OSError):
+            if here.world.rank == 0:
+                mark.touch()
+        told = here.world.broadcast_json({"level": level, "mark": mark.name if mark.exists() else ""})
+        if told["mark"]:
+            seen = appears(above[min(told["level"], len(above) - 1)] / told["mark"])
+        here.world.barrier()
+        with contextlib.suppress(OSError):
+            mark.unlink(missing_ok=True)
+    if not seen:
+        return FAIL, f"{above[told['level']]} is not the folder that rank 0 sees", SHARED
     free = shutil.disk_usage(folder).free
     found = f"{free / 1e9:.1f} GB free in {folder}"
     if not os.access(folder, os.W_OK | os.X_OK):
@@ -207,3 +243,13 @@ def output(here: Here) -> Result:
             "choose another disk with --out",
         )
     return OK, found
+
+
+def appears(path: Path, seconds: float = 5.0) -> bool:
+    """Whether a file is there, or comes to be: nodes may learn of each other's files a few seconds late."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True

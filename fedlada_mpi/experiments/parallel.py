@@ -116,7 +116,7 @@ class Parallel:
             log.flush()
             slot = self.slots.pop(0)
             environment = {**os.environ, **places, **self._share(slot)}
-            process = start(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            process = start(command, environment, stdout=log, stderr=subprocess.STDOUT)
             self.running.append(Started(index, run, slot, process, held.pop_all()))
             if self.stopped == STOPPED:  # by a signal that came just now
                 process.send_signal(passed_on(signal.SIGTERM, bool(self.launcher)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +14,9 @@ from ..rundir import lock
 from ..signals import STOPPED
 from . import Run
 
+# What ranks on other nodes take from the environment of the launcher. srun passes on everything, mpirun only what it is
+# asked to.
+PASSED_ON = ("FEDLADA_DATA", "OMP_NUM_THREADS")
 STOPS = (STOPPED, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # statuses of a run that was stopped by a signal
 
 
@@ -26,9 +30,14 @@ def claimed(run: Run) -> Iterator[bool]:
         yield to_do
 
 
-def start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+def start(
+    command: Sequence[str], environment: Mapping[str, str] = os.environ, **options: Any
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    known = [name for name in PASSED_ON if name in environment]
+    # Open MPI may refuse both this and -x, which says the same.
+    asked = {"OMPI_MCA_mca_base_env_list": ";".join(known)} if known and "-x" not in command else {}
     try:
-        return subprocess.Popen(command, **options)
+        return subprocess.Popen(command, env={**asked, **environment}, **options)
     except OSError as error:
         raise UserError(f"cannot start {command[0]}: {error.strerror} (see --launcher)") from None
 

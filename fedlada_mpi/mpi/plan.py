@@ -29,9 +29,8 @@ def plan_transport(
     if world.size == 1:
         return SingleRank(world, size, dtype, device)
     bytes_per_vector, cuda = size * dtype.itemsize, device.type == "cuda"
-    fits = world.holds_everywhere(shared_window.fits(world, bytes_per_vector))
     if kind == "auto":
-        kind = _fastest(world, bytes_per_vector, device, fits)
+        kind = _fastest(world, bytes_per_vector, device)
     elif kind == "direct" and not (cuda and cuda_aware()):
         raise UserError(
             f"--transport direct: {implementation()} is not CUDA-aware here, or the run is on the CPU; use auto"
@@ -40,15 +39,18 @@ def plan_transport(
         raise UserError("--transport staged copies device vectors, but the run is on the CPU: use auto or host")
     elif kind == "host" and cuda:
         raise UserError("--transport host needs vectors in host memory, but the run is on the GPU: use auto or staged")
-    elif kind == "shared" and not fits:
+    elif kind == "shared" and not world.holds_everywhere(shared_window.fits(world, bytes_per_vector)):
         need = world.node.size * bytes_per_vector / 1e6
         raise UserError(f"--transport shared needs {need:.0f} MB in /dev/shm for the ranks of a node: use auto")
-    return TRANSPORTS[kind](world, size, dtype, device)
+    with world.patience:
+        return TRANSPORTS[kind](world, size, dtype, device)
 
 
-def _fastest(world: World, bytes_per_vector: int, device: torch.device, fits: bool) -> str:
-    # Within a node the window beats a CUDA-aware library too, whose Reduce adds up on the host.
-    if fits and world.holds_everywhere(shared_window.worth_it(world, bytes_per_vector)):
+def _fastest(world: World, bytes_per_vector: int, device: torch.device) -> str:
+    # Within a node the window beats a CUDA-aware library too, whose Reduce adds up on the host. One node that gains
+    # by a window is enough: the others' ranks take part as they would without.
+    worth_it = world.holds_on_node(shared_window.worth_it(world, bytes_per_vector))
+    if not world.holds_everywhere(not worth_it):
         return "shared"
     if device.type == "cpu":
         return "host"

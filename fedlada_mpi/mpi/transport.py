@@ -31,13 +31,15 @@ class Transport(ABC):
         """The root's vectors, on every rank, in place. Callers pass a barrier first: waiting is timed apart."""
         self._synchronize()
         for vector in self._planned(vectors):
-            self._bcast(vector)
+            with self.world.patience:
+                self._bcast(vector)
 
     def reduce(self, vectors: Sequence[Tensor]) -> None:
         """The sum over ranks, in place on the root; the other ranks' vectors keep what they hold."""
         self._synchronize()
         for vector in self._planned(vectors):
-            self._reduce(vector)
+            with self.world.patience:
+                self._reduce(vector)
 
     def close(self) -> None:  # noqa: B027  (most have nothing to free)
         """Free what the plan holds; collective."""

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import wraps
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 # Open MPI's UCX window component complains on every machine without UCX; shared windows do not use it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
@@ -23,12 +25,16 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import DivergedError, UserError
+from ..errors import NO_ANSWER, DivergedError, UserError
 from ..ranks import launched_processes
+from .patience import Patience
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
+
+GRACE = 2.0  # seconds for the first rank of a node to say why it gives up, and to release what it holds
 
 _opening = threading.Lock()  # MPI does not take two collectives on one communicator at once
 _open: list[World] = []
@@ -46,6 +52,17 @@ def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: Trace
     sys.stderr.flush()
     if world.size > 1:
         world.comm.Abort(2 if isinstance(error, UserError) else 1)
+
+
+def waits(method: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[World, P], T]:
+    """Decorator of what waits for other ranks, which ``World.limit_waiting`` limits."""
+
+    @wraps(method)
+    def limited(self: World, *arguments: P.args, **options: P.kwargs) -> T:
+        with self.patience:
+            return method(self, *arguments, **options)
+
+    return cast("Callable[Concatenate[World, P], T]", limited)
 
 
 class World:
@@ -66,15 +83,47 @@ class World:
         with _opening:
             self.comm = MPI.COMM_WORLD.Dup()
             self.node = cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED))
+            self.neighbours: list[int] = self._ranks_of_node()
             self._excepthook_before = _open[0]._excepthook_before if _open else sys.excepthook
             _open.append(self)
             sys.excepthook = _end_all_ranks
+        self.patience = Patience()
         self.at_close = ExitStack()  # for what else the ranks share
         self.seconds_waiting = 0.0
         self.bytes_moved = 0
 
+    def limit_waiting(self, seconds: int, hint: str, release: Callable[[], object]) -> None:
+        """From now on, end this process where it waits for other ranks for longer than ``seconds`` (0: never).
+
+        Before that, ``release`` gives back what the process holds.
+        """
+
+        def give_up() -> None:
+            # One message is enough: where the first rank of a node gives up, the launcher ends the others meanwhile.
+            time.sleep(GRACE if self.node.rank else 0)
+            sys.stdout.flush()
+            sys.stderr.write(
+                f"error: rank {self.rank} of {self.size} on {platform.node()} has waited {seconds} s for other "
+                f"ranks: one of them hangs, or its node cannot be reached: {hint}\n"
+            )
+            sys.stderr.flush()
+            # In a thread: the disk may hang, too.
+            releasing = threading.Thread(target=release, daemon=True)
+            releasing.start()
+            releasing.join(GRACE)
+            # Not by MPI, which may be waiting for the same node.
+            os._exit(NO_ANSWER)
+
+        self.patience.close()
+        self.patience = Patience(seconds if self.size > 1 else 0, give_up)
+
     def close(self) -> None:
         """Free what the ranks share; collective."""
+        self._free()
+        self.patience.close()
+
+    @waits
+    def _free(self) -> None:
         self.barrier()
         self.at_close.close()
         with _opening:
@@ -92,6 +141,12 @@ class World:
         if self.size == 1 or kind is None or issubclass(kind, (UserError, DivergedError)):
             self.close()
 
+    def _ranks_of_node(self) -> list[int]:
+        """The ranks on this node, this one included."""
+        ranks = np.empty(self.node.size, np.int64)
+        self.node.Allgather(np.array(self.rank, np.int64), ranks)
+        return sorted(ranks.tolist())
+
     @property
     def local_rank(self) -> int:
         """This rank's number on its node, from the launcher where it sets one."""
@@ -105,6 +160,7 @@ class World:
         if self.size > 1:
             self.wait_for(self.comm.Ibarrier())
 
+    @waits
     def wait_for(self, request: MPI.Request) -> None:
         """Poll a request until it is complete, without spinning."""
         start = time.perf_counter()
@@ -113,6 +169,7 @@ class World:
             time.sleep(min(max(2e-5, (time.perf_counter() - start) / 20), 1e-3))
         self.seconds_waiting += time.perf_counter() - start
 
+    @waits
     def broadcast_json(self, message: dict[str, Any] | None = None) -> dict[str, Any]:
         """The root's small message, on every rank."""
         if self.size == 1:
@@ -125,6 +182,7 @@ class World:
         self.comm.Bcast(buffer)
         return cast("dict[str, Any]", json.loads(buffer.tobytes()))
 
+    @waits
     def gather(self, row: Sequence[float]) -> np.ndarray:
         """Every rank's few numbers, [ranks, numbers], on the root (elsewhere: empty)."""
         mine = np.asarray(row, np.float64)
@@ -135,6 +193,7 @@ class World:
         self.comm.Gather(mine, table)
         return table
 
+    @waits
     def sum(self, table: np.ndarray) -> np.ndarray:
         """The ranks' tables of the same shape, added up on the root (elsewhere: this rank's own)."""
         mine = np.ascontiguousarray(table, np.float64)
@@ -145,6 +204,21 @@ class World:
         self.comm.Reduce(mine, total if self.rank == 0 else None, MPI.SUM)
         return total
 
+    def sum_everywhere(self, table: np.ndarray) -> np.ndarray:
+        """The ranks' small tables of the same shape, added up on every rank."""
+        total = np.array(table, np.float64)
+        if self.size > 1:
+            self.barrier()
+            self.comm.Allreduce(MPI.IN_PLACE, total)
+        return total
+
+    def max_everywhere(self, array: np.ndarray) -> None:
+        """The largest values of all ranks in place, on every rank; counted as moved up and down."""
+        if self.size > 1:
+            self.barrier()
+            self.comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
+            self.bytes_moved += 2 * (self.size - 1) * array.nbytes
+
     def allgather_json(self, item: Any) -> list[Any]:
         """Every rank's small item, on every rank."""
         text = json.dumps(item).encode()
@@ -153,6 +227,7 @@ class World:
         items: list[Any] = self.broadcast_json({"items": [json.loads(row.tobytes()) for row in table]})["items"]
         return items
 
+    @waits
     def holds_everywhere(self, condition: bool) -> bool:
         """Whether the condition holds on every rank."""
         if self.size == 1:
@@ -162,6 +237,13 @@ class World:
         self.comm.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)
         return bool(flag)
 
+    @waits
+    def holds_on_node(self, condition: bool) -> bool:
+        """Whether the condition holds on every rank of this node."""
+        flag = np.array(int(condition))
+        self.node.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)
+        return bool(flag)
+
     def collectively(self, action: Callable[[], T]) -> T:
         """Do on every rank what may fail on some of them; then all raise, with the message of the first that failed."""
         result, message = None, ""
@@ -169,6 +251,8 @@ class World:
             result = action()
         except UserError as error:
             message = str(error) or "failed"
+            if 0 not in self.neighbours:  # what is wrong there may be right where the user looks
+                message += f" (rank {self.rank} on {platform.node()})"
         message = self._first_message(message)
         if message:
             raise UserError(message)
@@ -178,6 +262,7 @@ class World:
         """Do something on the root alone; all ranks wait for it, and raise if it fails."""
         return self.collectively(action if self.rank == 0 else lambda: None)
 
+    @waits
     def _first_message(self, message: str) -> str:
         """The first rank's text that is not empty, on every rank."""
         if self.size == 1:

@@ -21,13 +21,17 @@ if TYPE_CHECKING:
 
 
 def build(
-    runs: Sequence[str | os.PathLike], out: str | os.PathLike, pages: Sequence[str | os.PathLike] = ()
+    runs: Sequence[str | os.PathLike],
+    out: str | os.PathLike,
+    pages: Sequence[str | os.PathLike] = (),
+    style: str = "screen",
 ) -> list[str]:
     """Write the report of the run directories at or under ``runs``; returns messages for the user.
 
-    ``pages`` are Markdown files that get its tables and pictures, see ``markdown.py``.
+    ``pages`` are Markdown files that get its tables and pictures, see ``markdown.py``; ``style`` is that of
+    the figures, "screen" or "paper".
     """
-    from . import figures, load, markdown, page, paper
+    from . import figures, latex, load, markdown, page, paper
     from .groups import group
 
     check_path(os.fspath(out), "--out")
@@ -41,7 +45,8 @@ def build(
     for table in all_tables:
         (out / "tables" / f"{table.id}.csv").write_text(table.csv(), "utf-8")
         (out / "tables" / f"{table.id}.md").write_text(table.markdown(), "utf-8")
-    names = figures.write(groups, out / "figures")
+        (out / "tables" / f"{table.id}.tex").write_text(latex.table(table), "utf-8")
+    names = figures.write(groups, out / "figures", style)
     where = printable(", ".join(map(str, runs)))
     problems = [printable(problem) for problem in problems]
     (out / "index.html").write_text(page.render(groups, all_tables, names, where, problems), "utf-8")
@@ -59,16 +64,18 @@ def build(
 
 def tables_of(groups: Sequence[Group]) -> list[Table]:
     """All tables of a report: the paper's, then those of the runs themselves."""
-    from . import claims, paper, speedup, tables
+    from . import claims, paper, setups, significance, speedup, tables
 
     return [
         claims.table(groups),
         *paper.tables(groups),
         tables.overview(groups),
+        *significance.tables(groups),
         *(table for table in [tables.clients(groups), tables.diagnostics(groups)] if table.rows),
         *speedup.tables(groups),
         *tables.targets(groups, tables.levels(groups, paper.levels())),
         tables.cost(groups),
         tables.phases(groups),
+        *setups.tables(groups),
         tables.runs(groups),
     ]

@@ -20,10 +20,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--update", nargs="+", default=(), metavar="PAGE.md", help="pages to put the report's tables and pictures into"
     )
+    parser.add_argument(
+        "--style",
+        choices=("screen", "paper"),
+        default="screen",
+        help="figures for a screen, or for a paper: as wide as a journal's column or text, also as PDF, with LaTeX "
+        "captions [screen]",
+    )
     arguments = parser.parse_args(argv)
     try:
         if arguments.pack is None:
-            messages = build(arguments.runs, arguments.out, arguments.update)
+            messages = build(arguments.runs, arguments.out, arguments.update, arguments.style)
         else:
             messages = pack(arguments.runs, arguments.pack)
         print(*messages, sep="\n")

@@ -89,7 +89,7 @@ def _value(spec: Mapping[str, Any], lookup: Lookup) -> Range | None:
 
 def _measured(groups: Sequence[Group], where: Mapping[str, Any], measure: Mapping[str, Any]) -> Range | None:
     one, _ = paper.match(groups, where)
-    values = [measures.named(measure)(run) for run in one.runs] if one else []
+    values = [measures.named(measure)(run) for run in one.aligned] if one else []
     if one is None or all(value is None for value in values):
         return None
     if None in values:

@@ -1,11 +1,11 @@
-"""Figures as PNG and SVG, by matplotlib."""
+"""Figures by matplotlib: PNG and SVG for a screen; for a paper also PDF, as wide as its columns, and the captions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 
@@ -14,6 +14,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Drawing
@@ -22,13 +23,28 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 from ..inputs import figure_text
 from ..processes import process_map, usable_cores
 from ..rundir.metrics import DIAGNOSED, PHASES
-from . import paper, speedup
+from . import latex, paper, speedup
 from .groups import Group, by_problem, labels, slug
-from .series import LOGARITHMIC, MEASURES, PERCENT, colours, finite_mean, points, sequence, spent
+from .load import Run
+from .series import (
+    LOGARITHMIC,
+    LOOKS,
+    MARKERS,
+    MEASURES,
+    PERCENT,
+    Look,
+    finite_mean,
+    looks,
+    points,
+    sequence,
+    spent,
+    thinned,
+)
 
-STYLE: dict[Any, Any] = {
+_SCREEN: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
+    "figure.titlesize": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -42,7 +58,30 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "fedlada",
     "figure.dpi": 130,
 }
+_PAPER = {
+    **_SCREEN,
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "figure.titlesize": 8,
+    "legend.fontsize": 7,
+    "lines.linewidth": 1.0,
+    "lines.markersize": 3.5,
+    "axes.linewidth": 0.6,
+    "pdf.fonttype": 42,
+    "figure.dpi": 300,
+}
+
+
+class Style(NamedTuple):
+    """What figures are for; ``widths`` are those of a journal's column and of its text in inches."""
+
+    rc: dict[Any, Any]
+    widths: tuple[float, float] | None = None
+
+
+STYLES = {"screen": Style({**_SCREEN, "lines.markersize": 4.5}), "paper": Style(_PAPER, (3.4, 7.0))}
 POINTS = 300  # of a curve
+MARKS = 8  # on a curve
 WORTH_A_PROCESS = 2  # figures; fewer are drawn before another process has started
 ONE_PANEL = 10  # curves; more cannot be distinguished in one panel
 SINGLE_LINES = 5  # seeds; of more, a figure shows only the mean and the standard deviation
@@ -50,27 +89,48 @@ BELOW_THE_LOWEST = 10  # points of accuracy that a panel shows below its lowest 
 PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
 
 # A figure's name and the function that draws it.
-Planned = tuple[str, Callable[[], Drawing]]
+Planned = tuple[str, Callable[[Style], Drawing]]
 
 
-def write(groups: Sequence[Group], folder: Path) -> list[str]:
+def write(groups: Sequence[Group], folder: Path, style: str = "screen") -> list[str]:
     """Draw every figure that there are runs for; returns the names of the figures."""
     folder.mkdir(parents=True, exist_ok=True)
     planned = plan(groups)
     workers = min(usable_cores(), len(planned) // WORTH_A_PROCESS)
-    list(process_map(partial(_write, folder), planned, workers))
+    list(process_map(partial(_write, folder, STYLES[style]), planned, workers))
     return [name for name, _ in planned]
 
 
-def _write(folder: Path, planned: Planned) -> None:
+def _write(folder: Path, style: Style, planned: Planned) -> None:
     name, draw = planned
-    with plt.rc_context(STYLE):
-        drawing = draw()
+    with plt.rc_context(style.rc):
+        drawing = draw(style)
+        if style.widths:
+            caption = drawing.get_suptitle().replace(r"\$", "$")
+            (folder / f"{name}.tex").write_text(
+                latex.figure(name, caption, drawing.get_figwidth() > style.widths[0]), "utf-8"
+            )
+            drawing.suptitle("")
         # The canvases' own methods: savefig would draw everything twice.
         FigureCanvasAgg(drawing).print_png(folder / f"{name}.png")
         drawing.set_layout_engine("none")
         FigureCanvasSVG(drawing).print_svg(folder / f"{name}.svg", metadata={"Date": None})
+        if style.widths:
+            FigureCanvasPdf(drawing).print_pdf(folder / f"{name}.pdf", metadata={"CreationDate": None})
         plt.close(drawing)
+
+
+def _panels(
+    style: Style, rows: int, columns: int, width: float, height: float, more: float = 0.0, **options: Any
+) -> tuple[Drawing, Any]:
+    """Panels that are so wide and high on a screen, in inches, with ``more`` for what is above and below all of them;
+    on paper they share the width of a column, or of the text if there are several next to each other."""
+    if style.widths:
+        column, text = style.widths
+        whole = column if columns == 1 and width < column * 2 else text
+        width, height = whole / columns, height * min(1.0, whole / columns / width)
+    size = (width * columns, height * rows + more)
+    return plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained", **options)
 
 
 def plan(groups: Sequence[Group]) -> list[Planned]:
@@ -109,20 +169,30 @@ def _names(groups: Sequence[Group]) -> list[str]:
     return [figure_text(name) for name in labels(groups)]
 
 
-def _curve(axes: Axes, one: Group, measure: str, colour: str, name: str, x: str = "", limit: int | None = None) -> None:
+def _line(look: Look, count: int, solid: bool = False) -> dict[str, Any]:
+    """How matplotlib draws a curve of so many points in that look."""
+    every = max(1, count // MARKS)
+    first = LOOKS.index(look) % len(MARKERS) * every // len(MARKERS)  # so that markers of near curves do not coincide
+    dash = "solid" if solid or not look.dash or count == 1 else (0, look.dash)
+    return {"color": look.colour, "linestyle": dash, "marker": look.marker, "markevery": (min(first, count - 1), every)}
+
+
+def _curve(axes: Axes, one: Group, measure: str, look: Look, name: str, x: str = "", limit: int | None = None) -> None:
     rounds, mean, std, _ = points(one, measure, POINTS, limit)
     if not len(rounds):
         return
     across = spent(one, x, rounds) if x else rounds
-    axes.plot(across, mean, color=colour, label=name, marker="o" if len(rounds) == 1 else None)
+    axes.plot(across, mean, label=name, **_line(look, len(rounds)))
+    colour = look.colour
     if not np.isnan(std).all():
         axes.fill_between(across, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
         if not x and len(one.runs) <= SINGLE_LINES:
             scale = 100.0 if measure in PERCENT else 1.0
             for run in one.runs:
-                known = np.isin(run.rounds, rounds) & ~np.isnan(run.series[measure])
-                values = scale * run.series[measure][known]
-                axes.plot(run.rounds[known], values, color=colour, linewidth=0.5, alpha=0.5)
+                known = ~np.isnan(run.series[measure]) & (run.rounds <= (run.done if limit is None else limit))
+                shown = np.flatnonzero(known)[thinned(int(known.sum()), POINTS)]
+                values = scale * run.series[measure][shown]
+                axes.plot(run.rounds[shown], values, color=colour, linewidth=0.5, alpha=0.5)
 
 
 def _axis(axes: Axes, measure: str, x: str = "Round") -> None:
@@ -138,29 +208,28 @@ def _axis(axes: Axes, measure: str, x: str = "Round") -> None:
 def _legend_below(drawing: Drawing, panels: Iterable[Axes]) -> None:
     handles = {text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
     if handles:
-        inches = 0.65 + 0.075 * max(map(len, handles))
+        size = 1.0 if plt.rcParams["font.size"] > 8 else 0.8
+        inches = size * (0.8 + 0.075 * max(map(len, handles)))
         columns = max(1, min(len(handles), int(drawing.get_figwidth() / inches)))
-        drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+        drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
-def _paper(spec: paper.Figure) -> Drawing:
+def _paper(spec: paper.Figure, style: Style) -> Drawing:
     panels = [panel for panel in spec.panels if panel.groups]
     columns = 3 if len(panels) == 6 else min(2, len(panels))
     rows = -(-len(panels) // columns)
-    drawing, grid = plt.subplots(
-        rows, columns, figsize=(3.9 * columns, 2.9 * rows + 0.7), squeeze=False, layout="constrained"
-    )
+    drawing, grid = _panels(style, rows, columns, 3.9, 2.9, 0.7)
     marked = False
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_axis_off()
     for axes, panel in zip(grid.flat, panels, strict=False):
         names = _names(panel.groups)
         points_of = paper.marks(panel.dataset) if panel.marked and panel.measure == "test_acc" else {}
-        for one, name, colour in zip(panel.groups, names, colours(panel.groups), strict=True):
-            _curve(axes, one, panel.measure, colour, name, limit=spec.rounds)
+        for one, name, look in zip(panel.groups, names, looks(panel.groups), strict=True):
+            _curve(axes, one, panel.measure, look, name, limit=spec.rounds)
             for at in points_of.get(one.method, ()):
                 if at[0] <= max(g.done for g in panel.groups):
-                    axes.plot(*at, marker="x", markersize=5, markeredgewidth=1.4, color=colour, clip_on=False)
+                    axes.plot(*at, marker="x", markersize=5, markeredgewidth=1.4, color=look.colour, clip_on=False)
                     marked = True
         axes.set_title(panel.title)
         _axis(axes, panel.measure)
@@ -168,47 +237,49 @@ def _paper(spec: paper.Figure) -> Drawing:
             # The first rounds would take most of the height; what counts is where curves end, and the paper's values.
             ends = [float(values[-1]) for line in axes.lines if len(values := np.asarray(line.get_ydata()))]
             axes.set_ylim(bottom=max(0, min(ends, default=0) - BELOW_THE_LOWEST))
-    drawing.suptitle(spec.title + ("   (× as the paper prints)" if marked else ""), fontsize=11)
+    drawing.suptitle(spec.title + ("   (× as the paper prints)" if marked else ""))
     _legend_below(drawing, grid.flat)
     return drawing
 
 
-def _curves(problem: str, groups: Sequence[Group]) -> Drawing:
+def _curves(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     """One panel per measure, all groups in each."""
     names = _names(groups)
     wanted = [("test_acc", ""), ("train_loss", ""), ("test_acc", "units"), ("consistency", "")]
     wanted = [w for w in wanted if any(len(one.curve(w[0])[0]) for one in groups)]
     columns = min(2, len(wanted)) or 1
     rows = -(-len(wanted) // columns) or 1
-    drawing, grid = plt.subplots(
-        rows, columns, figsize=(4.6 * columns, 3.1 * rows + 0.6), squeeze=False, layout="constrained"
-    )
+    drawing, grid = _panels(style, rows, columns, 4.6, 3.1, 0.6)
     for axes, (measure, x) in zip(grid.flat, wanted, strict=False):
-        for one, name, colour in zip(groups, names, colours(groups), strict=True):
-            _curve(axes, one, measure, colour, name, x)
+        for one, name, look in zip(groups, names, looks(groups), strict=True):
+            _curve(axes, one, measure, look, name, x)
         _axis(axes, measure, "Communication, vectors of the model per participant (Nd)" if x else "Round")
     for axes in list(grid.flat)[len(wanted) :]:
         axes.set_axis_off()
-    drawing.suptitle(problem + _seeds(groups), fontsize=11)
+    drawing.suptitle(problem + _seeds(groups))
     _legend_below(drawing, grid.flat)
     return drawing
 
 
-def _clients(problem: str, groups: Sequence[Group]) -> Drawing:
+def _clients(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     """The clients' accuracies: over the rounds, and how they are distributed in the end."""
-    drawing, grid = plt.subplots(2, 2, figsize=(9.2, 6.8), squeeze=False, layout="constrained")
-    for (left, right), part in zip(grid, ("test", "train"), strict=True):
-        for one, name, colour in zip(groups, _names(groups), colours(groups), strict=True):
+    parts = [p for p in ("test", "train") if any(len(one.curve(f"client_{p}_acc_mean")[0]) for one in groups)]
+    drawing, grid = _panels(style, len(parts), 2, 4.6, 3.1, 0.6)
+    for (left, right), part in zip(grid, parts, strict=True):
+        for one, name, look in zip(groups, _names(groups), looks(groups), strict=True):
+            colour = look.colour
             curves = (points(one, f"client_{part}_acc_{what}", POINTS) for what in ("mean", "std", "worst_decile"))
             (across, mean, *_), (_, spread, *_), (worst_across, worst, *_) = curves
             if not len(across):
                 continue
-            left.plot(across, mean, color=colour, label=name, marker="o" if len(across) == 1 else None)
+            left.plot(across, mean, label=name, **_line(look, len(across), solid=True))
             left.plot(worst_across, worst, color=colour, linestyle="--", marker="." if len(across) == 1 else None)
             if len(spread) == len(mean):
                 low, high = np.maximum(mean - spread, 0), np.minimum(mean + spread, 100)
                 left.fill_between(across, low, high, color=colour, alpha=0.13, linewidth=0)
-            known = [100 * run.clients[f"{part}_acc"] for run in one.runs if run.clients]
+            evaluated = {id(run): _last_round(run, f"client_{part}_acc_mean") for run in one.runs if run.clients}
+            latest = [run for run in one.runs if run.clients and evaluated[id(run)] == max(evaluated.values())]
+            known = [100 * run.clients[f"{part}_acc"] for run in latest]
             values = np.sort(np.concatenate([np.empty(0), *known]))
             values = values[np.isfinite(values)]
             if len(values):
@@ -219,40 +290,50 @@ def _clients(problem: str, groups: Sequence[Group]) -> Drawing:
         right.set(xlabel=f"{part.capitalize()} accuracy after the last evaluation (%)", ylabel="Clients at or below it")
     grid[0, 0].set_title("mean ± standard deviation; dashed: worst tenth")
     grid[0, 1].set_title("distribution over the clients")
-    drawing.suptitle(f"{problem}: client by client", fontsize=11)
+    drawing.suptitle(f"{problem}: client by client")
     _legend_below(drawing, grid.flat)
     return drawing
 
 
-def _diagnostics(problem: str, groups: Sequence[Group]) -> Drawing:
+def _last_round(run: Run, measure: str) -> int:
+    """The last round with a value of the measure."""
+    return int(run.rounds[~np.isnan(run.series[measure])].max(initial=0))
+
+
+def _diagnostics(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     """One panel per number of --diagnose; the gradient at z is in that of the gradient at x."""
-    panels = [measure for measure in DIAGNOSED if measure != "gradient_norm_z"]
-    drawing, grid = plt.subplots(2, 3, figsize=(12.6, 6.8), squeeze=False, layout="constrained")
-    for axes, measure in zip(grid.flat, panels, strict=True):
-        for one, name, colour in zip(groups, _names(groups), colours(groups), strict=True):
-            _curve(axes, one, measure, colour, name)
+    known = [measure for measure in DIAGNOSED if any(len(one.curve(measure)[0]) for one in groups)]
+    panels = [measure for measure in known if measure != "gradient_norm_z"]
+    columns = min(3, len(panels))
+    drawing, grid = _panels(style, -(-len(panels) // columns), columns, 4.2, 3.1, 0.6)
+    for axes, measure in zip(grid.flat, panels, strict=False):
+        for one, name, look in zip(groups, _names(groups), looks(groups), strict=True):
+            _curve(axes, one, measure, look, name)
             if measure == "gradient_norm":
                 across, mean, *_ = points(one, "gradient_norm_z", POINTS)
-                axes.plot(across, mean, color=colour, linestyle="--", linewidth=0.9)
+                axes.plot(across, mean, color=look.colour, linestyle=":", linewidth=0.9)
         _axis(axes, measure)
-    grid.flat[panels.index("gradient_norm")].set_title("dashed: at z")
-    drawing.suptitle(f"{problem}: diagnostics" + _seeds(groups), fontsize=11)
+        if measure == "gradient_norm":
+            axes.set_title("thin and dotted: at z")
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_axis_off()
+    drawing.suptitle(f"{problem}: diagnostics" + _seeds(groups))
     _legend_below(drawing, grid.flat)
     return drawing
 
 
-def _speedup(grid: speedup.Grid) -> Drawing:
+def _speedup(grid: speedup.Grid, style: Style) -> Drawing:
     """Rounds to a training loss against S K, one panel per level."""
-    drawing, panels = plt.subplots(
-        1, len(grid.levels), figsize=(4.2 * len(grid.levels) + 0.6, 4.1), squeeze=False, layout="constrained"
-    )
+    drawing, panels = _panels(style, 1, len(grid.levels), 4.4, 3.6, 0.5)
     every_k = sorted({point.k for point in grid.points})
     for axes, level in zip(panels.flat, grid.levels, strict=True):
-        for k, colour in zip(every_k, sequence(len(every_k)), strict=True):
+        for k, look in zip(every_k, sequence(len(every_k)), strict=True):
             known = [(p, p.rounds[level]) for p in grid.points if p.k == k and p.mean(level) is not None]
             across = [p.product for p, _ in known]
             means, stds = [stat.mean for _, stat in known], [stat.std or 0.0 for _, stat in known]
-            axes.errorbar(across, means, stds, color=colour, marker="o", markersize=4, capsize=2, label=f"K = {k}")
+            dash = (0, look.dash) if look.dash else "solid"
+            drawn: Any = {"color": look.colour, "linestyle": dash, "marker": look.marker}
+            axes.errorbar(across, means, stds, capsize=2, label=f"K = {k}", **drawn)
         if (first := grid.first(level)) is not None:
             products = np.array([first.product, grid.points[-1].product])
             ideal = (first.mean(level) or np.nan) * first.product / products
@@ -278,10 +359,11 @@ def _seeds(groups: Sequence[Group]) -> str:
     if counts == [1]:
         return ""
     many = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return f", mean ± standard deviation of {many} seeds"
+    common = ", over the rounds that all have" if any(one.uneven() for one in groups) else ""
+    return f", mean ± standard deviation of {many} seeds{common}"
 
 
-def _facets(problem: str, groups: Sequence[Group], measure: str) -> Drawing:
+def _facets(problem: str, groups: Sequence[Group], measure: str, style: Style) -> Drawing:
     """One panel per method, the other methods' curves behind it in grey."""
     names = _names(groups)
     named = dict(zip(map(id, groups), names, strict=True))
@@ -292,35 +374,28 @@ def _facets(problem: str, groups: Sequence[Group], measure: str) -> Drawing:
         facets += [same_method[i : i + each] for i in range(0, len(same_method), each)]
     columns = min(3, len(facets))
     rows = -(-len(facets) // columns)
-    drawing, grid = plt.subplots(
-        rows,
-        columns,
-        figsize=(4.2 * columns, 3.4 * rows),
-        squeeze=False,
-        sharex=True,
-        sharey=True,
-        layout="constrained",
-    )
+    drawing, grid = _panels(style, rows, columns, 4.2, 3.4, sharex=True, sharey=True)
     for axes, shown in zip(grid.flat, facets, strict=False):
         others = [one for one in groups if all(one is not s for s in shown)]
         behind = [np.column_stack(points(one, measure, 100)[:2]) for one in others]
         axes.add_collection(LineCollection(behind, colors="#d9dce1", linewidths=0.6, zorder=1), autolim=False)
-        for one, colour in zip(shown, colours(shown), strict=True):
-            _curve(axes, one, measure, colour, named[id(one)])
+        for one, look in zip(shown, looks(shown), strict=True):
+            _curve(axes, one, measure, look, named[id(one)])
         _axis(axes, measure)
         corner = "lower right" if measure in PERCENT else "upper right"
-        axes.legend(fontsize=7, loc=corner, handlelength=1.4, labelspacing=0.3)
+        axes.legend(fontsize=7 if style.widths is None else 5.5, loc=corner, handlelength=2.6, labelspacing=0.3)
     for axes in list(grid.flat)[len(facets) :]:
         axes.set_axis_off()
-    drawing.suptitle(f"{problem}: {MEASURES[measure]}", fontsize=11)
+    drawing.suptitle(f"{problem}: {MEASURES[measure]}")
     return drawing
 
 
-def _phases(problem: str, groups: Sequence[Group]) -> Drawing:
+def _phases(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     """Seconds per round by phase, one bar per group."""
     means = [[finite_mean(one.curve(f"seconds_{phase}")[1]) or 0.0 for phase in PHASES] for one in groups]
     names = _names(groups)
-    drawing, axes = plt.subplots(figsize=(8.4, 0.28 * len(groups) + 1.5), layout="constrained")
+    drawing, grid = _panels(style, 1, 1, 8.4, 0.28 * len(groups) + 0.5, 1.0)
+    axes = grid[0, 0]
     left = np.zeros(len(groups))
     for phase, colour, values in zip(PHASES, PHASE_COLOURS, np.array(means).T, strict=True):
         axes.barh(names, values, left=left, color=colour, label=phase, height=0.7)
@@ -328,20 +403,18 @@ def _phases(problem: str, groups: Sequence[Group]) -> Drawing:
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("Seconds per round (slowest rank of each phase; evaluation may overlap the next round)")
-    axes.set_title(f"{problem}: where the time goes", loc="left")
+    drawing.suptitle(f"{problem}: where the time goes")
     axes.margins(y=0.01)
     _legend_below(drawing, [axes])
     return drawing
 
 
-def _ranks(problem: str, groups: Sequence[Group]) -> Drawing:
+def _ranks(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     """Seconds of training and waiting by rank, in the last run of each group."""
     names = _names(groups)
     columns = min(4, len(groups))
     rows = -(-len(groups) // columns)
-    drawing, grid = plt.subplots(
-        rows, columns, figsize=(2.9 * columns, 2.2 * rows + 0.5), squeeze=False, sharey=True, layout="constrained"
-    )
+    drawing, grid = _panels(style, rows, columns, 2.9, 2.2, 0.5, sharey=True)
     for axes, one, name in zip(grid.flat, groups, names, strict=False):
         last = (
             one.runs[-1].by_rank if "wait" in one.runs[-1].by_rank else next(r.by_rank for r in one.runs if r.by_rank)
@@ -357,6 +430,6 @@ def _ranks(problem: str, groups: Sequence[Group]) -> Drawing:
     for axes in list(grid.flat)[len(groups) :]:
         axes.set_axis_off()
     grid[0, 0].set_ylabel("Seconds per round")
-    drawing.suptitle(f"{problem}: training and waiting by rank", fontsize=11)
+    drawing.suptitle(f"{problem}: training and waiting by rank")
     _legend_below(drawing, grid.flat)
     return drawing

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
-from functools import cache
+from dataclasses import MISSING, dataclass, field, replace
+from functools import cache, cached_property, reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ PROBLEM = (
     *("dataset", "model", "norm", "activation", "smu_mu", "init", "init_partial"),
     *("clients", "partition", "dirichlet", "exhausted", "partition_seed", "validation"),
 )
+
+
+EVALUATED = ("test_acc", "train_acc", "val_acc")  # metrics that some rounds have and others not
 
 
 def kind(dataset: str) -> str:
@@ -111,29 +114,83 @@ class Group:
         }
 
     def curve(self, name: str) -> Curve:
-        """A metric over the rounds, across all runs."""
+        """A metric over the rounds in which all runs that have it at all have it."""
         if name not in self._curves:
-            rounds = np.unique(np.concatenate([run.rounds for run in self.runs]))
-            table = np.full((len(self.runs), len(rounds)), np.nan)
-            for row, run in zip(table, self.runs, strict=True):
-                row[np.searchsorted(rounds, run.rounds)] = run.series[name]
-            count = np.sum(~np.isnan(table), axis=0)
-            known = np.flatnonzero(count)
-            rounds, table, count = rounds[known], table[:, known], count[known]
-            mean = np.nansum(table, axis=0) / count
-            square = np.nansum((table - mean) ** 2, axis=0)
-            std = np.sqrt(np.divide(square, count - 1, out=np.full(len(rounds), np.nan), where=count > 1))
-            self._curves[name] = rounds, mean, std, count
+            known = [
+                (run.rounds[there], run.series[name][there]) for run in self.runs if (there := _there(run, name)).any()
+            ]
+            rounds = reduce(np.intersect1d, (at for at, _ in known)) if known else np.empty(0, np.int64)
+            table = np.array([values[np.isin(at, rounds)] for at, values in known]).reshape(len(known), len(rounds))
+            mean = table.sum(axis=0) / max(1, len(known))
+            std = table.std(axis=0, ddof=1) if len(known) > 1 else np.full(len(rounds), np.nan)
+            self._curves[name] = rounds, mean, std, np.full(len(rounds), len(known))
         return self._curves[name]
 
+    @cached_property
+    def aligned(self) -> list[Run]:
+        """The runs, each metric only where every run that got so far has it: evaluated in the same rounds."""
+        return _aligned(self.runs, cut=False)
+
+    @cached_property
+    def common(self) -> list[Run]:
+        """The runs, each metric only in the rounds that all runs with any value of it have."""
+        return _aligned(self.runs, cut=True)
+
     def over(self, measure: Callable[[Run], float | None], horizon: int | None = None) -> Stat:
-        """A measure over the runs; an infinite one means that the run is over, or past the horizon, and never got
-        there."""
-        measured = [measure(run) for run in self.runs]
+        """A measure of a certain round or level, over the runs that have it; an infinite one means that the run is
+        over, or past the horizon, and never got there."""
+        return self._stat([measure(run) for run in self.aligned], horizon)
+
+    def latest(self, measure: Callable[[Run], float | None]) -> Stat:
+        """A measure of all rounds, or of the last one, over the rounds that all runs have."""
+        return self._stat([measure(run) for run in self.common], None)
+
+    def uneven(self) -> str:
+        """What its means leave out, where seeds differ in their rounds or in those that were evaluated; else empty."""
+        lengths = sorted({run.done for run in self.runs if run.done})
+        if not lengths:
+            return ""
+        last = max((int(self.curve(name)[0][-1]) for name in EVALUATED if len(self.curve(name)[0])), default=lengths[0])
+        differ = [f"seeds have {lengths[0]:,} to {lengths[-1]:,} rounds"] if len(lengths) > 1 else []
+        for name in EVALUATED:
+            steps = {tuple(at[at <= lengths[0]]) for run in self.runs if len(at := run.rounds[_there(run, name)])}
+            if len(steps) > 1:
+                differ.append("seeds were evaluated in different rounds")
+                break
+        return f"{', and '.join(differ)}: means over the rounds that all have, up to {last:,}" if differ else ""
+
+    def _stat(self, measured: Sequence[float | None], horizon: int | None) -> Stat:
         values = tuple(v for v in measured if v is not None and math.isfinite(v))
         last = [run.done if horizon is None else min(run.done, horizon) for run in self.runs]
         never = [done for done, v in zip(last, measured, strict=True) if v is not None and math.isinf(v)]
         return Stat(values, len(self.runs), min(never) if never else None)
+
+
+def _there(run: Run, name: str) -> np.ndarray:
+    """In which of its rounds the run has a value of the metric."""
+    return ~np.isnan(run.series[name])
+
+
+def _aligned(runs: Sequence[Run], cut: bool) -> list[Run]:
+    """The runs without the values that others lack; with ``cut`` also without those after the end of the others."""
+    series = [dict(run.series) for run in runs]
+    for name in runs[0].series:
+        evaluated = [run.rounds[_there(run, name)] for run in runs]
+        others = [(run.done, at) for run, at in zip(runs, evaluated, strict=True) if len(at)]
+        if all(np.array_equal(at, others[0][1]) for _, at in others):
+            continue
+        for own, run in zip(series, runs, strict=True):
+            shared = _there(run, name)
+            for done, at in others:
+                shared &= np.isin(run.rounds, at) | (not cut and run.rounds > done)
+            own[name] = np.where(shared, run.series[name], np.nan)
+    return [replace(run, series=own) for run, own in zip(runs, series, strict=True)]
+
+
+def uneven(groups: Sequence[Group]) -> list[str]:
+    """Notes on the groups whose seeds differ in their rounds or in those that were evaluated."""
+    said = ((name, one.uneven()) for one, name in zip(groups, labels(groups), strict=True))
+    return [f"{name}: {why}." for name, why in said if why]
 
 
 def group(runs: Iterable[Run]) -> list[Group]:
@@ -191,7 +248,9 @@ def dataset_name(dataset: str) -> str:
 def labels(groups: Sequence[Group]) -> list[str]:
     """A short name for each of these groups: the method, and the settings that distinguish it from the others."""
     departures = [one.departures() for one in groups]
-    shared = {n for n, v in departures[0].items() if all(d.get(n) == v for d in departures)} if groups else set()
+    shared = (
+        {n for n, v in groups[0].settings.items() if all(g.settings.get(n) == v for g in groups)} if groups else set()
+    )
     names = []
     for one, own in zip(groups, departures, strict=True):
         same_method = [g for g in groups if g.method == one.method and g.dataset == one.dataset]

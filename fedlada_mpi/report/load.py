@@ -39,6 +39,7 @@ class Run:
         default_factory=dict
     )  # values of every client, where they were last evaluated
     damaged: str = ""  # a file that could not be read, and why
+    environment: dict[str, str] = field(default_factory=dict)  # device, versions and commit, as far as recorded
     ran_on: str = ""  # ranks, nodes, devices and versions, where the run has recorded them
     usage: usage.Usage = field(default_factory=usage.Usage)
 
@@ -130,11 +131,26 @@ def read(directory: Path) -> Run:
         run.method = printable(str(summary.get("method", "")))
         run.ran_on = printable(_ran_on(summary))[:200]
         run.usage = usage.of(summary)
+        run.environment = _environment(summary, run.usage.device)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, LookupError):
         run.status = "unreadable summary"
     return run
+
+
+def _environment(summary: dict[str, Any], device: str) -> dict[str, str]:
+    """Device, versions and commit of the last segment, as far as the run has recorded them."""
+    segments = summary.get("segments")
+    parts = [summary.get("environment"), segments[-1] if isinstance(segments, list) and segments else {}]
+    last = {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
+    known = {name: last.get(name) for name in ("ranks", "transport", "fedlada_mpi", "python", "torch", "mpi")}
+    commit = str(last.get("commit") or "")[:8]
+    known |= {
+        "device": device or last.get("device"),
+        "commit": commit + " modified" * bool(commit and last.get("modified")),
+    }
+    return {name: printable(str(value))[:100] for name, value in known.items() if value}
 
 
 def _ran_on(summary: dict[str, Any]) -> str:

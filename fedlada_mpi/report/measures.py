@@ -10,6 +10,7 @@ import numpy as np
 
 from .load import Run
 
+PER_ROUND = ("units_per_client", "bytes_per_round")  # in paper.toml: of all rounds, not of a certain one
 Measure = Callable[[Run], float | None]
 
 

@@ -1,6 +1,5 @@
 "use strict";
 (() => {
-  const data = JSON.parse(document.getElementById("data").textContent);
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
   const narrow = () => window.innerWidth < 700;
 
@@ -28,32 +27,43 @@
     }
   }
 
-  if (typeof Plotly === "undefined") return;
+  // Plotly takes longer to load than the rest of the page: only once a chart is near what is read.
+  const library = document.getElementById("plotly").textContent;
+  if (!library) return;
+  const load = () => {
+    if (typeof Plotly !== "undefined") return;
+    const script = document.createElement("script");
+    script.textContent = library;
+    document.head.append(script);
+  };
+  const data = JSON.parse(document.getElementById("data").textContent);
 
   const ink = () => getComputedStyle(document.body).color;
   const line = () => getComputedStyle(document.documentElement).getPropertyValue("--line").trim();
   const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
+  const tone = (entry) => (dark.matches ? entry.dark : entry.colour);
   const faint = (colour, opacity) => {
     const [r, g, b] = [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
     return `rgba(${r},${g},${b},${opacity})`;
   };
 
   const traces = (chart, measure, axis) => {
-    const result = [];
+    const result = [], { length } = unit(chart, measure, axis);
     chart.series.forEach((entry) => {
       const group = data.groups[entry.group], curve = group.curves[measure];
       if (!curve) return;
       const along = group.axes[curve.at], limit = chart.rounds || Infinity;
       const pick = (values) => values.filter((_, i) => along.round[i] <= limit);
-      const x = pick(along[axis]), y = pick(curve.mean), std = curve.std && pick(curve.std);
+      const x = pick(along[axis]).map((value) => (value === null ? null : value / length)), y = pick(curve.mean), std = curve.std && pick(curve.std);
       const shared = { x, legendgroup: entry.name, hoverinfo: "skip", showlegend: false, mode: "lines", line: { width: 0 } };
       if (std) {
         result.push({ ...shared, y: y.map((v, i) => v + (std[i] || 0)) });
-        result.push({ ...shared, y: y.map((v, i) => v - (std[i] || 0)), fill: "tonexty", fillcolor: faint(entry.colour, 0.16) });
+        result.push({ ...shared, y: y.map((v, i) => v - (std[i] || 0)), fill: "tonexty", fillcolor: faint(tone(entry), 0.16) });
       }
       result.push({
-        x, y, name: entry.name, legendgroup: entry.name, mode: y.length === 1 ? "markers" : "lines",
-        line: { color: entry.colour, width: 1.8 }, marker: { color: entry.colour },
+        x, y, name: entry.name, legendgroup: entry.name, mode: "lines+markers",
+        line: { color: tone(entry), width: 1.8, dash: entry.dash },
+        marker: { color: tone(entry), symbol: entry.marker, size: 7, maxdisplayed: 8 },
         customdata: pick(along.round).map((t, i) => [t, std && std[i]]),
         hovertemplate: `<b>%{fullData.name}</b><br>round %{customdata[0]}: %{y:.4~g}${std ? " ± %{customdata[1]:.2~g}" : ""}<extra></extra>`,
       });
@@ -61,7 +71,7 @@
     for (const mark of (measure === "test_acc" && axis === "round" && chart.marks) || []) {
       result.push({
         x: mark.x, y: mark.y, name: `${mark.name} in the paper`, legendgroup: mark.name, mode: "markers", showlegend: false,
-        marker: { symbol: "x-thin", size: 8, line: { color: mark.colour, width: 2 } },
+        marker: { symbol: "x-thin", size: 8, line: { color: tone(mark), width: 2 } },
         hovertemplate: `<b>%{fullData.name}</b><br>round %{x}: %{y} %<extra></extra>`,
       });
     }
@@ -80,25 +90,42 @@
     legend: narrow() || !legend ? { orientation: "h", y: -0.3 } : { y: 1, x: 1.01 },
   });
 
-  const axes = { round: "Round", units: "Communication: vectors of the model per participant (Nd)", gigabytes: "Communication, down and up (GB)", hours: "Time (hours)" };
-  const draws = [];
+  // An axis has the unit that suits its longest curve.
+  const units = {
+    bytes: [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["B", 1]],
+    seconds: [["hours", 7200, 3600], ["minutes", 120, 60], ["seconds", 0, 1]],
+  };
+  const names = { round: "Round", units: "Communication: vectors of the model per participant (Nd)", bytes: "Communication, down and up", seconds: "Time" };
+  const unit = (chart, measure, axis) => {
+    if (!units[axis]) return { length: 1, title: names[axis] };
+    let most = 0;
+    for (const entry of chart.series) {
+      const group = data.groups[entry.group], curve = group.curves[measure];
+      if (curve) for (const value of group.axes[curve.at][axis]) most = Math.max(most, value || 0);
+    }
+    const [name, least, length = least] = units[axis].find((each) => most >= each[1]) || units[axis].at(-1);
+    return { length, title: `${names[axis]} (${name})` };
+  };
+  const draws = new Map();  // by the element of a chart
 
   for (const holder of document.querySelectorAll("[data-curves]")) {
     const chart = data.charts[holder.dataset.curves];
     const [measure, axis] = holder.querySelectorAll("select"), log = holder.querySelector("input");
     const target = holder.querySelector(".chart");
+    target.setAttribute("aria-label", `${holder.getAttribute("aria-label")}; the numbers are in the tables below`);
     const draw = () => Plotly.react(
       target, traces(chart, measure.value, axis.value),
-      layout("", axes[axis.value], data.measures[measure.value], log.checked, true), config);
+      layout("", unit(chart, measure.value, axis.value).title, data.measures[measure.value], log.checked, true), config);
     measure.addEventListener("change", () => { log.checked = measure.value === "consistency"; draw(); });
     axis.addEventListener("change", draw);
     log.addEventListener("change", draw);
-    draws.push(draw);
+    draws.set(target, draw);
   }
 
   for (const target of document.querySelectorAll("[data-panel]")) {
     const [name, index] = target.dataset.panel.split(":"), chart = data.panels[name][Number(index)];
-    draws.push(() => {
+    target.setAttribute("aria-label", chart.title);
+    draws.set(target, () => {
       const shape = layout(chart.title, "Round", data.measures[chart.measure], chart.measure === "consistency", true);
       shape.legend = { orientation: "h", y: -0.28, font: { size: 11 } };
       if (chart.shortest) shape.xaxis.range = [0, chart.shortest];
@@ -108,7 +135,8 @@
 
   for (const target of document.querySelectorAll("[data-phases]")) {
     const bars = data.phases[target.dataset.phases];
-    draws.push(() => {
+    target.setAttribute("aria-label", "Seconds per round by phase; the numbers are in the table above");
+    draws.set(target, () => {
       const shape = layout("", "Seconds per round (slowest rank of each phase)", "", false, true);
       shape.barmode = "stack";
       shape.yaxis = { autorange: "reversed", automargin: true };
@@ -122,14 +150,24 @@
     });
   }
 
-  // One chart at a time, so that the tables can be read and scrolled meanwhile.
-  const drawAll = () => {
-    let next = 0;
-    const step = () => {
-      if (next < draws.length) { draws[next++](); setTimeout(step, 0); } else { document.body.dataset.drawn = String(draws.length); }
-    };
-    step();
+  const drawn = new Set();
+  const draw = (target) => {
+    load();
+    drawn.add(target);
+    draws.get(target)();
+    document.body.dataset.drawn = String(drawn.size);
   };
-  dark.addEventListener("change", drawAll);
-  drawAll();
+  const nearby = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      nearby.unobserve(target);
+      setTimeout(draw, 0, target);  // one at a time, so that the page can be scrolled meanwhile
+    }
+  }, { rootMargin: "400px" });
+  for (const target of draws.keys()) {
+    target.setAttribute("role", "img");
+    nearby.observe(target);
+  }
+  dark.addEventListener("change", () => drawn.forEach(draw));
+  window.addEventListener("beforeprint", () => draws.forEach((_, target) => drawn.has(target) || draw(target)));
 })();

@@ -17,10 +17,11 @@ from .. import __version__
 from ..rundir.metrics import DIAGNOSED, PHASES
 from . import paper
 from .figures import PHASE_COLOURS
-from .groups import Group, by_problem, labels, slug
-from .series import MEASURES, colours, finite_mean, points, spent
-from .tables import MISSING, Cell, Table
+from .groups import Group, Stat, by_problem, labels, slug, uneven
+from .series import MARKERS, MEASURES, Look, finite_mean, looks, points, spent
+from .tables import MISSING, Cell, Table, duration
 
+WIDTH = 1.8  # of a line, in pixels
 POINTS = 12_000  # of all curves of one measure, so that the page stays small however many groups there are
 
 
@@ -32,9 +33,10 @@ def render(
     sections = [
         ("paper", "Against the paper", _paper(groups, tables, bool(library))),
         ("curves", "Curves", _curves(groups, drawn, bool(library))),
-        ("results", "Results", "".join(map(_table, _pick(tables, "overview", "clients", "targets")))),
+        ("results", "Results", "".join(map(_table, _pick(tables, "overview", "differences_", "clients", "targets")))),
         ("diagnostics", "Diagnostics", _diagnostics(groups, tables, drawn)),
         ("time", "Time", _time(groups, tables, bool(library), drawn)),
+        ("settings", "Settings and environment", "".join(map(_table, _pick(tables, "settings")))),
         ("runs", "Runs", _left_out(problems) + "".join(map(_table, _pick(tables, "runs")))),
     ]
     sections = [section for section in sections if section[2] or section[0] != "diagnostics"]
@@ -52,10 +54,10 @@ def render(
             f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{content}</section>'
             for name, title, content in sections
         ),
-        footer=f"fedlada_mpi {__version__}. Every table is also in <code>tables/</code> as CSV and Markdown, "
+        footer=f"fedlada_mpi {__version__}. Every table is also in <code>tables/</code> as CSV, Markdown and LaTeX, "
         "every figure in <code>figures/</code> as PNG and SVG.",
         css=_text("page.css"),
-        js=_text("page.js") if library else "",
+        js=_text("page.js"),
         plotly=library,
         data=_embedded(_data(groups)) if library else "{}",
     )
@@ -85,16 +87,16 @@ def _pick(tables: Sequence[Table], *starts: str) -> list[Table]:
 def _facts(groups: Sequence[Group]) -> str:
     runs = [run for one in groups for run in one.runs]
     finished = sum(run.complete for run in runs)
-    facts: list[tuple[int | str, str]] = [
-        (len(runs), "runs"),
-        (finished, "finished"),
-        (len(groups), "settings"),
-        (len(by_problem(groups)), "tasks"),
-    ]
-    facts.append((f"{sum(run.done for run in runs):,}", "rounds"))
-    hours = sum(float(np.nansum(run.series["seconds_total"])) for run in runs) / 3600
-    facts.append((f"{hours:,.1f}" if hours >= 1 else f"{60 * hours:,.1f}", "hours" if hours >= 1 else "minutes"))
+    counts = [(len(runs), "run"), (len(groups), "setting"), (len(by_problem(groups)), "task")]
+    facts = [(f"{n:,}", name + "s" * (n != 1)) for n, name in [*counts, (sum(run.done for run in runs), "round")]]
+    facts.insert(1, (f"{finished:,}", "finished"))
+    seconds = sum(float(np.nansum(run.series["seconds_total"])) for run in runs)
+    facts.append((duration(Stat((seconds,), 1)).text, "of training"))
     return "".join(f"<li><b>{value}</b><span>{name}</span></li>" for value, name in facts)
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}{'s' * (number != 1)}"
 
 
 def _cell(cell: Cell, tag: str, classes: str) -> str:
@@ -146,7 +148,8 @@ def _table(table: Table) -> str:
         + "</tr>"
         for row in table.rows
     )
-    links = f'<a href="tables/{table.id}.csv">CSV</a>, <a href="tables/{table.id}.md">Markdown</a>'
+    links = f'<a href="tables/{table.id}.csv">CSV</a>, <a href="tables/{table.id}.md">Markdown</a>, '
+    links += f'<a href="tables/{table.id}.tex">LaTeX</a>'
     source = f"{html.escape(table.source)} · " if table.source else ""
     notes = "".join(f'<p class="note">{html.escape(note)}</p>' for note in table.notes)
     return (
@@ -163,6 +166,12 @@ def _left_out(problems: Sequence[str]) -> str:
 
 def _picture(name: str, title: str) -> str:
     return f'<figure><img src="figures/{name}.png" alt="{html.escape(title)}" loading="lazy"></figure>'
+
+
+def _alt(problem: str, what: str, groups: Sequence[Group]) -> str:
+    """What a picture shows, for those who do not see it; its numbers are in the tables."""
+    names = labels(groups)
+    return f"{problem}, {what}: {', '.join(names) if len(names) <= 10 else _count(len(names), 'setting')}"
 
 
 def _files(*names: str) -> str:
@@ -186,7 +195,9 @@ def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> s
         parts.append(f"<h3>{html.escape(spec.title)}</h3>")
         parts.append(f'<p class="source">{html.escape(spec.source)}</p>{_files(f"paper_{spec.id}")}')
         if library:
-            panels = (f'<div class="chart" data-panel="{spec.id}:{i}"></div>' for i in range(len(spec.panels)))
+            panels = (
+                f'<div class="chart" data-panel="{spec.id}:{i}"></div>' for i, p in enumerate(spec.panels) if p.groups
+            )
             parts.append(f'<figure class="panels">{"".join(panels)}</figure>')
         else:
             parts.append(_picture(f"paper_{spec.id}", spec.title))
@@ -195,9 +206,11 @@ def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> s
     empty = [t for t in ours if t.empty]
     if empty:
         inner = "".join(_table(t) for t in empty)
-        parts.append(f"<details><summary>{len(empty)} tables of the paper without runs yet</summary>{inner}</details>")
+        parts.append(
+            f"<details><summary>{_count(len(empty), 'table')} of the paper without runs yet</summary>{inner}</details>"
+        )
     if without_runs:
-        summary = f"{len(without_runs)} figures without runs yet"
+        summary = f"{_count(len(without_runs), 'figure')} without runs yet"
         parts.append(f"<details><summary>{summary}</summary><ul>{''.join(without_runs)}</ul></details>")
     return "".join(parts)
 
@@ -212,32 +225,38 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str
             in ("curves_", *(f"{measure}_" for measure in MEASURES if measure not in DIAGNOSED), "clients_")
         ]
         parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
+        parts += [f'<p class="note">{html.escape(note)}</p>' for note in uneven(members)]
         if not library:
-            parts += [_picture(name, problem) for name in names]
+            parts += [_picture(name, _alt(problem, "curves over the rounds", members)) for name in names]
             continue
         known = [m for m in MEASURES if any(len(one.curve(m)[0]) for one in members)]
         measures = "".join(f'<option value="{m}">{html.escape(MEASURES[m])}</option>' for m in known)
         axes = "".join(
             f'<option value="{value}">{text}</option>'
-            for value, text in (("round", "rounds"), ("units", "Nd"), ("gigabytes", "gigabytes"), ("hours", "hours"))
+            for value, text in (("round", "rounds"), ("units", "Nd"), ("bytes", "bytes"), ("seconds", "time"))
         )
         parts.append(
-            f'<figure data-curves="{index}"><div class="tools"><label>Show <select>{measures}</select></label>'
+            f'<figure data-curves="{index}" aria-label="Curves: {html.escape(problem)}"><div class="tools">'
+            f"<label>Show <select>{measures}</select></label>"
             f"<label>against <select>{axes}</select></label>"
             '<label><input type="checkbox"> logarithmic</label></div><div class="chart"></div></figure>'
         )
-        parts += [_picture(name, f"{problem}, client by client") for name in names if name.startswith("clients_")]
+        parts += [
+            _picture(name, _alt(problem, "accuracies client by client", members))
+            for name in names
+            if name.startswith("clients_")
+        ]
     return "".join(parts) or '<p class="note">No rounds yet.</p>'
 
 
 def _diagnostics(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str]) -> str:
     parts = []
-    for problem in by_problem(groups):
+    for problem, members in by_problem(groups).items():
         starts = ("diagnostics_", *(f"{measure}_" for measure in DIAGNOSED))
         names = [n for n in drawn if n.removesuffix(slug(problem)) in starts]
         if names:
             parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
-            parts += [_picture(n, f"{problem}, diagnostics") for n in names]
+            parts += [_picture(n, _alt(problem, "diagnostics over the rounds", members)) for n in names]
     parts += [_table(t) for t in _pick(tables, "diagnostics")]
     for table in _pick(tables, "speedup_"):
         parts += [_table(table), _files(table.id), _picture(table.id, table.title)]
@@ -246,14 +265,14 @@ def _diagnostics(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequen
 
 def _time(groups: Sequence[Group], tables: Sequence[Table], library: bool, drawn: Sequence[str]) -> str:
     parts = [_table(t) for t in _pick(tables, "cost", "phases")]
-    for index, problem in enumerate(by_problem([one for one in groups if one.done])):
+    for index, (problem, members) in enumerate(by_problem([one for one in groups if one.done]).items()):
         names = [n for n in drawn if n.removesuffix(slug(problem)) in ("phases_", "ranks_")]
         if names:
             parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
             parts += (
                 [f'<div class="chart" data-phases="{index}"></div>']
                 if library
-                else [_picture(n, problem) for n in names]
+                else [_picture(n, _alt(problem, "seconds per round", members)) for n in names]
             )
     return "".join(parts)
 
@@ -265,8 +284,8 @@ def _data(groups: Sequence[Group]) -> dict[str, Any]:
 
     def series(members: Sequence[Group]) -> list[dict[str, Any]]:
         return [
-            {"group": position[id(one)], "name": name, "colour": colour}
-            for one, name, colour in zip(members, labels(members), colours(members), strict=True)
+            {"group": position[id(one)], "name": name, **_look(look)}
+            for one, name, look in zip(members, labels(members), looks(members), strict=True)
         ]
 
     problems = by_problem(groups)
@@ -281,6 +300,12 @@ def _data(groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
+def _look(look: Look) -> dict[str, str]:
+    """A look as Plotly takes it."""
+    dash = ",".join(f"{WIDTH * length:g}px" for length in look.dash) or "solid"
+    return {"colour": look.colour, "dark": look.dark, "dash": dash, "marker": MARKERS[look.marker]}
+
+
 def _panel(spec: paper.Figure, panel: paper.Panel, series: list[dict[str, Any]]) -> dict[str, Any]:
     marks = []
     if panel.marked and panel.measure == "test_acc":
@@ -288,7 +313,7 @@ def _panel(spec: paper.Figure, panel: paper.Panel, series: list[dict[str, Any]])
         for one, entry in zip(panel.groups, series, strict=True):
             if at := printed.get(one.method):
                 x, y = zip(*at, strict=True)
-                marks.append({"x": x, "y": y, "name": entry["name"], "colour": entry["colour"]})
+                marks.append({"x": x, "y": y, **{n: entry[n] for n in ("name", "colour", "dark")}})
     done = max((one.done for one in panel.groups), default=0)
     return {
         "title": f"{panel.title}: {MEASURES[panel.measure]}",
@@ -313,8 +338,8 @@ def _curves_of(one: Group, most: int) -> dict[str, Any]:
         {
             "round": rounds,
             "units": _short(spent(one, "units", np.array(rounds))),
-            "gigabytes": _short(spent(one, "bytes", np.array(rounds)) / 1e9),
-            "hours": _short(spent(one, "seconds", np.array(rounds)) / 3600),
+            "bytes": _short(spent(one, "bytes", np.array(rounds))),
+            "seconds": _short(spent(one, "seconds", np.array(rounds))),
         }
         for rounds in along
     ]

@@ -95,12 +95,15 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str
     columns = [Column("Method" if setting == "algorithm" else setting.replace("_", " ").capitalize(), numeric=False)]
     rows = [[Cell(name, sort=float(i))] for i, name in enumerate(names)]
     horizon = spec.get("horizon")
+    shown: dict[int, Group] = {}
     otherwise: dict[tuple[str, str], list[str]] = {}  # methods that were run with other open settings
     for column in spec["columns"]:
         found: dict[Any, Group | None] = {}
         for value, where in zip(values, _cells(spec, column), strict=True):
             one, differing = match(groups, {**where, **chosen})
             found[value] = one
+            if one:
+                shown[id(one)] = one
             if one and one.method != where["algorithm"]:
                 stands = f"{one.method_name} stands for {method_name(where['algorithm'])} at {show(setting, value)}."
                 notes += [stands] if stands not in notes else []
@@ -113,7 +116,7 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str
             notes.append(note)
         else:
             measure = measures.named(column, horizon)
-        stats = {value: one.over(measure, horizon) if one else Stat() for value, one in found.items()}
+        stats = {value: _over(one, measure, column, horizon) if one else Stat() for value, one in found.items()}
         printed = not all(math.isnan(p) for p in column["paper"])
         columns += [Column(n, column["name"]) for n in (("ours", "paper", "difference") if printed else ("ours",))]
         for i, (row, value, paper) in enumerate(zip(rows, values, column["paper"], strict=True)):
@@ -122,10 +125,16 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str
             if printed:
                 also = column["also"][i] if "also" in column else math.nan
                 row += [_printed(paper, column, also), _difference(ours, paper, column, also)]
+    differ = ((one, one.uneven()) for one in shown.values())
+    notes += [f"{one.method_name} on {dataset_name(one.dataset)}: {why}." for one, why in differ if why]
     for (dataset, used), methods in otherwise.items():
         notes.append(f"{', '.join(methods)} on {dataset} {'was' if len(methods) == 1 else 'were'} run with {used}.")
     name, title = (spec["id"], spec["title"]) if not chosen else (f"{spec['id']}_{TUNED}", f"{spec['title']}, {TUNED}")
     return Table(name, title, columns, rows, spec["source"], notes, paper=True)
+
+
+def _over(one: Group, measure: measures.Measure, column: Mapping[str, Any], horizon: int | None) -> Stat:
+    return one.latest(measure) if column["measure"] in measures.PER_ROUND else one.over(measure, horizon)
 
 
 def _ours(value: Stat, one: Group | None, column: Mapping[str, Any]) -> Cell:

@@ -15,7 +15,7 @@ from ..errors import printable
 from ..rundir.client_values import SPREAD
 from ..rundir.metrics import DIAGNOSED, PHASES
 from . import measures, usage
-from .groups import Group, Stat, by_problem, labels, slug
+from .groups import Group, Stat, by_problem, labels, slug, uneven
 from .load import Run
 from .series import MEASURES
 
@@ -133,7 +133,25 @@ def size(value: Stat) -> Cell:
         return stat(value)
     power = min(4, int(math.log(max(value.mean, 1), 1000)))
     unit = ("B", "kB", "MB", "GB", "TB")[power]
-    cell = stat(value, 0 if power == 0 else 2, 1000.0**-power)
+    return _in_unit(value, 0 if power == 0 else 2, 1000.0**power, unit)
+
+
+def duration(value: Stat) -> Cell:
+    """Seconds in a suitable unit; the number behind the text is in seconds."""
+    if value.mean is None:
+        return stat(value)
+    unit, length = time_unit(value.mean)
+    shown = value.mean / length
+    return _in_unit(value, 0 if unit == "s" and shown >= 10 else 1 if shown >= 1 else 3, length, unit)
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which a time is easy to read, and its length in seconds."""
+    return ("s", 1.0) if seconds < 120 else ("min", 60.0) if seconds < 7200 else ("h", 3600.0)
+
+
+def _in_unit(value: Stat, digits: int, length: float, unit: str) -> Cell:
+    cell = stat(value, digits, 1 / length)
     return cell._replace(text=f"{cell.text} {unit}", value=value.mean, std=value.std)
 
 
@@ -165,15 +183,16 @@ def overview(groups: Sequence[Group]) -> Table:
                 *head,
                 plain(len(one.runs)),
                 _progress(one),
-                stat(one.over(measures.best(None)), 2),
-                stat(one.over(measures.best(None, "round"))),
-                stat(one.over(measures.final("test_acc", 100)), 2),
-                stat(one.over(measures.final("train_acc", 100)), 2),
-                stat(one.over(measures.final("train_loss")), 4),
-                *([stat(one.over(measures.test_at_best_validation), 2)] if validated else []),
+                stat(one.latest(measures.best(None)), 2),
+                stat(one.latest(measures.best(None, "round"))),
+                stat(one.latest(measures.final("test_acc", 100)), 2),
+                stat(one.latest(measures.final("train_acc", 100)), 2),
+                stat(one.latest(measures.final("train_loss")), 4),
+                *([stat(one.latest(measures.test_at_best_validation), 2)] if validated else []),
             ]
         )
     notes = ["Mean ± standard deviation over seeds. Accuracies are of the latest evaluated round."]
+    notes += _uneven(groups)
     return Table("overview", "Accuracy", columns, rows, notes=notes)
 
 
@@ -183,7 +202,7 @@ def clients(groups: Sequence[Group]) -> Table:
     columns = [*_HEAD, *(Column(n, f"{p} accuracy %") for p in parts for n in ("mean", "spread", "worst tenth"))]
     rows = []
     for one, head in _named(groups):
-        row = [stat(one.over(measures.final(name, 100)), 2) for name in SPREAD]
+        row = [stat(one.latest(measures.final(name, 100)), 2) for name in SPREAD]
         if any(cell.value is not None for cell in row):
             rows.append([*head, *row])
     notes = [
@@ -197,7 +216,7 @@ def diagnostics(groups: Sequence[Group]) -> Table:
     """Means over the rounds that were diagnosed."""
     rows = []
     for one, head in _named(groups):
-        row = [stat(one.over(measures.per_round(name)), 4) for name in DIAGNOSED]
+        row = [stat(one.latest(measures.per_round(name)), 4) for name in DIAGNOSED]
         if any(cell.value is not None for cell in row):
             rows.append([*head, *row])
     notes = [
@@ -252,8 +271,8 @@ def phases(groups: Sequence[Group]) -> Table:
     columns += [Column("mean", "waiting"), Column("most", "waiting"), Column("who waits", "waiting", False)]
     rows = []
     for one, head in _named(groups):
-        row = [*head, *(stat(one.over(measures.per_round(f"seconds_{p}")), 3) for p in (*PHASES, "total"))]
-        waits = [run.by_rank["wait"] for run in one.runs if "wait" in run.by_rank]
+        row = [*head, *(stat(one.latest(measures.per_round(f"seconds_{p}")), 3) for p in (*PHASES, "total"))]
+        waits = [run.by_rank["wait"] for run in one.runs if "wait" in run.by_rank and run.done == one.done]
         if waits:
             widest = max(map(len, waits))
             wait = np.mean([w for w in waits if len(w) == widest], axis=0)
@@ -269,18 +288,18 @@ def phases(groups: Sequence[Group]) -> Table:
 
 def cost(groups: Sequence[Group]) -> Table:
     """What the runs took, and how far unfinished ones got."""
-    names = ("Seeds", "Rounds", "Seconds a round", "Wall time, minutes", "GPUs", "Runs at once", "GPU-seconds")
+    names = ("Seeds", "Rounds", "Seconds a round", "Wall time", "GPUs", "Runs at once", "GPU-seconds")
     columns = [*_HEAD, *map(Column, names), Column("Device", numeric=False)]
     of_run = dict(
         zip(
-            (id(run) for one in groups for run in one.runs),
+            (id(run.usage) for one in groups for run in one.runs),
             usage.at_once([run.usage for one in groups for run in one.runs]),
             strict=True,
         )
     )
 
     def gpu_seconds(run: Run) -> float | None:
-        seconds, at_once = _seconds(run), of_run[id(run)]
+        seconds, at_once = _seconds(run), of_run[id(run.usage)]
         return seconds * run.usage.gpus / at_once if seconds and run.usage.gpus and at_once else None
 
     rows = []
@@ -291,11 +310,11 @@ def cost(groups: Sequence[Group]) -> Table:
                 *head,
                 plain(len(one.runs)),
                 _progress(one),
-                stat(one.over(measures.per_round("seconds_total")), 3),
-                stat(one.over(_seconds), 1, 1 / 60),
+                stat(one.latest(measures.per_round("seconds_total")), 3),
+                duration(one.latest(_seconds)),
                 plain(one.over(lambda run: run.usage.gpus).mean),
-                plain(one.over(lambda run: of_run[id(run)]).mean),
-                stat(one.over(gpu_seconds), 0),
+                plain(one.over(lambda run: of_run[id(run.usage)]).mean),
+                stat(one.latest(gpu_seconds), 0),
                 text(printable(", ".join(devices))),
             ]
         )
@@ -303,7 +322,17 @@ def cost(groups: Sequence[Group]) -> Table:
         "Per run, means over seeds. Wall time is that of all rounds, evaluation included, without the start. "
         "GPU-seconds: wall time, times the ranks with a GPU, over the runs that shared the node's GPU at that time."
     ]
-    return Table("cost", "Cost", columns, rows, notes=notes)
+    return Table("cost", "Cost", columns, rows, notes=[*notes, *_uneven(groups)])
+
+
+def _uneven(groups: Sequence[Group]) -> list[str]:
+    """Notes on groups whose seeds cannot be averaged as they are; with several problems, each under its name."""
+    problems = by_problem(groups)
+    return [
+        f"{problem}, {note}" if len(problems) > 1 else note
+        for problem, members in problems.items()
+        for note in uneven(members)
+    ]
 
 
 def _progress(one: Group) -> Cell:
@@ -319,7 +348,7 @@ def _progress(one: Group) -> Cell:
 
 def runs(groups: Sequence[Group]) -> Table:
     columns = [*_HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False), Column("Best test %")]
-    columns += [Column("Final test %"), Column("Hours")]
+    columns += [Column("Final test %"), Column("Time")]
     columns += [Column("Directory", numeric=False), Column("Ran on", numeric=False)]
     rows = []
     for one, head in _named(groups):
@@ -333,13 +362,14 @@ def runs(groups: Sequence[Group]) -> Table:
                     text(", ".join([state, *_problems(run)])),
                     plain(measures.best(None)(run), 2),
                     plain(measures.final("test_acc", 100)(run), 2),
-                    plain(None if (seconds := _seconds(run)) is None else seconds / 3600, 3),
+                    duration(Stat(() if (seconds := _seconds(run)) is None else (seconds,), 1)),
                     text(printable(str(run.path))),
                     text(run.ran_on),
                 ]
             )
     repeated = sum(one.repeated for one in groups)
-    notes = [f"{repeated} runs repeat the settings and seed of another and are left out."] if repeated else []
+    left = "1 run repeats" if repeated == 1 else f"{repeated} runs repeat"
+    notes = [f"{left} the settings and seed of another, left out here."] if repeated else []
     return Table("runs", "All runs", columns, rows, notes=notes)
 
 

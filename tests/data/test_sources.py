@@ -345,10 +345,10 @@ def test_imagefolder_that_does_not_fit(tmp_path):
         with pytest.raises(UserError, match=message):
             load("imagefolder", tmp_path, 1)
 
+    fails("no images, expected")
+    (tmp_path / "test").mkdir()
     fails("no folder train/")
     save_image(tmp_path / "train" / "a" / "0.png", 1, mode="L")
-    fails("no folder val/")
-    (tmp_path / "test").mkdir()
     fails("test: no images")
     save_image(tmp_path / "test" / "a" / "0.png", 1, mode="L")
     fails("got 1 class")

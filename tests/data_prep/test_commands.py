@@ -63,7 +63,7 @@ MISTAKES = {
     "another kind of file": ("--dataset npz --raw FOLDER", "expected a .npz file"),
     "an archive that is none": ("--dataset cifar10 --raw JUNK", "truncated or not a tar archive"),
     "a zip that is none": ("--dataset tinyimagenet --raw JUNK", "truncated or not a zip"),
-    "a folder with no images": ("--dataset imagefolder --raw FOLDER", "no folder train/"),
+    "a folder with no images": ("--dataset imagefolder --raw FOLDER", "no images, expected folder/CLASS/IMAGE"),
     "images of another shape": ("--dataset cifar100 --raw MINE", "2x2x3, expected 32x32x3"),
     "more clients than images": ("--dataset npz --raw MINE --clients 5 --silos 1", "5 clients for 4 training images"),
     "more silos than clients": ("--dataset digits --clients 3 --silos 4", "4 silos for 3 clients"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -121,8 +122,24 @@ def test_environment_for_mpirun_keeps_what_the_user_set(tmp_path):
         ["bash", "-c", text], env=env, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1" in shown
-    assert "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe" in shown
+    assert "PRTE_MCA_rmaps_default_mapping_policy=slot:oversubscribe" in shown
     assert "OMPI_MCA_mpi_yield_when_idle=0" in shown
+
+
+def test_a_quickstart_that_trained_nothing_is_no_success(tmp_path):
+    """mpirun can return 0 where it has lost a node."""
+    (tmp_path / "bin").mkdir()
+    python = stub(tmp_path / "bin" / "python", f'exec {sys.executable} "$@"')
+    stub(tmp_path / "bin" / "mpirun", "exit 0")
+    version = subprocess.run([python, "--version"], capture_output=True, check=True).stdout
+    known = (ROOT / "pyproject.toml").read_bytes() + version + os.fsencode(ROOT)
+    (tmp_path / ".fedlada-mpi").write_text(f"{hashlib.sha256(known).hexdigest()}  -\n")
+    out = tmp_path / "out"
+    done = script("quickstart.sh", "--out", str(out), FEDLADA_VENV=str(tmp_path))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"error: the training has ended, but {out} is not finished: add --out {out} --resume to go on" in done.stderr
+    done = script("quickstart.sh", "--out", str(out), "--print-config", FEDLADA_VENV=str(tmp_path))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 made_by_test_sh = pytest.mark.skipif(

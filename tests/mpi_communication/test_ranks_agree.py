@@ -1,4 +1,7 @@
-"""The same settings on 1, 2 and 4 ranks: the same draws, and parameters equal up to the order of the sums."""
+"""The same settings on 1, 2 and 4 ranks: the same draws, and parameters equal up to the order of the sums.
+
+The shards are in one file or in four, whatever the number of ranks, and one run goes on from rank to ranks.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import numpy as np
 import pytest
 from training_runs import Run, arguments, disagreement, make_data
 
+from fedlada_mpi.data.owners import owned_clients
 from fedlada_mpi.data.shards import read_manifest
 
 pytestmark = pytest.mark.serial
@@ -30,7 +34,10 @@ CASES = {
     "single": dict(COMMON, algorithm="fedavg", precision="fp32"),
     "bernoulli": dict(COMMON, algorithm="fedcm", sampling="bernoulli"),
     "server": dict(COMMON, algorithm="scaffold", weighting="size", server_trains=True),
+    "one file": dict(COMMON, algorithm="scaffold", weighting="size"),
+    "file per rank": dict(COMMON, algorithm="scaffold", weighting="size", silo_per_rank=True),
 }
+GOES_ON = dict(COMMON, algorithm="scaffold", weighting="size", resume=True)
 # One launch for all cases: starting Python and MPI costs more than the runs.
 SCRIPT = (
     "import json, sys; from fedlada_mpi.run import main; sys.exit(max(main(line) for line in json.loads(sys.argv[1])))"
@@ -39,13 +46,17 @@ SCRIPT = (
 
 @pytest.fixture(scope="module")
 def runs(shared_tmp, mpirun):
-    data = make_data(shared_tmp / "ranks", SIZES, silos=4)
+    four, one = (make_data(shared_tmp / f"ranks-{silos}-files", SIZES, silos=silos) for silos in (4, 1))
+    data = {name: one if name == "one file" else four for name in CASES}
     found = {}
-    for ranks in (1, 2, 4):
+    for rounds, ranks in ((2, 1), (4, 2), (ROUNDS, 4)):
         out = {name: shared_tmp / f"ranks-{ranks}" / name for name in CASES}
-        lines = [arguments(data, out[name], settings) for name, settings in CASES.items()]
+        lines = [arguments(data[name], out[name], settings) for name, settings in CASES.items()]
+        goes_on = shared_tmp / "ranks-that-change"
+        lines.append(arguments(one, goes_on, {**GOES_ON, "rounds": rounds}))
         mpirun(ranks, json.dumps(lines), command=("-c", SCRIPT), check=True)
-        found[ranks] = {name: Run(out[name], data) for name in CASES}
+        found[ranks] = {name: Run(out[name], data[name]) for name in CASES}
+    found[0] = {"goes on": Run(goes_on, one)}
     return found
 
 
@@ -69,11 +80,27 @@ def test_the_server_that_trains_agrees_with_the_one_that_does_not(runs):
         assert disagreement(working.x, plain.x, plain.data.start) < 1e-10
 
 
-def test_the_work_was_really_spread(runs):
-    """4 files on 3 silos: at most 2 files per rank, so participants from 3 files are on at least 2 ranks."""
-    files = read_manifest(runs[4]["fedlada"].data.shards).client_ids
-    spread = [sum(bool({*map(int, ids)} & {*p}) for ids in files) for p in runs[4]["fedlada"].participants]
-    assert max(spread) >= 3
+@pytest.mark.parametrize("name", ["one file", "file per rank", "server"])
+def test_files_and_who_reads_them_do_not_matter(name, runs):
+    for ranks in (1, 2, 4):
+        plain, other = runs[ranks]["scaffold"], runs[ranks][name]
+        assert other.participants == plain.participants
+        assert disagreement(other.x, plain.x, plain.data.start) < 1e-10
+
+
+def test_a_run_goes_on_with_other_ranks(runs):
+    """With the state of its clients: two rounds on 1 rank, two on 2 and two on 4."""
+    alone, (changing,) = runs[1]["one file"], runs[0].values()
+    assert changing.participants == alone.participants
+    assert disagreement(changing.x, alone.x, alone.data.start) < 1e-10
+
+
+@pytest.mark.parametrize("name", ["one file", "fedlada"])
+def test_the_work_was_really_spread(name, runs):
+    run = runs[4][name]
+    owned = owned_clients(read_manifest(run.data.shards), 3)
+    spread = [sum(bool({*map(int, ids)} & {*p}) for ids in owned) for p in run.participants]
+    assert max(spread) == 3
 
 
 def test_draws_of_participants(runs):

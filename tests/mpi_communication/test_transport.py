@@ -83,6 +83,33 @@ def test_two_levels(size, ranks):
         ranks.node = real
 
 
+@several
+@pytest.mark.parametrize("uneven", ["one rank alone", "no room on one node"])
+def test_every_node_decides_on_its_window(uneven, ranks, monkeypatch):
+    """The first rank alone and the others together; or two nodes, of which the second has no room."""
+    size, real = 1_200_000, ranks.node
+    second = ranks.rank >= (1 if uneven == "one rank alone" else SIZE // 2)
+    ranks.node = ranks.comm.Split(int(second), ranks.rank)
+    free = 0 if second and uneven == "no room on one node" else 10**9
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=free, f_frsize=1))
+    try:
+        transport = plan_transport(ranks, size, torch.float32, CPU)
+        assert transport.kind == ("shared" if SIZE > 2 else "host")
+        if SIZE > 2:
+            assert transport.node.size == (ranks.node.size if free else 1)
+        for _ in range(2):
+            vector = part(ranks.rank, size, torch.float32)
+            transport.reduce([vector])
+            assert ranks.rank or torch.equal(vector, total(size, torch.float32))
+            vector = part(7 + ranks.rank, size, torch.float32)
+            transport.bcast([vector])
+            assert torch.equal(vector, part(7, size, torch.float32))
+        transport.close()
+    finally:
+        ranks.node.Free()
+        ranks.node = real
+
+
 def test_vectors_of_another_plan_are_refused(ranks):
     transport = plan_transport(ranks, 10, torch.float32, CPU, "host")
     if SIZE == 1:

@@ -75,12 +75,38 @@ def test_ranks_are_averaged_over_the_rounds_of_the_latest_world():
 
 
 def test_mean_and_spread_over_seeds():
-    one = Group({}, [run([0.1, 0.4]), run([0.3, 0.8], seed=1), run([0.2], seed=2, rounds=2, status="stopped")])
+    one = Group({}, [run([0.1, 0.4]), run([0.3, 0.8], seed=1), run([], seed=2, rounds=2, status="stopped")])
     rounds, mean, std, count = one.curve("test_acc")
     assert rounds.tolist() == [1, 2]
     assert mean == pytest.approx([0.2, 0.6])
-    assert std == pytest.approx([0.1, math.sqrt(0.08)])  # sample deviation of 0.1 0.3 0.2, and of 0.4 0.8
-    assert count.tolist() == [3, 2]
+    assert std == pytest.approx([math.sqrt(0.02), math.sqrt(0.08)])  # sample deviation of 0.1 0.3, and of 0.4 0.8
+    assert count.tolist() == [2, 2]
+
+
+def test_seeds_of_different_lengths_are_averaged_over_the_rounds_that_all_have():
+    short = run([0.2, 0.6], seed=1, rounds=4, status="stopped")
+    (one,) = group([run([0.1, 0.4, 0.3, 0.9]), short])
+    assert one.curve("test_acc")[0].tolist() == [1, 2]
+    assert one.latest(measures.final("test_acc", 100)).values == pytest.approx((40, 60))
+    assert one.latest(measures.best(None)).values == pytest.approx((40, 60))
+    assert one.latest(tables._seconds).values == (1, 1)  # two rounds of half a second, of both
+    assert one.over(measures.test_at(4)) == Stat((90.0,), 2)  # of a certain round: by those that have it
+    assert one.over(measures.rounds_to("test_acc", 0.8)) == Stat((4.0,), 2)
+    said = "FedAvg: seeds have 2 to 4 rounds: means over the rounds that all have, up to 2."
+    assert groups.uneven([one]) == [said]
+    assert all(said in table.notes for table in (tables.overview([one]), tables.cost([one])))
+    assert "FedAvg on CIFAR-10: seeds have 2 to 4" in " ".join(paper.tables([one])[0].notes)
+
+
+def test_seeds_evaluated_in_different_rounds_are_averaged_over_those_that_all_have():
+    none = math.nan
+    (one,) = group([run([0.3, 0.2, 0.9, 0.4]), run([none, 0.6, none, 0.5], seed=1), run([none], seed=2, rounds=4)])
+    assert one.curve("test_acc")[0].tolist() == [2, 4]
+    assert one.latest(measures.best(None)).values == pytest.approx((40, 60))
+    assert one.over(measures.rounds_to("test_acc", 0.4)).values == (4, 2)  # not 3, where the other was not evaluated
+    assert one.over(measures.test_at(3)).values == pytest.approx((20, 60))
+    assert "evaluated in different rounds: means over the rounds that all have, up to 4" in one.uneven()
+    assert group([run([0.1, 0.2]), run([0.2, 0.3], seed=1)])[0].uneven() == ""
 
 
 def test_a_round_that_was_not_evaluated_is_not_in_the_curve():
@@ -205,6 +231,13 @@ def test_names_distinguish_groups_and_no_more():
     assert groups.labels(group([run([0.1], dirichlet=0.3)])) == ["FedAvg"]
     mixed = group([run([0.1]), run([0.1], participation=0.5), run([0.1], local_epochs=9)])
     assert groups.labels(mixed) == ["FedAvg", "FedAvg local epochs=9", "FedAvg participation=0.5"]
+
+
+def test_names_do_not_repeat_what_all_groups_share():
+    """Also a setting that is one method's preset, and so no departure of it."""
+    same = {"lr": 1e-3, "weight_decay": 1e-2, "decay_mode": "decoupled"}
+    shared = group([run([0.1], **same), run([0.1], algorithm="fedlada", **same)])
+    assert groups.labels(shared) == ["FedAvg", "FedLADA"]
 
 
 def test_the_papers_own_numbers_are_consistent():
@@ -415,7 +448,7 @@ def test_cost_counts_the_share_of_a_gpu():
     shared.usage = usage.Usage("NVIDIA H200", 2, [], 4.0)
     unknown = run([0.5] * 4, algorithm="fedprox")
     rows = {row[1].text: [cell.text for cell in row[2:]] for row in tables.cost(group([alone, shared, unknown])).rows}
-    assert rows["FedAvg"] == ["1", "4", "0.500", "0.0", "1", "1", "2", "NVIDIA H200"]
+    assert rows["FedAvg"] == ["1", "4", "0.500", "2.0 s", "1", "1", "2", "NVIDIA H200"]
     assert rows["SCAFFOLD"][1] == "2 of 4, 1 unfinished"
     assert rows["SCAFFOLD"][6] == "0"  # 1 s on 2 GPUs, a quarter of them
     assert rows["FedProx"][4:] == ["–", "–", "–", "–"]
@@ -435,6 +468,24 @@ def test_other_settings_than_the_papers_are_not_compared_with_it():
     )
     shards = group([run([0.1], dataset="/data/shards/cifar10")])
     assert paper.match(shards, {"dataset": "cifar10", "algorithm": "fedavg"})[0] is shards[0]
+
+
+def test_times_have_the_unit_that_suits_them():
+    shown = {seconds: tables.duration(Stat((seconds,), 1)).text for seconds in (0.004, 4.0, 90.0, 600.0, 9000.0)}
+    assert shown == {0.004: "0.004 s", 4.0: "4.0 s", 90.0: "90 s", 600.0: "10.0 min", 9000.0: "2.5 h"}
+    assert tables.duration(Stat((600.0,), 1)).value == 600
+    assert tables.duration(Stat()).text == "–"
+
+
+def test_one_task_has_no_axes_of_others():
+    found = group([run([0.1, 0.2]), run([0.2, 0.3], algorithm="scaffold")])
+    text = page.render(found, [], [], "runs")
+    (figure,) = (spec for spec in paper.figures(found) if spec.id == "all_methods")
+    wanted = [f"all_methods:{i}" for i, panel in enumerate(figure.panels) if panel.groups]
+    assert len(wanted) == 2 < len(figure.panels)
+    assert re.findall(r'data-panel="(all_methods:\d+)"', text) == wanted
+    assert "<b>1</b><span>task</span>" in text
+    assert "<b>2.0 s</b><span>of training</span>" in text
 
 
 def test_thinning_keeps_the_ends_and_true_values():
@@ -530,7 +581,8 @@ def test_without_the_charting_library_the_page_shows_pictures(tmp_path, digits, 
     assert "fedlada_mpi[report]" in lines[-2]
     text = (tmp_path / "index.html").read_text()
     assert '<img src="figures/curves_digits.png"' in text
-    assert "data-curves" not in text
+    assert 'data-curves="' not in text
+    assert 'alt="Digits, curves over the rounds: FedAvg, SCAFFOLD, FedLADA"' in text
 
 
 def test_many_groups_are_drawn_apart():
@@ -540,7 +592,7 @@ def test_many_groups_are_drawn_apart():
     names = [name for name, _ in figures.plan(many)]
     assert "test_acc_cifar_10" in names
     assert "curves_cifar_10" not in names
-    assert len(set(series.colours(many[:9]))) == 9
+    assert len(set(series.looks(many[:9]))) == 9
 
 
 def test_mistakes_are_reported_in_one_line(tmp_path, capsys):
@@ -559,7 +611,8 @@ def test_the_page_in_a_browser(report, tmp_path):
     if not browser:
         pytest.skip("no browser: apt-get install chromium")
     quiet = "--no-first-run --disable-background-networking --disable-component-update --disable-sync --disable-quic"
-    dump = "--enable-logging=stderr --v=0 --virtual-time-budget=30000 --dump-dom"
+    # High enough for all charts, which are drawn only when they are near what is read.
+    dump = "--window-size=1280,20000 --enable-logging=stderr --v=0 --virtual-time-budget=30000 --dump-dom"
     options = ["--headless", "--no-sandbox", "--disable-gpu", *quiet.split(), *dump.split()]
     done = subprocess.run(
         [browser, *options, f"--user-data-dir={tmp_path}", f"file://{report[0]}/index.html"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ...errors import UserError
 from ..checksums import sha256
@@ -15,7 +16,7 @@ from .npz import load_digits, load_npz
 from .raw import find_raw, raw_available
 from .tinyimagenet import load_tinyimagenet
 
-LOADERS: dict[str, Callable[[Path, int], ImageSet]] = {
+LOADERS: dict[str, Callable[..., ImageSet]] = {
     "cifar10": load_cifar10,
     "cifar100": load_cifar100,
     "tinyimagenet": load_tinyimagenet,
@@ -26,15 +27,17 @@ LOADERS: dict[str, Callable[[Path, int], ImageSet]] = {
 CLASS_NAMES = {"cifar10": CIFAR10.names, "cifar100": CIFAR100.names}
 
 
-def load(dataset: str, raw: Path, workers: int) -> ImageSet:
-    """Read and check a data set; any of them may come as an .npz."""
+def load(dataset: str, raw: Path, workers: int, **options: Any) -> ImageSet:
+    """Read and check a data set; any of them may come as an .npz. ``options`` are those of its loader."""
     try:
         if raw.suffix == ".npz":
+            if given := [name for name, value in options.items() if value]:
+                raise UserError(f"--{given[0].replace('_', '-')} has no effect on {raw}: leave it out")
             images = load_npz(raw, class_names=CLASS_NAMES.get(dataset, ()))
         elif dataset == "npz":
             raise UserError(f"--raw: got {raw}, expected a .npz file for --dataset npz")
         else:
-            images = LOADERS[dataset](raw, workers)
+            images = LOADERS[dataset](raw, workers, **options)
     except OSError as error:
         raise UserError(f"{error.filename or raw}: cannot be read ({error.strerror or error})") from None
     except MemoryError:

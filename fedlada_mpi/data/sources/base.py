@@ -22,6 +22,7 @@ class ImageSet:
     test_labels: np.ndarray
     class_names: list[str] = field(default_factory=list)
     owners: np.ndarray | None = None
+    test_share: float = 0.0  # of the images, where they came without a test set
 
     @property
     def classes(self) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import io
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,35 +24,77 @@ BATCH = 64
 WORTH_A_PROCESS = 1000
 MODES = {1: "L", 3: "RGB"}
 METADATA_BYTES = 32 << 20  # in an image file, in addition to twice its pixels
+NAMED = 5  # of many damaged images
+
+# From an image and the shape [H, W, C] that is wanted to an image in the mode of C.
+Fit = Callable[[Image.Image, tuple[int, ...]], Image.Image]
+
+
+def as_stored(image: Image.Image, shape: tuple[int, ...]) -> Image.Image:
+    return image.convert(MODES[shape[2]])
 
 
 def decode_all(
-    paths: Sequence[str], out: np.ndarray, archive: Path | None = None, workers: int = 0, name: str = "images"
+    paths: Sequence[str],
+    out: np.ndarray,
+    archive: Path | None = None,
+    workers: int = 0,
+    name: str = "images",
+    fit: Fit = as_stored,
+    most: int = 0,
 ) -> None:
-    """Fill ``out`` [n, H, W, C] with the decoded ``paths`` (members of ``archive`` if given)."""
+    """Fill ``out`` [n, H, W, C] with the decoded ``paths`` (members of ``archive`` if given).
+
+    ``most``: bytes that a file may have; 0 for what an image of this shape can need.
+    """
     workers = min(workers or usable_cores(), len(paths) // WORTH_A_PROCESS)
     batches = [paths[start : start + BATCH] for start in range(0, len(paths), BATCH)]
-    decode = partial(decode_batch, archive=archive, shape=out.shape[1:])
-    done = 0
+    most = most or METADATA_BYTES + 2 * out[:1].nbytes
+    decode = partial(decode_batch, archive=archive, shape=out.shape[1:], fit=fit, most=most)
+    done, refused = 0, dict[str, str]()
     try:
         # disable=None: no bar unless standard error is a terminal.
         with tqdm(total=len(paths), desc=f"decoding {name}", unit=" images", disable=None) as progress:
-            for pixels in process_map(decode, batches, workers):
+            for pixels, odd in process_map(decode, batches, workers):
                 out[done : done + len(pixels)] = pixels
                 done += len(pixels)
+                refused |= odd
                 progress.update(len(pixels))
     except BrokenProcessPool:
         raise UserError(f"a process decoding {name} ended early: run again with --workers 1 to see why") from None
+    refuse(refused, len(paths))
 
 
-def decode_batch(paths: Sequence[str], archive: Path | None, shape: tuple[int, ...]) -> np.ndarray:
-    """Pixels of the images, [n, H, W, C]; grey becomes RGB where C is 3."""
-    pixels = np.empty((len(paths), *shape), dtype=np.uint8)
+def refuse(refused: Mapping[str, str], count: int) -> None:
+    """Raise, if any of ``count`` images was refused: why the first one, how many there are, and their names."""
+    if not refused:
+        return
+    first, *others = refused
+    named = ", ".join(others[:NAMED]) + ", ..." * (len(others) > NAMED)
+    more = f" (and {len(others)} more of {count} images: {named})" if others else ""
+    raise UserError(refused[first] + more)
+
+
+def decode_batch(
+    paths: Sequence[str], archive: Path | None, shape: tuple[int, ...], fit: Fit, most: int
+) -> tuple[np.ndarray, dict[str, str]]:
+    """Pixels of the images, [n, H, W, C], and those that are refused, with the reason."""
+    pixels, refused = np.empty((len(paths), *shape), dtype=np.uint8), {}
     members = None if archive is None else _members(archive, archive.stat().st_mtime_ns)
     with bombs_refused():
         for path, out in zip(paths, pixels, strict=True):
-            _decode(members, path, out)
-    return pixels
+            try:
+                with decoding(path):
+                    content = read_member(members, path, most) if members else read_file(Path(path), most)
+                    with Image.open(io.BytesIO(content)) as image:
+                        fitted = fit(image, shape)
+                        size, expected = f"{fitted.height}x{fitted.width}", f"{shape[0]}x{shape[1]}"
+                        if size != expected:
+                            raise UserError(f"{path}: image of {size} among images of {expected}, expected one size")
+                        out[...] = np.asarray(fitted).reshape(out.shape)
+            except UserError as error:
+                refused[path] = str(error)
+    return pixels, refused
 
 
 @contextlib.contextmanager
@@ -67,17 +109,6 @@ def bombs_refused() -> Iterator[None]:
 def _members(archive: Path, modified: int) -> zipfile.ZipFile:
     """The archive, opened once per process: reading the directory of a large one takes longer than a batch."""
     return zipfile.ZipFile(archive)
-
-
-def _decode(members: zipfile.ZipFile | None, path: str, out: np.ndarray) -> None:
-    most = METADATA_BYTES + 2 * out.nbytes
-    with decoding(path):
-        content = read_member(members, path, most) if members else read_file(Path(path), most)
-        with Image.open(io.BytesIO(content)) as image:
-            size, expected = f"{image.height}x{image.width}", f"{out.shape[0]}x{out.shape[1]}"
-            if size != expected:
-                raise UserError(f"{path}: image of {size} among images of {expected}, expected one size")
-            out[...] = np.asarray(image.convert(MODES[out.shape[2]])).reshape(out.shape)
 
 
 @contextlib.contextmanager

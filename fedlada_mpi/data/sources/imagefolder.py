@@ -1,42 +1,57 @@
 """Any folder of images.
 
+    ROOT/CLASS/IMAGE                   a share of every class is taken for testing
     ROOT/train/CLASS/IMAGE             ROOT/test/CLASS/IMAGE   (or ROOT/val/)
     ROOT/train/CLIENT/CLASS/IMAGE      the same, with owners for ``--partition natural``
 
-Classes are numbered in the order of their names. All images have one size; they are stored as one
-channel if every one is grey, otherwise as RGB.
+Classes are numbered in the order of their names. Images have one size, or are resized to one; they are
+stored as one channel if every one is grey, otherwise as RGB.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
+from tqdm import tqdm
 
 from ...errors import UserError
 from ...processes import usable_cores
 from .base import ImageSet
 from .bounds import empty_images
-from .decode import bombs_refused, decode_all, decoding
+from .decode import METADATA_BYTES, MODES, bombs_refused, decode_all, decoding, refuse
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 GREY = {"1", "L", "LA"}
 DEEPEST = 3  # CLIENT/CLASS/IMAGE
 COLOUR = {"RGB", "RGBA", "P", "CMYK", "YCbCr", "PA", "RGBX"}
+ORIENTATION, TURNED = 0x0112, range(5, 9)  # the EXIF tag, and its values that exchange height and width
+TEST_SHARE, TEST_SEED = 0.1, 0  # not the partition's seed: all partitions of a folder have the same test images
+# Of a photo that is resized: Pillow's limit, beyond which it is refused, times four channels.
+MOST_BYTES = METADATA_BYTES + 4 * 89_478_485
 
 
-def load_imagefolder(raw: Path, workers: int = 0) -> ImageSet:
-    train, test = split_files(raw)
+def load_imagefolder(raw: Path, workers: int = 0, resize: int = 0, test_share: float | None = None) -> ImageSet:
+    """``resize`` 0: images as they are, of one size. ``test_share``: of the images, where there is no test folder."""
+    train_root, test_root = roots(raw)
+    if test_root is not None and test_share is not None:
+        raise UserError(f"--test-share has no effect: the test images are in {test_root}: leave it out")
+    train, test = files_of(train_root), [] if test_root is None else files_of(test_root)
     depth = {len(file.parts) for file in train}
     if depth not in ({2}, {3}):
         raise UserError(
-            f"{raw}/train: images at different depths, expected all as CLASS/IMAGE or all as CLIENT/CLASS/IMAGE"
+            f"{train_root}: images at different depths, expected all as CLASS/IMAGE or all as CLIENT/CLASS/IMAGE"
+            if depth != {1}
+            else f"{train_root}: images without a class, expected CLASS/IMAGE, one folder for each class"
         )
+    if depth == {2}:
+        refuse_empty(train_root, {file.parts[0] for file in train})
     if odd := next((file for file in test if len(file.parts) != 2), None):
         raise UserError(f"{raw}: got test image {odd}, expected CLASS/IMAGE")
     names = sorted({file.parts[-2] for file in train})
@@ -45,38 +60,65 @@ def load_imagefolder(raw: Path, workers: int = 0) -> ImageSet:
         raise UserError(
             f"{raw}: test class {unknown!r} has no training images, expected one of {', '.join(names[:10])}"
         )
-    paths = [[str(root / file) for file in files] for root, files in zip(roots(raw), (train, test), strict=True)]
-    shape = common_shape(paths[0] + paths[1], workers)
-    images = [empty_images(len(part), shape, raw) for part in paths]
-    for part, out, name in zip(paths, images, ("training images", "test images"), strict=True):
-        decode_all(part, out, workers=workers, name=name)
-    return ImageSet(
-        images[0],
-        np.array([number[file.parts[-2]] for file in train], dtype=np.int64),
-        images[1],
-        np.array([number[file.parts[-2]] for file in test], dtype=np.int64),
-        names,
-        np.array([file.parts[0] for file in train]) if depth == {3} else None,
-    )
+    labels, test_labels = (np.array([number[f.parts[-2]] for f in part], dtype=np.int64) for part in (train, test))
+    owners = np.array([file.parts[0] for file in train]) if depth == {3} else None
+    paths, test_paths = [str(train_root / f) for f in train], [str((test_root or raw) / f) for f in test]
+    share = 0.0
+    if test_root is None:
+        share = TEST_SHARE if test_share is None else test_share
+        kept, held = split(share, labels, names, raw)
+        if owners is not None and (lost := np.setdiff1d(owners, owners[kept])).size:
+            raise UserError(f"--test-share: got {share:g}, which leaves owner {lost[0]} no training image: give less")
+        test_paths, paths = [paths[i] for i in held], [paths[i] for i in kept]
+        labels, test_labels, owners = labels[kept], labels[held], None if owners is None else owners[kept]
+    shape = common_shape(paths + test_paths, workers, resize)
+    images, test_images = (empty_images(len(part), shape, raw) for part in (paths, test_paths))
+    for part, out, name in ((paths, images, "training images"), (test_paths, test_images, "test images")):
+        fit, most = (photo, MOST_BYTES) if resize else (upright, 0)
+        decode_all(part, out, workers=workers, name=name, fit=fit, most=most)
+    return ImageSet(images, labels, test_images, test_labels, names, owners, test_share=share)
 
 
-def roots(raw: Path) -> tuple[Path, Path]:
-    """The folders of the training and the test split."""
-    test = raw / "test"
-    return raw / "train", test if test.is_dir() else raw / "val"
+def roots(raw: Path) -> tuple[Path, Path | None]:
+    """The folders of the training and the test split; None where there is no test folder."""
+    test = next((raw / name for name in ("test", "val") if (raw / name).is_dir()), None)
+    if (raw / "train").is_dir():
+        return raw / "train", test
+    if test is not None:
+        raise UserError(f"{raw}: a folder {test.name}/ but no folder train/, expected both, or CLASS/IMAGE alone")
+    return raw, None
 
 
-def split_files(raw: Path) -> list[list[Path]]:
-    """The image files of both splits, relative to their split's folder."""
-    splits = []
-    for root in roots(raw):
-        if not root.is_dir():
-            raise UserError(f"{raw}: no folder {root.name}/, expected train/ and test/ (or val/)")
-        files = sorted(image_files(root), key=lambda file: file.parts)
-        if not files:
-            raise UserError(f"{root}: no images, expected {root.name}/CLASS/IMAGE with one of {' '.join(SUFFIXES)}")
-        splits.append(files)
-    return splits
+def files_of(root: Path) -> list[Path]:
+    """The image files of a split, relative to its folder."""
+    files = sorted(image_files(root), key=lambda file: file.parts)
+    if not files:
+        raise UserError(
+            f"{root}: no images{_others(root)}, expected {root.name}/CLASS/IMAGE with one of {' '.join(SUFFIXES)}"
+        )
+    return files
+
+
+def refuse_empty(root: Path, classes: set[str]) -> None:
+    """A class whose images are all of another type would otherwise go missing without a word."""
+    with os.scandir(root) as items:
+        folders = sorted(item.name for item in items if item.is_dir() and not _hidden(item.name))
+    if empty := next((name for name in folders if name not in classes), None):
+        raise UserError(
+            f"{root / empty}: no images{_others(root / empty)}, expected {' '.join(SUFFIXES)}: convert them, or "
+            "remove the folder"
+        )
+
+
+def _others(root: Path) -> str:
+    """`` among 12 files (.heic, .txt)``, if there are any."""
+    found = Counter(path.suffix.lower() or path.name for path in root.rglob("*") if path.is_file())
+    kinds = ", ".join(kind for kind, _ in found.most_common(3))
+    return f" among {found.total()} files ({kinds})" if found else ""
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def image_files(root: Path, within: Path = Path(), around: tuple[Path, ...] = ()) -> Iterator[Path]:
@@ -85,44 +127,97 @@ def image_files(root: Path, within: Path = Path(), around: tuple[Path, ...] = ()
     around = (*around, folder.resolve())
     with os.scandir(folder) as items:
         for item in items:
+            if _hidden(item.name):
+                continue
             if item.is_dir():
                 if (target := Path(item).resolve()) in around:
                     raise UserError(f"{item.path}: links lead back to {target}, which it is in: remove them")
                 # Down to one folder more than images may be in, where they are refused.
                 if len(around) <= DEEPEST:
                     yield from image_files(root, within / item.name, around)
-            elif item.name.lower().endswith(SUFFIXES) and not item.name.startswith("."):
+            elif item.name.lower().endswith(SUFFIXES):
                 if not item.is_file():
                     raise UserError(f"{item.path}: not a regular file or a link to one, expected an image: remove it")
                 yield within / item.name
 
 
-def common_shape(paths: list[str], workers: int) -> tuple[int, int, int]:
+def split(share: float, labels: np.ndarray, names: list[str], raw: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The images for training and those for testing: of every class this share, and at least one of each."""
+    random, held = np.random.RandomState(TEST_SEED), []
+    for label, name in enumerate(names):
+        members = np.flatnonzero(labels == label)
+        if len(members) < 2:
+            raise UserError(
+                f"{raw}: class {name!r} has one image, expected at least 2, one of them for testing: add some, or "
+                "give a folder test/ next to train/"
+            )
+        count = min(max(1, round(share * len(members))), len(members) - 1)
+        held.append(random.permutation(members)[:count])
+    chosen = np.sort(np.concatenate(held))
+    return np.setdiff1d(np.arange(len(labels)), chosen), chosen
+
+
+def common_shape(paths: list[str], workers: int, resize: int) -> tuple[int, int, int]:
     """Size and channels from the headers alone, so that an odd size is reported before anything is decoded."""
     with bombs_refused(), ThreadPoolExecutor(workers or usable_cores()) as pool:
-        headers = list(pool.map(header, paths))
-    height, width, _ = headers[0]
-    for path, (h, w, _) in zip(paths, headers, strict=True):
+        headers = list(tqdm(pool.map(header, paths), "looking at images", len(paths), unit=" images", disable=None))
+    refuse({path: found for path, found in zip(paths, headers, strict=True) if isinstance(found, str)}, len(paths))
+    good = [found for found in headers if not isinstance(found, str)]
+    channels = 1 if all(mode in GREY for _, _, mode in good) else 3
+    if resize:
+        return resize, resize, channels
+    height, width, _ = good[0]
+    for path, (h, w, _) in zip(paths, good, strict=True):
         if (h, w) != (height, width):
             raise UserError(
-                f"{path}: image of {h}x{w} among images of {height}x{width}, expected one size: resize them first"
+                f"{path}: image of {h}x{w} among images of {height}x{width}, expected one size: add --resize 32"
             )
-    return height, width, 1 if all(mode in GREY for _, _, mode in headers) else 3
+    return height, width, channels
 
 
-def header(path: str) -> tuple[int, int, str]:
-    """Height, width and pixel mode."""
-    with decoding(path), Image.open(path) as image:
-        if image.mode not in GREY | COLOUR:
-            raise UserError(f"{path}: pixels of mode {image.mode!r}, expected 8 bits per channel: convert it first")
-        return image.height, image.width, image.mode
+def header(path: str) -> tuple[int, int, str] | str:
+    """Height, width and pixel mode, or why the image is refused."""
+    try:
+        with decoding(path), Image.open(path) as image:
+            if image.mode not in GREY | COLOUR:
+                raise UserError(f"{path}: pixels of mode {image.mode!r}, expected 8 bits per channel: convert it first")
+            height, width = image.height, image.width
+            if image.getexif().get(ORIENTATION) in TURNED:
+                height, width = width, height
+            return height, width, image.mode
+    except UserError as error:
+        return str(error)
+
+
+def upright(image: Image.Image, shape: tuple[int, ...]) -> Image.Image:
+    """The image as it was held when it was taken, in the mode of the data set; on white, where it is transparent."""
+    image = ImageOps.exif_transpose(image)
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert(MODES[shape[2]])
+
+
+def photo(image: Image.Image, shape: tuple[int, ...]) -> Image.Image:
+    """The middle of the upright image, as large as its shorter side allows, resized to the data set's size."""
+    image = upright(image, shape)
+    height, width = shape[:2]
+    return image if image.size == (width, height) else ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
+
+
+def read_photos(paths: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
+    """Image files as images of a data set, [n, H, W, C]."""
+    out = empty_images(len(paths), shape, f"{len(paths)} images")
+    decode_all(paths, out, fit=photo, most=MOST_BYTES)
+    return out
 
 
 def fingerprint(raw: Path) -> str:
     """A hash of file names and sizes: changes when the data does, without reading it."""
     digest = hashlib.sha256()
-    for root in roots(raw):
-        for file in sorted(image_files(root) if root.is_dir() else (), key=lambda file: file.parts):
-            line = f"{root.name}/{file.as_posix()}\0{(root / file).stat().st_size}\n"
+    for root in filter(None, roots(raw)):
+        prefix = "" if root == raw else f"{root.name}/"
+        for file in sorted(image_files(root), key=lambda file: file.parts):
+            line = f"{prefix}{file.as_posix()}\0{(root / file).stat().st_size}\n"
             digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -1,0 +1,46 @@
+"""A limit to waiting for other ranks: a lost node, or a rank that hangs, must not hold up a run for ever.
+
+    patience = Patience(7200, give_up)
+    with patience:
+        comm.Barrier()
+
+MPI itself waits without a limit, and a link that was cut tells nobody. A thread counts the seconds that the rank spends
+in such a block; it never calls MPI.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+TICKS = 20  # in which the limit is counted
+
+
+class Patience:
+    def __init__(self, seconds: float = 0, give_up: Callable[[], object] = lambda: None) -> None:
+        """After ``seconds`` (0: never) in one block, ``give_up`` is called."""
+        self.seconds, self._give_up = seconds, give_up
+        self._depth = self._blocks = 0
+        self._closed = threading.Event()
+        if seconds:
+            threading.Thread(target=self._watch, name="patience", daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._blocks += not self._depth
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _watch(self) -> None:
+        # Ticks are counted, not read off a clock: a job that is suspended as a whole has not waited.
+        block = ticks = 0
+        while not self._closed.wait(self.seconds / TICKS):
+            ticks = ticks + 1 if self._depth and self._blocks == block else 0
+            block = self._blocks
+            if ticks == TICKS:
+                self._give_up()
+                return

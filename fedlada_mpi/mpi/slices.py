@@ -1,0 +1,45 @@
+"""A function of all participants' values, coordinate by coordinate: every rank computes a slice of the coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .world import World
+
+VALUES = 1 << 22  # that a rank sends or receives at a time: the buffers are bounded, whatever the vectors' length
+
+
+def over_participants(
+    world: World, rows: Tensor, counts: Sequence[int], function: Callable[[Tensor], Tensor], result: Tensor
+) -> None:
+    """``function`` of the rows [S, n] of all ranks' participants, into the root's ``result`` [d].
+
+    ``rows`` [own, d] are those of this rank's participants; ``counts`` has the number of them on every rank. The order
+    of the rows that ``function`` gets depends on the ranks.
+    """
+    total, size, device = sum(counts), rows.shape[1], rows.device
+    own, kind = counts[world.rank], np.dtype(str(rows.dtype).removeprefix("torch."))
+    step = max(world.size, VALUES // max(counts))
+    world.barrier()
+    for first in range(0, size, step):
+        piece = rows[:, first : first + step].cpu().numpy()
+        length = piece.shape[1]
+        bounds = np.arange(world.size + 1) * length // world.size
+        lengths = np.diff(bounds)
+        mine = int(lengths[world.rank])
+        sent = np.concatenate([piece[:, a:b].ravel() for a, b in pairwise(bounds)])
+        values = np.empty((total, mine), kind)
+        world.comm.Alltoallv((sent, own * lengths), (values, np.multiply(counts, mine)))
+        computed = function(torch.from_numpy(values).to(device)).cpu().numpy()
+        whole = np.empty(length if world.rank == 0 else 0, kind)
+        world.comm.Gatherv(computed, (whole, lengths))
+        if world.rank == 0:
+            result[first : first + step].copy_(torch.from_numpy(whole))
+        # Off their rank: of every participant the other ranks' slices, and of the result all but the root's own.
+        moved = sum(count * (length - int(n)) for count, n in zip(counts, lengths, strict=True))
+        world.bytes_moved += (moved + length - int(lengths[0])) * kind.itemsize

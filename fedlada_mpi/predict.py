@@ -1,0 +1,38 @@
+"""The class of image files, by the model of a run.
+
+python -m fedlada_mpi.predict runs/photos-fedlada-seed0 new.jpg another.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from .errors import UserError, printable
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m fedlada_mpi.predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", metavar="RUN", help="directory of the run")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files, of any size")
+    options = parser.parse_args(arguments)
+    try:
+        # Imported here: --help must not wait for torch.
+        from .trained import load
+
+        run = load(options.run)
+        probabilities = run.predict(options.images, probabilities=True)
+        names = run.classes
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    width = max(map(len, options.images))
+    for path, row in zip(options.images, probabilities, strict=True):
+        print(f"{printable(path):<{width}}  {row.max():6.1%}  {printable(names[row.argmax()])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Waiting for other ranks has a limit."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fedlada_mpi.mpi.patience import Patience
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.serial
+def test_only_waiting_in_one_block_counts():
+    ended = threading.Event()
+    patience = Patience(0.4, ended.set)
+    for _ in range(6):
+        time.sleep(0.1)  # computing
+        with patience, patience:
+            time.sleep(0.2)
+    assert not ended.is_set()
+    with patience:
+        assert ended.wait(5)
+
+
+@pytest.mark.serial
+def test_no_limit_and_no_world_leave_no_thread():
+    before = threading.active_count()
+    Patience(0)
+    assert threading.active_count() == before
+    Patience(3600).close()
+    wait_until(lambda: threading.active_count() == before)
+
+
+HANGS = """
+import os, signal, sys
+from mpi4py import MPI
+from fedlada_mpi.run import main
+from fedlada_mpi.trainer import Trainer
+train = Trainer.round
+def round(self, s, r, *more):
+    if r.t == 2 and MPI.COMM_WORLD.rank == 1:
+        print("process", os.getpid(), flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return train(self, s, r, *more)
+Trainer.round = round
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.serial
+def test_a_rank_that_hangs_ends_the_run(mpirun, tmp_path):
+    out = tmp_path / "run"
+    settings = ("--rounds", 4, "--data-dir", tmp_path, "--out", out, "--checkpoint-every", 1, "--algorithm", "scaffold")
+    start = time.monotonic()
+    done = mpirun(3, *settings, "--patience", 8, command=("-c", HANGS))
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert time.monotonic() - start < 60
+    assert "has waited 8 s for other ranks: one of them hangs, or its node cannot be reached: --resume" in done.stderr
+    (process,) = re.findall(r"process (\d+)", done.stdout)  # anywhere: lines of several ranks may meet in one
+    wait_until(lambda: not Path("/proc", process).exists())
+    resumed = mpirun(1, *settings, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resumed after round 2" in resumed.stdout

@@ -1,0 +1,139 @@
+"""Runs over several nodes: where ranks are, what reaches them, and that the results are those of one node."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+from pretend import wait_until
+from ranks import find_mpirun
+from training_runs import Run, arguments, disagreement, make_data, run_here
+
+pytestmark = [pytest.mark.serial, pytest.mark.nodes]
+
+MPIRUN = find_mpirun() or "mpirun"
+SIZES = [7, 12, 5, 9, 4, 15, 8]
+SETTINGS = dict(
+    algorithm="scaffold", rounds=3, participation=0.6, local_epochs=1, batch_size=4, eval_every=1, eval_clients=1,
+    checkpoint_every=1, seed=3,
+)  # fmt: skip
+# One launch for several runs: starting Python and MPI costs more than they do.
+SCRIPT = (
+    "import json, sys; from fedlada_mpi.run import main; sys.exit(max(main(line) for line in json.loads(sys.argv[1])))"
+)
+
+
+@pytest.fixture(scope="module")
+def data(shared_tmp):
+    return make_data(shared_tmp / "nodes", SIZES, silos=2)
+
+
+@pytest.fixture(scope="module")
+def alone(data, shared_tmp):
+    return run_here(data, shared_tmp / "nodes-alone", **SETTINGS)
+
+
+@pytest.fixture
+def launch(nodes, mpi_env, passed_on):
+    """``launch(SLOTS, *words)`` runs python on the nodes' slots."""
+
+    def run(slots, *words, timeout=90, **env):
+        ranks = ("-x", "PYTHONPATH", *(word for name in env for word in ("-x", name)), "-n", sum(slots))
+        command = [MPIRUN, *ranks, sys.executable, *words]
+        return nodes.run(command, slots, {**mpi_env, **passed_on, **env}, timeout)
+
+    return run
+
+
+def test_ranks_are_on_all_nodes(nodes, mpi_env):
+    """Without a policy of its own, mpi.env would put them all on the first."""
+    done = nodes.run([MPIRUN, "-n", "6", "hostname"], [2, 3, 1], mpi_env)
+    assert sorted(done.stdout.split()) == ["n1", "n1", "n2", "n2", "n2", "n3"], done.stderr
+
+
+def test_a_grid_passes_on_what_runs_need(nodes, mpi_env, passed_on, tmp_path):
+    (tmp_path / "grid.toml").write_text('title = "t"\n[base]\nrounds = 1\n[[runs]]\nalgorithm = "fedavg"\n')
+    show = tmp_path / "mpirun"
+    show.write_text(f"#!/bin/sh\nexec {MPIRUN} -n 2 sh -c 'echo \"$(hostname) $FEDLADA_DATA $OMP_NUM_THREADS\"'\n")
+    show.chmod(0o755)
+    grid = [sys.executable, "-m", "fedlada_mpi.grid", tmp_path / "grid.toml", "--runs", tmp_path, "--index", "0"]
+    env = {**mpi_env, **passed_on, "FEDLADA_DATA": str(tmp_path), "OMP_NUM_THREADS": "3"}
+    done = nodes.run([*grid, "--launcher", show], [1, 1], env)
+    assert sorted(done.stdout.splitlines()[1:]) == [f"n1 {tmp_path} 3", f"n2 {tmp_path} 3"], done.stderr
+    assert done.returncode == 1, "nothing was trained, whatever the launcher says"
+
+
+@pytest.mark.parametrize("slots", [(2, 2), (2, 2, 2), (3, 1)], ids=str)
+def test_results_are_those_of_one_node(slots, data, alone, launch, tmp_path):
+    out = {kind: tmp_path / kind for kind in ("auto", "host", "shared")}
+    lines = [arguments(data, path, {**SETTINGS, "transport": kind}) for kind, path in out.items()]
+    done = launch(slots, "-c", SCRIPT, json.dumps(lines))
+    assert done.returncode == 0, done.stdout + done.stderr
+    for path in out.values():
+        run = Run(path, data)
+        assert run.participants == alone.participants
+        assert disagreement(run.x, alone.x, data.start) < 1e-10
+        assert [len(record["seconds_by_rank"]["train"]) for record in run.metrics] == [sum(slots)] * 3
+    assert [*Run(out["auto"], data).summary["segments"][0]["nodes"]] == [f"n{i + 1}" for i in range(len(slots))]
+
+
+def test_threads_of_the_root_are_those_of_all(nodes, mpi_env, passed_on):
+    """mpirun passes its environment on to ranks next to it, but not to other nodes."""
+    ask = (
+        "import torch; from fedlada_mpi.mpi import World; from fedlada_mpi.config import Config\n"
+        "from fedlada_mpi.device import asked_threads, choose_device\n"
+        "world = World(); choose_device(world, Config(device='cpu'), asked_threads(world))\n"
+        "print(torch.get_num_threads()); world.close()"
+    )
+    on_n1 = '[ "$(hostname)" != n1 ] || export OMP_NUM_THREADS=1; exec "$0" "$@"'
+    command = [MPIRUN, "-x", "PYTHONPATH", "-n", "2", "sh", "-c", on_n1, sys.executable, "-c", ask]
+    done = nodes.run(command, [1, 1], {**mpi_env, **passed_on})
+    assert done.stdout.split() == ["1", "1"], done.stderr
+
+
+def test_a_node_that_does_not_see_the_files_is_named(nodes, launch, data, tmp_path):
+    """By the doctor, and by a run."""
+    runs, shards = tmp_path / "runs", tmp_path / "data" / "mine"
+    shutil.copytree(data.shards, shards)
+    runs.mkdir()
+    for folder in (runs, shards):
+        nodes.hide("n2", folder)
+    doctor = ("-m", "fedlada_mpi.doctor", "--out", runs / "one")
+    done = launch((1, 1), *doctor, FEDLADA_DATA=str(tmp_path / "data"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"rank 1 on n2: {runs} is not the folder that rank 0 sees" in done.stdout
+    assert f"rank 1 on n2: no manifest.json in {shards}" in done.stdout
+    assert not [*runs.iterdir()]
+    run = arguments(data, runs / "one", {**SETTINGS, "dataset": shards})
+    done = launch((1, 1), "-m", "fedlada_mpi.run", *run)
+    assert done.returncode == 2
+    assert done.stderr.count(f"error: no manifest.json in {shards}") == 1
+    assert "(rank 1 on n2)" in done.stderr
+
+
+def ranks_left(nodes):
+    return [line for name in nodes.names for line in nodes.processes(name) if "fedlada_mpi" in line]
+
+
+def test_a_cut_link_ends_the_run(nodes, data, mpi_env, passed_on, alone, tmp_path):
+    """The ranks end by --patience; mpirun once the kernel gives up on the node, by default after 15 minutes."""
+    nodes.on("head", "sh", "-c", "echo 3 >/proc/sys/net/ipv4/tcp_retries2")
+    settings = {**SETTINGS, "rounds": 100_000, "patience": 6}
+    ranks = [MPIRUN, "-x", "PYTHONPATH", "-n", "4", sys.executable, "-m", "fedlada_mpi.run"]
+    out = tmp_path / "run"
+    started = nodes.start([*ranks, *arguments(data, out, settings)], [2, 2], {**mpi_env, **passed_on})
+    wait_until((out / "checkpoint" / "round_000003").exists, 60, started.err.read_text)
+    nodes.cut("n2")
+    try:
+        done = started.finish(60)
+        assert done.returncode == 4, done.stdout + done.stderr
+        assert " on n1 has waited 6 s for other ranks: one of them hangs, or its node cannot be reached" in done.stderr
+        wait_until(lambda: not ranks_left(nodes), 30, lambda: ranks_left(nodes))
+    finally:
+        nodes.join("n2")
+    last = max(int(path.name[6:]) for path in (out / "checkpoint").glob("round_*") if path.name[6:].isdecimal())
+    resumed = run_here(data, out, **{**settings, "rounds": last + 1, "resume": True})
+    assert resumed.participants[:3] == alone.participants
+    assert len(resumed.metrics) == last + 1

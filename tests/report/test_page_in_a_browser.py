@@ -1,0 +1,49 @@
+"""The page in Chromium: how soon it opens, with the keyboard, and what it says to those who do not see it."""
+
+import pytest
+from browser import Browser, chromium
+from synthetic_runs import write_run
+from test_report import run
+
+from fedlada_mpi.report import build, page, tables_of
+from fedlada_mpi.report.groups import group
+
+pytestmark = [
+    pytest.mark.serial,
+    pytest.mark.browser,
+    pytest.mark.skipif(not chromium(), reason="no browser: apt-get install chromium"),
+]
+SECONDS = 2
+
+
+def test_500_runs_open_at_once(tmp_path):
+    runs = [
+        run([0.1, 0.2, 0.3 + 0.01 * seed], algorithm=method, seed=seed, participation=share / 100)
+        for method in ("fedavg", "fedcm", "scaffold", "fedlada", "fedadam")
+        for share in range(1, 21)
+        for seed in range(5)
+    ]
+    found = group(runs)
+    (tmp_path / "index.html").write_text(page.render(found, tables_of(found), [], "runs"), "utf-8")
+    with Browser(tmp_path / "profile") as browser:
+        took = min(browser.open(tmp_path / "index.html") for _ in range(3))
+        assert browser.run("document.querySelectorAll('#runs tbody tr').length") == 500
+    assert took < SECONDS
+
+
+def test_keyboard_and_texts(tmp_path):
+    for method in ("fedavg", "fedlada"):
+        write_run(tmp_path / "runs" / method, {"algorithm": method, "rounds": 4}, 4)
+    build([tmp_path / "runs"], tmp_path / "report")
+    with Browser(tmp_path / "profile") as browser:
+        browser.open(tmp_path / "report/index.html")
+        browser.press("Tab")
+        assert browser.run("document.activeElement.className") == "skip"
+        sort = "document.querySelector('#results thead button')"
+        browser.run(f"{sort}.focus()")
+        browser.press("Enter")
+        assert browser.run(f"{sort}.closest('th').getAttribute('aria-sort')") == "ascending"
+        assert browser.run(f"getComputedStyle({sort}).outlineStyle") == "solid"
+        nameless = "[...document.querySelectorAll('.chart, figure img')].filter(e => !(e.ariaLabel || e.alt)).length"
+        assert browser.run(nameless) == 0
+        assert browser.run("[...document.querySelectorAll('select, input')].every(e => e.labels.length)")
