@@ -13,7 +13,8 @@ from itertools import cycle
 from . import Run
 from .progress import FAILED, RUNNING, Progress, closing_line, measure, rows
 
-SECONDS = 1.0  # between two drawings
+SECONDS = 1.0  # between two drawings, at least
+SHARE = 0.05  # of the time, at most, to read what the runs have written
 UP, CLEAR = "\x1b[{}F", "\x1b[J"
 
 
@@ -34,14 +35,17 @@ class Table:
 
     def show(self, running: Iterable[int], failed: Iterable[int], note: str = "", now: bool = False) -> None:
         """Draw the table if it is time to, or ``now``; ``running`` and ``failed`` are those of this process."""
-        if not now and time.monotonic() < self.due:
+        start = time.monotonic()
+        if not now and start < self.due:
             return
         here = dict.fromkeys(running, RUNNING)
         states = {**dict.fromkeys(failed, FAILED), **here}
-        for index in range(len(self.runs)) if now else {*here, next(self.others)}:
+        at_work = {*here, *(index for index, run in enumerate(self.known) if run.state == RUNNING)}
+        for index in range(len(self.runs)) if now else {*at_work, next(self.others)}:
             self.known[index] = measure(self.runs[index])
         self._draw([*self._lines(states), *([note] if note else [])])
-        self.due = time.monotonic() + SECONDS
+        end = time.monotonic()
+        self.due = end + max(SECONDS, (end - start) / SHARE)
 
     def above(self, line: str) -> None:
         """A line that stays; the table goes on below it."""

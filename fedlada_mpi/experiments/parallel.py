@@ -88,9 +88,14 @@ class Parallel:
             self.table.above(line)
 
     def _show(self, now: bool = False) -> None:
-        if self.table is not None:
-            note = "stopping: the runs at work finish their round" if self.stopped and self.running else ""
-            self.table.show([started.index for started in self.running], self.failed, note, now)
+        if self.table is None:
+            return
+        note = ""
+        if self.stopped:
+            self.table.at_once = 0  # no end is to be expected
+            rest = "stopping: the runs at work finish their round" if self.running else "stopped"
+            note = f"{rest}; the same command goes on"
+        self.table.show([started.index for started in self.running], self.failed, note, now)
 
     def _start(self, index: int, run: Run, places: Mapping[str, str]) -> None:
         if run.finished():

@@ -143,18 +143,45 @@ def test_a_table_higher_than_the_terminal():
     assert live.selected(runs(*states[:3]), 6) == [0, 1, 2]
 
 
-# Plays a run of two rounds; the second seed fails.
+def test_a_run_that_has_just_finished(four, capsys):
+    arguments, directories = four
+    with lock.hold(directories[3]):
+        table = live.Table(grid.load(arguments[0], arguments[2]).runs, 1)
+    write_summary(directories[3])
+    table.show([], [])
+    assert re.search(r"^3 .* finished +10/10", capsys.readouterr().out, re.MULTILINE)
+
+
+# Plays a run; the second seed fails.
 PRETEND = """
-import json, pathlib, sys, time
+import json, pathlib, signal, sys, time
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 print("output of the run", flush=True)
 if "seed=1" in out.name:
     sys.exit(3)
 (out / "metrics.jsonl").write_text(json.dumps({"round": 5, "test_acc": 0.5, "seconds": {"total": 1.0}}) + "\\n")
-time.sleep(1.5)
+time.sleep(60 if "seed=3" in out.name else 1.5)
 summary = {"status": "finished", "rounds": 10, "seconds": 25.0, "final": {"test_acc": 0.9}, "best": {"test_acc": 0.95}}
 (out / "summary.json").write_text(json.dumps(summary))
 """
+
+
+def on_a_terminal(arguments, until=None):
+    """The exit status of a grid on a terminal, and all drawings of its table; SIGTERM when a drawing has ``until``."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
+    command = [sys.executable, "-m", "fedlada_mpi.grid", *arguments]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = ""
+    while chunk := read(ours):
+        shown += chunk.decode().replace("\r\n", "\n")
+        if until and re.search(until, shown):
+            process.terminate()
+            until = None
+    os.close(ours)
+    return process.wait(30), re.split(r"\x1b\[\d+F\x1b\[J", shown)
 
 
 @pytest.mark.parametrize("parallel", [[], ["--parallel", "4"]])
@@ -163,25 +190,11 @@ def test_a_table_on_a_terminal(four, tmp_path, parallel):
     (tmp_path / "pretend.py").write_text(PRETEND)
     write_summary(directories[2])
     write_summary(directories[3])
-    ours, theirs = pty.openpty()
     launcher = f"{sys.executable} {tmp_path / 'pretend.py'}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedlada_mpi.grid", *arguments, "--all", *parallel, "--launcher", launcher],
-        cwd=ROOT,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"},
-        stdout=theirs,
-        stderr=theirs,
-    )
-    os.close(theirs)
-    shown = b""
-    while chunk := read(ours):
-        shown += chunk
-    os.close(ours)
-    assert process.wait(30) == 1
-    text = shown.decode().replace("\r\n", "\n")
-    drawings = re.split(r"\x1b\[\d+F\x1b\[J", text)
+    status, drawings = on_a_terminal([*arguments, "--all", *parallel, "--launcher", launcher])
+    assert status == 1
     assert any(re.search(r"^0 .* running +5/10 +50.00% +50.00% +1 +\d\d:\d\d$", d, re.MULTILINE) for d in drawings)
-    last = drawings[-1]
+    last, text = drawings[-1], "".join(drawings)
     assert re.search(r"^0 .* finished +10/10 +90.00% +95.00% +2.5$", last, re.MULTILINE)
     assert re.search(r"^1 .* failed +0/10$", last, re.MULTILINE)
     assert "3 of 4 runs finished; 1 failed\n" in last
@@ -189,6 +202,22 @@ def test_a_table_on_a_terminal(four, tmp_path, parallel):
     assert text.count("failed with status 3 after 0 of 10 rounds: see ") == 1
     assert "output of the run" not in text
     assert "output of the run" in (directories[0] / "log.txt").read_text()
+
+
+def test_a_stopped_grid_expects_no_end(four, tmp_path):
+    """The last run has 5 rounds of 1 s to go when it is stopped."""
+    arguments, directories = four
+    (tmp_path / "pretend.py").write_text(PRETEND)
+    for directory in directories[:3]:
+        write_summary(directory)
+    launcher = f"{sys.executable} {tmp_path / 'pretend.py'}"
+    status, drawings = on_a_terminal([*arguments, "--all", "--launcher", launcher], until=r"3 .* running +5/10")
+    assert status == 75
+    assert any("1 running; expected end " in drawing for drawing in drawings)
+    assert re.search(r"^3 .* stopped +5/10", drawings[-1], re.MULTILINE)
+    assert drawings[-1].endswith(
+        "3 of 4 runs finished; about 5 s to go, one run at a time\nstopped; the same command goes on\n"
+    )
 
 
 def read(terminal):
