@@ -118,8 +118,8 @@ def _add_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
         values = resolve(given, file, recorded=path is not None and is_record(path)).config.record()
     for title, settings in grouped().items():
         add_arguments(parser.add_argument_group(title), settings, values=values)
-    own = parser.add_argument_group(f"settings of {method}", description=f"The methods are {', '.join(names())}.")
-    add_arguments(own, hypers, method, values=values)
+    add_arguments(parser.add_argument_group(f"settings of {method}"), hypers, method, values=values)
+    parser.epilog = f"methods: {', '.join(names())}"
     others = {name: setting for name, setting in built_in_hypers().items() if name not in hypers}
     add_arguments(parser, others, shown=False)
 
