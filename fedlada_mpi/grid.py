@@ -32,10 +32,14 @@ from .experiments import Grid, Run, experiments, live, load, progress
 from .experiments.parallel import LOG, Parallel
 from .experiments.starting import STOPS, claimed, exit_status, passed_on, start
 from .rundir import lock
+from .signals import STOPPED
 
 
-def execute(run: Run, launcher: Sequence[str]) -> int:
-    """Start the run unless it is finished or another process is running it; returns its exit status."""
+def execute(run: Run, launcher: Sequence[str], signals: list[int] | None = None) -> int:
+    """Start the run unless it is finished or another process is running it; returns its exit status.
+
+    ``signals`` gets those that arrived meanwhile: a run that was about to end may not have seen them.
+    """
     if run.finished():
         print(f"{run.directory}: already finished", flush=True)
         return 0
@@ -45,7 +49,7 @@ def execute(run: Run, launcher: Sequence[str]) -> int:
             return 0
         command = run.command(launcher)
         print(shlex.join(command), flush=True)
-        status = _wait(command, bool(launcher))
+        status = _wait(command, bool(launcher), [] if signals is None else signals)
         if status == 0 and not run.finished():
             # As where a node was lost: what counts is what the run has written.
             done = f"{run.rounds_done()} of {run.rounds} rounds"
@@ -54,18 +58,22 @@ def execute(run: Run, launcher: Sequence[str]) -> int:
         return status
 
 
-def _wait(command: Sequence[str], launched: bool) -> int:
+def _wait(command: Sequence[str], launched: bool, signals: list[int]) -> int:
     """Run a command, passing on the signals that ask it to stop."""
     process: subprocess.Popen[bytes] | None = None
     pending: list[int] = []
 
     def forward(number: int, _frame: object) -> None:
+        signals.append(number)
         pending.append(passed_on(number, launched))
         if process is not None:
             process.send_signal(pending.pop())
 
+    def note(number: int, _frame: object) -> None:
+        signals.append(number)
+
     # Ctrl-C reaches the run directly, as it is in the same process group; here we only wait for it.
-    handlers = {signal.SIGTERM: forward, signal.SIGUSR1: forward, signal.SIGINT: lambda *_: None}
+    handlers = {signal.SIGTERM: forward, signal.SIGUSR1: forward, signal.SIGINT: note}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         process = start(command)
@@ -80,16 +88,17 @@ def _wait(command: Sequence[str], launched: bool) -> int:
 
 def execute_all(grid: Grid, launcher: Sequence[str]) -> int:
     """Start the runs one after another; stops where one was stopped by a signal."""
-    failed = []
+    failed: list[int] = []
+    signals: list[int] = []
     for index, run in enumerate(grid.runs):
         print(f"[{index + 1}/{len(grid.runs)}] {run.directory.name}", flush=True)
         try:
-            status = execute(run, launcher)
+            status = execute(run, launcher, signals)
         except lock.Busy as busy:
             print(busy, flush=True)
             continue
-        if status in STOPS:
-            return status
+        if status in STOPS or signals:
+            return status or STOPPED
         if status:
             print(f"{run.directory}: failed with status {status}", file=sys.stderr, flush=True)
             failed.append(index)

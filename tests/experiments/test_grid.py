@@ -30,10 +30,10 @@ with open(out / "calls", "a") as calls:
 behaviour = os.environ.get("PRETEND", "finish")
 if behaviour == "fail":
     sys.exit(3)
-if behaviour == "wait":
-    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75))
+if behaviour in ("wait", "too late"):
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75) if behaviour == "wait" else None)
     (out / "ready").touch()
-    time.sleep(60)
+    time.sleep(60) if behaviour == "wait" else signal.pause()
 if behaviour == "together":
     (out / "ready").touch()
     deadline = time.monotonic() + 30
@@ -282,6 +282,20 @@ def test_a_second_start_is_refused_and_a_signal_stops_the_run(small, tmp_path, n
     first.send_signal(number)
     assert first.wait(30) == 75
     assert grid.main([*small, "--index", "0"]) == 0
+
+
+def test_no_run_starts_after_a_signal(small, tmp_path):
+    """Even where the signal came too late for the run that was under way."""
+    first = start([*small, "--all"], PRETEND="too late")
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "runs/digits_fedavg_seed=0/ready").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(30) == 75
+    assert "1 of" not in first.communicate()[1]
+    assert (tmp_path / "runs/digits_fedavg_seed=0/summary.json").exists()
+    assert not (tmp_path / "runs/digits_fedavg_seed=1/calls").exists()
 
 
 def test_a_launcher_that_ends_with_0_has_not_finished_a_run(small, monkeypatch, capfd):
