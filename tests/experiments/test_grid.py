@@ -31,9 +31,11 @@ behaviour = os.environ.get("PRETEND", "finish")
 if behaviour == "fail":
     sys.exit(3)
 if behaviour in ("wait", "too late"):
-    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75) if behaviour == "wait" else None)
+    signals = []
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75) if behaviour == "wait" else signals.append(1))
     (out / "ready").touch()
-    time.sleep(60) if behaviour == "wait" else signal.pause()
+    while not signals:
+        time.sleep(0.02)
 if behaviour == "together":
     (out / "ready").touch()
     deadline = time.monotonic() + 30
