@@ -69,7 +69,7 @@ suite() {
 
 colour=no
 [ ! -t 1 ] || colour=yes
-suite "alone  " 2400 "$python" -m pytest --durations=15 --color="$colour" "$@"
+suite "alone  " 3000 "$python" -m pytest --durations=15 --color="$colour" "$@"
 for ranks in 2 4; do
     suite "$ranks ranks" 1500 "$mpirun" -n "$ranks" "$python" -m mpi4py -m pytest --with-mpi --durations=5 --color="$colour" "$@"
 done

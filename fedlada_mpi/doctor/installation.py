@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .check import FAIL, OK, WARN, Here, Result, check, facts
 
-LEAST = {"numpy": "1.24", "h5py": "3.8", "matplotlib": "3.6", "pillow": "0", "tqdm": "0", "loky": "3.4"}
+LEAST = {"numpy": "1.24", "h5py": "3.8", "matplotlib": "3.6", "pillow": "10.1", "tqdm": "0", "loky": "3.4"}
 LEAST_PYTHON = (3, 10)
 LEAST_TORCH = "2.4"
 REINSTALL = "pip install --force-reinstall torch torchvision"

@@ -17,7 +17,7 @@ from repository import ROOT
 
 pytestmark = pytest.mark.serial
 PACKAGES = ("fedlada_mpi", "data_prep")
-COMMANDS = {"fedlada-run", "fedlada-grid", "fedlada-bench", "fedlada-doctor", "fedlada-report", "fedlada-prep"}
+COMMANDS = {f"fedlada-{name}" for name in ("run", "grid", "bench", "doctor", "report", "prep", "predict")}
 
 
 @pytest.fixture(scope="module")
