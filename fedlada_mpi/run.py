@@ -25,13 +25,14 @@ from .launch import Request, launched
 
 # Of the command, in addition to the settings.
 OPTIONS = ("config", "resume", "overwrite", "print_config", "ranks")
+LONGEST = 200  # message of argparse, which may repeat all that was given
 
 
 class _Parser(argparse.ArgumentParser):
     """Reports in one line, on the root, what cannot be read; an unknown option with the nearest that there is."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message)
+        raise UserError(message if len(message) <= LONGEST else message[: LONGEST - 1] + "…")
 
     def print_help(self, file: Any = None) -> None:
         _print_on_root(self.format_help(), file)
@@ -69,8 +70,9 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
     ranks.add_argument(parser)
     _add_settings(parser, argv)
     options = parser.parse_all(argv)
-    if options.config == []:  # what argparse makes of --config=--
-        parser.error("argument --config: expected one argument")
+    for name in ("config", "resume"):
+        if getattr(options, name) == []:  # what argparse makes of --config=--
+            parser.error(f"argument --{name}: expected one argument")
     settings = {name: value for name, value in vars(options).items() if name not in OPTIONS}
     config = _settings_file(options)
     if options.resume:
@@ -108,7 +110,7 @@ def _add_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     first.add_argument("--config")
     first.add_argument("--resume", nargs="?", const="")
     chosen, _ = first.parse_known_args(argv)
-    path = _settings_file(chosen)
+    path = _settings_file(chosen) or None
     file = load(path) if path else {}
     method = chosen.algorithm or file.get("algorithm")
     method = method if isinstance(method, str) else SETTINGS["algorithm"].default
