@@ -22,8 +22,9 @@ class Patience:
         self.seconds, self._give_up = seconds, give_up
         self._depth = self._blocks = 0
         self._closed = threading.Event()
-        if seconds:
-            threading.Thread(target=self._watch, name="patience", daemon=True).start()
+        self._thread = threading.Thread(target=self._watch, name="patience", daemon=True) if seconds else None
+        if self._thread:
+            self._thread.start()
 
     def __enter__(self) -> None:
         self._blocks += not self._depth
@@ -33,7 +34,10 @@ class Patience:
         self._depth -= 1
 
     def close(self) -> None:
+        """End the counting; nothing of it is left behind."""
         self._closed.set()
+        if self._thread and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _watch(self) -> None:
         # Ticks are counted, not read off a clock: a job that is suspended as a whole has not waited.
