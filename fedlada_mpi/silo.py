@@ -203,12 +203,15 @@ class Silo:
             objective.x.copy_(x)
         self.world.barrier()
         with self.clock("eval"):
-            self.transport.bcast([objective.x])
+            self.transport.bcast([objective.x.view(self.transport.dtype)])
             objective.compute()
             synchronize(self.trainer.device)
         self.world.barrier()
         with self.clock("eval"):
-            self.transport.reduce([objective.gradient])
+            if self.exact:  # the transport is planned for integers
+                objective.gradient.copy_(torch.from_numpy(self.world.sum(objective.gradient.cpu().numpy())))
+            else:
+                self.transport.reduce([objective.gradient])
         return objective.gradient
 
     def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:

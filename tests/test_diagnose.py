@@ -208,3 +208,11 @@ def test_images_without_a_diagnosis_are_refused(capsys):
     assert main(["--diagnose-images", "5"]) == 2
     if is_root():
         assert "--diagnose-images: got no --diagnose" in capsys.readouterr().err
+
+
+def test_exact_sums_take_another_way_to_the_same_gradient(data, out):
+    """Their transport is planned for integers."""
+    settings = dict(algorithm="fedavg", rounds=2, local_steps=1, eval_every=1, lr=0.1, diagnose=1)
+    fast, exact = (run_here(data, out / sums, **settings, sums=sums) for sums in ("fast", "exact"))
+    for ours, expected in zip(exact.metrics, fast.metrics, strict=True):
+        assert ours["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=1e-4)
