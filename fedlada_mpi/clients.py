@@ -142,6 +142,22 @@ class ClientState:
 
     def __init__(self, names: Iterable[str]):
         self.vectors: dict[str, dict[int, Tensor]] = {name: {} for name in names}
+        # What they had before; None: nothing.
+        self._replaced: dict[str, dict[int, Tensor | None]] | None = None
+
+    def keep_replaced(self) -> None:
+        """From now on, keep what is replaced, so that it can be put back; forget what was kept before."""
+        self._replaced = {name: {} for name in self.vectors}
+
+    def put_back(self) -> None:
+        """The vectors as they were at the last ``keep_replaced``."""
+        for name, replaced in (self._replaced or {}).items():
+            for client, vector in replaced.items():
+                if vector is None:
+                    del self.vectors[name][client]
+                else:
+                    self.vectors[name][client] = vector
+        self.keep_replaced()
 
     def load(self, c: ClientVectors, clients: list[int]) -> list[int]:
         """Into the stacked rows of ``clients``; zero where there is none yet. Returns those rows."""
@@ -159,8 +175,11 @@ class ClientState:
         """From the stacked rows of ``clients``; those whose result is not finite keep what they had."""
         for name, by_client in self.vectors.items():
             for row, client, good in zip(getattr(c, name), clients, finite.tolist(), strict=True):
-                if good:
-                    by_client.setdefault(client, torch.empty_like(row)).copy_(row)
+                if not good:
+                    continue
+                if self._replaced is not None and client not in self._replaced[name]:
+                    self._replaced[name][client] = by_client.pop(client, None)
+                by_client.setdefault(client, torch.empty_like(row)).copy_(row)
 
 
 class MemoryEstimate:

@@ -180,6 +180,12 @@ class Config:
     patience: int = setting(
         7200, "seconds that a rank waits for others before the run ends with status 4; 0 = any", least=0, runtime=True
     )
+    adopt: bool = setting(
+        False, "where a rank is lost (mpirun --with-ft ulfm), the others train its clients", runtime=True
+    )
+    min_silos: int = setting(
+        1, "stop with a checkpoint where fewer ranks with clients than this are left", least=1, runtime=True
+    )
     max_clients_at_once: int = setting(
         0, "clients trained together on a rank; 0 = as memory allows (--sums exact on a CPU: 1)", least=0, runtime=True
     )
@@ -241,6 +247,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "silo_per_rank",
         "max_clients_at_once",
         "patience",
+        "adopt",
+        "min_silos",
     ),
     "output": ("out", "checkpoint_every", "wandb", "mlflow"),
 }

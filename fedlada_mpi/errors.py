@@ -41,6 +41,10 @@ class DivergedError(Exception):
     """The training left the finite numbers; the message names the round, the clients and the last good checkpoint."""
 
 
+class OtherRankError(Exception):
+    """Another rank has failed, and has said why; this one ends without a word."""
+
+
 # Exit codes.
 DIVERGED = 3
 NO_ANSWER = 4  # of other ranks, see --patience

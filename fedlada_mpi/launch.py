@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Iterator, Mapping
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .config import Config, Resolved, is_record, load
-from .errors import UserError
+from .errors import DivergedError, OtherRankError, UserError
 from .own import Given
 
 if TYPE_CHECKING:
     from .data.arrays import Data
+    from .held import Held, Left
     from .mpi import World
     from .server import OnRound
     from .session import Session
@@ -63,33 +65,155 @@ def launched(request: Request) -> Iterator[Launched]:
 
     # Before the ranks wait for each other.
     alone = _one_at_a_time("a world of several ranks") if several_ranks() else nullcontext()
-    with alone, ExitStack() as at_end, World() as world:
+    with alone, ExitStack() as at_end, World() as world, ExitStack() as around:
+        attempt = _Attempt(request, world, at_end, around)
+        while not attempt.ended():
+            pass
+        yield attempt.result()
+
+
+# How an attempt has ended on a rank: what all ranks agree on has the bits that each of them has.
+ENDED, RANK_LOST, DEFECT = 0b11, 0b10, 0b00
+
+
+class _Attempt:
+    """A run on the ranks that there are; where one is lost, the others try again from what they hold."""
+
+    def __init__(self, request: Request, world: World, at_end: ExitStack, around: ExitStack):
+        self.request, self.world, self.at_end, self.around = request, world, at_end, around
+        self.plan: dict[str, Any] | None = None  # the root's
+        self.own_plan: dict[str, Any] | None = None  # made on this rank
+        self.locked = False  # whether this rank has taken the output directory
+        self.session: Session | None = None
+        self.held: Held | None = None
+        self.start = 0  # the round that the run goes on after
+        self.left: list[Left] = []  # ranks, since then
+        self.status = ""
+        self.error: BaseException | None = None  # that all ranks raise, or one of them
+        self.again = False
+
+    def ended(self) -> bool:
+        """Try; returns whether the run has ended, on all ranks alike."""
+        from .mpi import RankLost
+
+        self.error, flags = None, ENDED
+        try:
+            if self.again:
+                self._recover()
+            self._run()
+        except RankLost:
+            if not self.world.tolerant:
+                raise
+            flags = RANK_LOST
+        except (UserError, DivergedError) as error:
+            self.error = error
+        except Exception as error:
+            if not self.world.tolerant:
+                raise
+            if _is_out_of_memory(error):
+                self.world.die(error)
+            self.error, flags = error, DEFECT
+        agreed = self.world.agree(flags, ENDED)
+        if agreed == DEFECT and self.error is None:
+            self.error = OtherRankError()
+        self.again = agreed == RANK_LOST
+        return not self.again
+
+    def result(self) -> Launched:
+        if self.error is not None:
+            raise self.error
+        assert self.plan is not None
+        return Launched(self.world, self._config(self.plan), self.status, self.session)
+
+    def _config(self, plan: Mapping[str, Any]) -> Config:
+        # JSON has the names of objects that every rank was given.
+        given = {name: value for name, value in self.request.settings.items() if isinstance(value, Given)}
+        return Config(**{**plan["config"], **given})
+
+    def _run(self) -> None:
         # After MPI: a wrong launcher is reported without waiting for torch.
         from .device import uses_gpu
         from .rundir import claim
         from .session import Session
         from .surroundings import unchanged
 
-        plan = world.broadcast_json(world.on_root(lambda: _plan(request, at_end)))
-        # JSON has the names of objects that every rank was given.
-        given = {name: value for name, value in request.settings.items() if isinstance(value, Given)}
-        config = Config(**{**plan["config"], **given})
-        if plan["start"] == claim.FINISHED:
-            yield Launched(world, config, "finished", None)
+        world, request = self.world, self.request
+        if self.plan is None:
+            self.plan = world.broadcast_json(world.on_root(self._plan))
+            self.start = self.plan["start"]
+        config = self._config(self.plan)
+        if self.start == claim.FINISHED:
+            self.status = "finished"
             return
         hint = f"--resume goes on from the last checkpoint in {config.out}; --patience sets the limit"
-        world.limit_waiting(config.patience, hint, at_end.close)
+        world.limit_waiting(config.patience, hint, self.at_end.close)
         on_gpu = world.size == 1 and uses_gpu(config)
-        with _one_at_a_time("a GPU") if on_gpu else nullcontext(), unchanged():
-            try:
-                session = Session(
-                    world, config, Path(plan["directory"]), plan["start"], request.on_round, request.quiet
-                )
-                status = session.run()
-            except SystemExit as error:
-                # Python would end this rank alone and leave the others waiting; as an exception it ends all of them.
-                raise RuntimeError(f"sys.exit({error.code!r}) was called during the run") from error
-            yield Launched(world, config, status, session)
+        self.around.enter_context(_one_at_a_time("a GPU") if on_gpu else nullcontext())
+        self.around.enter_context(unchanged())
+        directory, about = Path(self.plan["directory"]), (request.on_round, request.quiet)
+        try:
+            self.session = Session(world, config, directory, self.start, *about, self.held, self.left)
+            self.status = self.session.run()
+        except SystemExit as error:
+            # Python would end this rank alone and leave the others waiting; as an exception it ends all of them.
+            raise RuntimeError(f"sys.exit({error.code!r}) was called during the run") from error
+
+    def _plan(self) -> dict[str, Any]:
+        if self.own_plan is None:
+            self.own_plan, self.locked = _plan(self.request, self.at_end), True
+        return self.own_plan
+
+    def _recover(self) -> None:
+        """Agree with the ranks that are left on where to go on."""
+        from .held import Left
+
+        world = self.world
+        self.around.close()
+        lost = world.shrink()
+        if self.session is not None:
+            self.held = self.session.silo.held or self.held
+        self.session = None
+        gc.collect()  # of the session, what is on the GPU
+        latest = -1 if self.held is None else self.held.latest
+        planned, t = world.least_everywhere([self.plan is not None, latest])
+        left = [Left(place, world.members[place].host) for place in lost]
+        if not planned:
+            self.plan = self.held = None  # nothing of the run is there yet
+            return
+        if self.held is None or t < 0:
+            self.held, t = None, self.start
+        else:
+            self.held.back_to(t)
+        self.left = left if t > self.start else self.left + left
+        self.start = t
+        world.on_root(self._take_over)
+        assert self.plan is not None
+        if self.plan["config"]["adopt"] and self.held and self.held.state:
+            # What clients of lost ranks kept is in the checkpoints alone.
+            self.start = world.broadcast_json(world.on_root(self._last_checkpoint))["start"]
+            self.held = None
+
+    def _take_over(self) -> None:
+        """Hold the output directory, if another rank did."""
+        from .rundir import lock
+
+        assert self.plan is not None
+        if not self.locked:
+            gone = {member for place, member in enumerate(self.world.members) if place not in self.world.places}
+            self.at_end.enter_context(lock.hold(Path(self.plan["config"]["out"]), gone=gone))
+            self.locked = True
+
+    def _last_checkpoint(self) -> dict[str, int]:
+        from .rundir import checkpoint
+
+        assert self.plan is not None
+        config = self._config(self.plan)
+        return {"start": checkpoint.latest(Path(config.out), config)}
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether this rank's machine has no memory left: the others may go on."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
 
 
 @contextmanager

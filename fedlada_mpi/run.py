@@ -152,5 +152,13 @@ def _print_on_root(text: str, stream: TextIO | None = None) -> None:
         print(text, file=stream)
 
 
+def command() -> NoReturn:
+    """The command: ``main``, and the end of this process."""
+    code = main()
+    from .mpi import leave
+
+    leave(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

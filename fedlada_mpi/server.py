@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from typing import Any, TypeAlias
@@ -19,6 +19,7 @@ from .console import Progress
 from .costs import bytes_of
 from .diagnose import Diagnosis, not_diagnosed
 from .errors import CallbackError
+from .held import Done, Left
 from .rates import local_rate
 from .rundir import checkpoint, provenance
 from .rundir.best import Best
@@ -42,30 +43,56 @@ class Server:
         best: Best | None,
         previous_known: bool = False,
         on_round: OnRound | None = None,
+        lost: np.ndarray | None = None,
+        left: Sequence[Left] = (),
     ):
-        """``previous_known``: whether ``silo.before`` is the x before the last step, also in a run that goes on."""
+        """``previous_known``: whether ``silo.before`` is the x before the last step, also in a run that goes on.
+
+        Clients that are ``lost`` take no part any more, as ranks have ``left`` before the first of these rounds.
+        """
         self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
         self.sizes, self.numel, self.recorder, self.progress = sizes, numel, recorder, progress
         self.segments, self.clients, self.best, self.previous_known = segments, clients, best, previous_known
         self.on_round = on_round
+        self.lost, self.left = np.empty(0, np.int64) if lost is None else lost, left
+        self.done: Done | None = None  # the last round, where the other ranks do not know of it yet
         self.empty_rounds = 0
 
     def run(self, start: int) -> str:
         """Rounds start+1 .. T; returns how it ended: finished or stopped."""
         config, status = self.config, "finished"
+        if self.left and start:
+            self._save(start)  # fewer ranks hold it now
         for t in range(start, config.rounds):
             stop, last = self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
-                self.clients.write()
-                if self.best:
-                    self.best.write()
-                self.recorder.sync()
-                self.world.broadcast_json({"do": "checkpoint", "round": t + 1})
-                self.silo.save(t + 1, self._more(t + 1))
+                self._save(t + 1)
             if stop and not last:
                 status = "stopped"
                 break
         return status
+
+    def save_and_stop(self, start: int) -> str:
+        self._save(start)
+        return "stopped"
+
+    def _save(self, t: int) -> None:
+        """A checkpoint after round ``t``, and the files that belong to it."""
+        self.clients.write()
+        if self.best:
+            self.best.write()
+        self.recorder.sync()
+        self._order({"do": "checkpoint", "round": t})
+        self.silo.save(t, self._more(t))
+
+    def _order(self, order: dict[str, Any]) -> None:
+        """Tell all ranks what to do next and, where any of them may have to serve, what was done last."""
+        held, done = self.silo.held, self.done
+        if held:
+            order, self.done = {**order, "done": done}, None
+        self.world.broadcast_json(order)
+        if held:
+            held.take(done)
 
     def _more(self, t: int) -> dict[str, Tensor]:
         """What a checkpoint keeps of the run, in addition to what the ranks have."""
@@ -78,6 +105,7 @@ class Server:
         """One round; returns whether a rank was asked to stop, or ``on_round`` did."""
         config, silo = self.config, self.silo
         participants = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
+        participants = participants[~np.isin(participants, self.lost)]
         r = self._round(t, participants)
         evaluated = self._due(t + 1)
         diagnosis = self._diagnosis(t)
@@ -88,7 +116,7 @@ class Server:
             "evaluate": evaluated,
             "gradients": diagnosis.points if diagnosis else 0,
         }
-        self.world.broadcast_json(order)
+        self._order(order)
         if diagnosis:
             diagnosis.begin(silo.gradient)
         moved = self.world.bytes_moved  # from here on: a diagnosis is no part of the method's communication
@@ -129,9 +157,13 @@ class Server:
             record |= diagnosis.end(silo.before, drift) if diagnosis else not_diagnosed()
         if totals.nonfinite:
             record["nonfinite"] = totals.nonfinite
+        if self.left:
+            record["left"], self.left = [left.rank for left in self.left], ()
         if self.best:
             self.best.add(record, silo.s.x)
         self.recorder.add(record)
+        if silo.held:
+            self.done = {"record": record, "clients": by_client and [table.tolist() for table in by_client]}
         self.progress.round(record)
         return sums["stop"] > 0 or self._stopped_by_caller(record)
 

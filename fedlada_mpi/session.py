@@ -17,11 +17,11 @@ from . import __version__, algorithms, models, mpi
 from .algorithms import Vectors
 from .batches import LocalData, Normaliser
 from .config import Config, dumps
-from .console import Overview, Progress, closing_lines
+from .console import Overview, Progress, closing_lines, plural
 from .costs import Costs, RankMemory
 from .data.datasets import ensure
 from .data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
-from .data.owners import owned_clients
+from .data.owners import owners_left
 from .data.shards import check_files, files_of, read_clients, read_test
 from .device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from .diagnose import Objective
@@ -30,6 +30,7 @@ from .errors import CallbackError, UserError
 from .evaluate import BATCH, Evaluator
 from .gpu.graphs import capture_on
 from .gradients import create_engine
+from .held import Held, Left, Past
 from .models.initial import load_initial
 from .models.trial import tensors
 from .mpi.plan import cuda_aware, plan_transport
@@ -47,8 +48,9 @@ from .trainer import Trainer
 
 
 class Kept(NamedTuple):
-    """What the root keeps of a run next to its metrics."""
+    """What the root keeps of a run."""
 
+    recorder: Recorder
     segments: provenance.Segments
     clients: ClientValues
     best: Best | None
@@ -65,15 +67,18 @@ class Session:
         start: int,
         on_round: OnRound | None = None,
         quiet: bool = False,
+        held: Held | None = None,
+        left: list[Left] | None = None,
     ):
-        """To go on after round ``start`` (0: a new run)."""
+        """To go on after round ``start`` (0: a new run); from what is ``held`` where ranks have ``left``."""
         self.world, self.config, self.start = world, config, start
         self.on_round, self.quiet = on_round, quiet
+        self.held, self.left = held, left or []
         self.started = provenance.now()
         # The root only serves, unless it is alone or asked to train.
         world.on_root(lambda: check_installed(config))
-        first = 0 if world.size == 1 or config.server_trains else 1
-        ranks = world.size - first
+        first = 0 if world.began_with == 1 or config.server_trains else 1
+        ranks = world.began_with - first
         world.on_root(lambda: ensure(config, directory, ranks, (lambda line: None) if quiet else print))
         self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
         threads = asked_threads(world)
@@ -82,9 +87,10 @@ class Session:
             # No library promises that a product has the same bits alone and in a stack; who asks for stacks gets them.
             self.config = config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.dtype = set_precision(config.precision)
-        nobody = [np.arange(0)] * first
-        self.clients_of = [*nobody, *owned_clients(self.manifest, ranks, config.silo_per_rank)]
-        self.first = first
+        whose = (world.places, world.began_with, first, config.silo_per_rank, config.adopt)
+        self.clients_of = owners_left(self.manifest, *whose)
+        self.only_serve = [place < first for place in world.places]
+        self.lost = np.setdiff1d(np.arange(self.manifest.clients), np.concatenate(self.clients_of))
         world.collectively(self._verify)
         data = world.collectively(self._local_data)
         held_out = world.on_root(self._held_out) or {}
@@ -106,7 +112,7 @@ class Session:
         kind = wire_type(config, self.dtype)
         self.transport = plan_transport(world, size, kind, self.device, config.transport)
         world.at_close.callback(self.transport.close)
-        names = (*a.down, *a.derived, *(a.private if world.rank == 0 else ()))
+        names = (*a.down, *a.derived, *(a.private if world.rank == 0 or world.tolerant else ()))
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
         self.sums_changed = ""
         evaluator = Evaluator(engine, data.normalise, self.trainer.compute, capture)
@@ -166,7 +172,9 @@ class Session:
     def run(self) -> str:
         """To the end; finished or stopped."""
         world, silo, out, start = self.world, self.silo, Path(self.config.out), self.start
-        if start:
+        if self.held:
+            self._go_on(self.held)
+        elif start:
             clients = set(silo.trainer.data.client_ids.tolist())
             state = silo.trainer.client_state.vectors
             world.on_root(lambda: checkpoint.refuse_other_digests(out, start, silo.digests, self.manifest.root))
@@ -176,12 +184,14 @@ class Session:
         else:
             world.on_root(self._start)
         world.barrier()
-        silo.share((*self.algorithm.down, *self.algorithm.derived))
+        silo.share((*silo.sent, *self.algorithm.derived))
         world.bytes_moved = 0
         memory = world.gather(astuple(silo.memory))
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
         self.ranks = world.allgather_json(here)
         kept = world.on_root(self._kept)
+        if world.tolerant:
+            silo.held = self._hold(kept)
         if kept is None:
             return silo.serve()
         try:
@@ -192,30 +202,79 @@ class Session:
         world.broadcast_json({"do": "end", "status": status})
         return status
 
+    def _go_on(self, held: Held) -> None:
+        """From what this rank holds; the root keeps the last state of clients that nobody has, for a later resume."""
+        silo, out = self.silo, Path(self.config.out)
+        for name, vector in held.s.items():
+            getattr(silo.s, name).copy_(vector)
+        silo.before.copy_(held.before)
+        state = silo.trainer.client_state.vectors = held.state
+        saved = checkpoint.complete(out)
+        if saved and state and self.world.rank == 0:
+            checkpoint.load_state(out, int(saved[-1].name[6:]), silo.s.x, state, set(self.lost.tolist()))
+
+    def _hold(self, kept: Kept | None) -> Held:
+        """What the root keeps, on every rank."""
+        message = kept and {
+            "records": kept.recorder.records,
+            "segments": vars(kept.segments),
+            "clients": kept.clients.known(),
+            "best": kept.best and kept.best.record,
+            "previous_known": kept.previous_known,
+        }
+        known = self.world.broadcast_json(message)
+        out, best = Path(self.config.out), None
+        if self.manifest.validation:
+            best = Best(out, 0, self.silo.s.x, self.network.state_dict)
+            if known["best"]:
+                x = torch.zeros_like(self.silo.s.x)
+                if kept and kept.best and kept.best.x is not None:
+                    x.copy_(kept.best.x)
+                self.transport.bcast([x.view(self.transport.dtype)])
+                best.restore(x, known["best"])
+        clients = ClientValues.restored(out, self.manifest.counts, known["clients"])
+        segments = provenance.Segments(**known["segments"])
+        past = Past(known["records"], segments, clients, best, known["previous_known"])
+        self.world.barrier()
+        return Held(self.silo, self.start, past)
+
     def _kept(self) -> Kept:
-        """What the root keeps of the run next to its metrics, as it was at the checkpoint that the run goes on from."""
+        """What the root keeps of the run, as it was at the round that the run goes on from."""
         out, start = Path(self.config.out), self.start
+        write_atomically(out / "config.json", dumps(self.config))
+        sinks = Sinks(self.config, start)
+        if self.held:
+            past = self.held.past
+            if past.best:
+                past.best.changed = True
+            past.clients.changed = True
+            recorder = Recorder(out, start, sinks, past.records)
+            return Kept(recorder, self._segments(), past.clients, past.best, past.previous_known, sinks)
         best = Best(out, start, self.silo.s.x, self.network.state_dict) if self.manifest.validation else None
         previous = checkpoint.read_more(out, start, checkpoint.PREVIOUS) if start and self.config.diagnose else None
         if previous is not None:
             self.silo.before.copy_(torch.from_numpy(previous))
         clients = ClientValues(out, start, self.manifest.counts)
-        return Kept(self._segments(), clients, best, previous is not None, Sinks(self.config, start))
+        recorder = Recorder(out, start, sinks)
+        return Kept(recorder, self._segments(), clients, best, previous is not None, sinks)
 
     def _serve(self, memory: np.ndarray, kept: Kept) -> str:
         """The run on the root, and all that it writes but for checkpoints."""
         config, silo, out, start = self.config, self.silo, Path(self.config.out), self.start
-        write_atomically(out / "config.json", dumps(config))
-        self._print(self._overview(memory).banner())
+        if self.left:
+            self._print(f"note: {self._departures()}")
+        if not self.held:
+            self._print(self._overview(memory).banner())
         with kept.sinks as sinks:
             progress = Progress(config.rounds, start, self.quiet)
-            with Recorder(out, start, sinks) as recorder, closing(progress):
+            with kept.recorder as recorder, closing(progress):
                 if recorder.left_out:
                     lines = f"{recorder.left_out} unreadable line{'s' * (recorder.left_out > 1)}"
                     self._print(f"note: left out {lines} of metrics.jsonl, which is kept as {out / metrics.DAMAGED}")
-                about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, *kept[:4], self.on_round)
+                about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, *kept[1:5], self.on_round)
                 silo.clock.take()  # services take seconds to start, which are no part of the first round
-                status = Server(silo, *about).run(start)
+                server = Server(silo, *about, self.lost, self.left)
+                status = server.save_and_stop(start) if self._too_few() else server.run(start)
             summary = {
                 "status": status,
                 "method": self.algorithm.title(),
@@ -228,6 +287,30 @@ class Session:
             self._print(closing_lines(summary, recorder.records, str(out)))
             sinks.status = status
         return status
+
+    def _clients_per_rank(self) -> list[int]:
+        """Of the ranks that train."""
+        counts = [len(clients) for clients in self.clients_of]
+        return [n for n, serves in zip(counts, self.only_serve, strict=True) if n or not serves]
+
+    def _departures(self) -> str:
+        """Who left, and what becomes of their clients."""
+        who = ", ".join(f"rank {left.rank} on {left.host}" for left in self.left)
+        clients = plural(len(self.lost), "client")
+        kept = f"without {clients}" if len(self.lost) else "with all clients"
+        ranks = f"{self.world.size} of {plural(self.world.began_with, 'rank')}"
+        return f"{who} left after round {self.start}: {ranks} go on, {kept}"
+
+    def _too_few(self) -> bool:
+        """Whether so few silos are left that the run is to stop."""
+        silos = sum(len(clients) > 0 for clients in self.clients_of)
+        if not self.left or silos >= self.config.min_silos:
+            return False
+        few = f"{plural(silos, 'silo')} left, and --min-silos is {self.config.min_silos}"
+        if not self.start:
+            raise UserError(f"{few}: start again, there is no round to go on from")
+        self._print(f"note: {few}: stopped, --resume {self.config.out} goes on")
+        return True
 
     def trained_module(self) -> nn.Module:
         """The network's own module, on the CPU, with the values of the last round."""
@@ -260,7 +343,7 @@ class Session:
             engine=self.trainer.engine.description,
             on_cpu=self.device.type == "cpu",
             ranks_on_node=self.world.node.size,
-            clients_per_rank=[len(clients) for clients in self.clients_of[self.first :]],
+            clients_per_rank=self._clients_per_rank(),
             cuda_aware=cuda_aware(),
             environment=self.environment(),
             sums_changed=self.sums_changed,
@@ -269,9 +352,14 @@ class Session:
         )
 
     def _segments(self) -> provenance.Segments:
-        stored = checkpoint.read_more(Path(self.config.out), self.start, checkpoint.SEGMENTS) if self.start else None
+        out, known = Path(self.config.out), self.start and not self.held
+        stored = checkpoint.read_more(out, self.start, checkpoint.SEGMENTS) if known else None
         earlier = [] if stored is None else provenance.decode(stored.tobytes())
+        if self.held:
+            earlier = self.held.past.segments.until(self.start)
         about = {**self.environment(), **provenance.commit(), "nodes": provenance.nodes(self.ranks)}
+        if self.left:
+            about |= {"left": [left._asdict() for left in self.left], "clients_left_out": len(self.lost)}
         return provenance.Segments(earlier, self.start, self.started, about)
 
     def _sums_changed(self, start: int) -> str:

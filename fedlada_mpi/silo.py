@@ -18,6 +18,7 @@ from .device import synchronize
 from .diagnose import Objective
 from .errors import DivergedError, UserError
 from .evaluate import Evaluation, Evaluator
+from .held import Held
 from .mpi import World
 from .mpi.transport import Transport
 from .rundir import checkpoint
@@ -71,6 +72,9 @@ class Silo:
         self.evaluations: dict[str, Evaluation] = {}  # made when first asked for: on a GPU that takes time and memory
         self.nonfinite: list[int] = []  # of this rank, in the last round
         self.clock = Clock()
+        self.held: Held | None = None  # where the run goes on when ranks are lost
+        # The server's vectors that the root sends after a step. Others are its own, unless any rank may have to serve.
+        self.sent = (*algorithm.down, *(algorithm.private if world.tolerant else ()))
 
     @property
     def order_of_sums(self) -> dict[str, Any]:
@@ -84,6 +88,8 @@ class Silo:
         """What this rank needs of its device."""
         held_out = chain(*(self.images[part] for part in self.images if part != "train"))
         vectors = [*vars(self.s).values(), *self.sums.values(), self.before, *held_out]
+        if self.world.tolerant:
+            vectors += [*vars(self.s).values(), self.before]  # of ``held``
         kept = 0
         if self.kept_sums:
             vectors.append(self.kept_sums.integers)
@@ -141,12 +147,12 @@ class Silo:
     def receive(self, r: Round) -> None:
         """The server's new vectors, and those derived from them."""
         self.world.barrier()
-        if not self.algorithm.communicates(r.t):
-            return
         with self.clock("bcast"):
             if self.world.rank != 0:
                 self.before.copy_(self.s.x)
-            self.share(self.algorithm.down)
+            if not self.algorithm.communicates(r.t):
+                return
+            self.share(self.sent)
             if r.participants:
                 self.algorithm.derive(self.s, self.before, r)
             synchronize(self.trainer.device)
@@ -234,6 +240,8 @@ class Silo:
         """The whole run on ranks other than the root: follow the server's orders."""
         while True:
             order = self.world.broadcast_json()
+            if self.held:
+                self.held.take(order.get("done"))
             if order["do"] == "end":
                 return str(order["status"])
             if order["do"] == "checkpoint":

@@ -8,6 +8,8 @@ Clients are taken in the order of the files, so that a rank reads one range of e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .manifest import Manifest
@@ -20,6 +22,25 @@ def owned_clients(manifest: Manifest, ranks: int, silo_per_rank: bool = False) -
     clients = _joined(manifest, np.arange(manifest.silos))
     ends = even_runs(manifest.sizes[clients], ranks)
     return np.split(clients, ends[:-1])
+
+
+def owners_left(
+    manifest: Manifest, places: Sequence[int], ranks: int, first: int, silo_per_rank: bool = False, adopt: bool = False
+) -> list[np.ndarray]:
+    """The clients of each of the ranks that are left of ``ranks``, of which the first ``first`` only serve.
+
+    ``places`` are those that they had among all. The clients of the others belong to nobody, or with ``adopt`` all are
+    shared out again.
+    """
+    nobody = np.empty(0, np.int64)
+    if not adopt or len(places) == ranks:
+        owned = [nobody] * first + owned_clients(manifest, ranks - first, silo_per_rank)
+        return [owned[place] for place in places]
+    trains = [place >= first for place in places]
+    if not any(trains):
+        trains = [True] * len(places)
+    shares = iter(owned_clients(manifest, sum(trains), silo_per_rank))
+    return [next(shares) if own else nobody for own in trains]
 
 
 def _joined(manifest: Manifest, silos: np.ndarray) -> np.ndarray:

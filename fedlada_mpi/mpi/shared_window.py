@@ -51,6 +51,7 @@ class SharedWindowTransport(Transport):
         alone = not world.holds_on_node(worth_it(world, size * dtype.itemsize, least=0))
         self.node = cast(MPI.Intracomm, world.node.Split(world.node.rank if alone else 0, world.node.rank))
         self.leaders = world.comm.Split(0 if self.node.rank == 0 else MPI.UNDEFINED, world.rank)
+        world.communicators += [comm for comm in (self.node, self.leaders) if comm != MPI.COMM_NULL]
         self._numpy_type = np.dtype(str(dtype).removeprefix("torch."))
         self._window: MPI.Win | None = None
         if alone:

@@ -2,6 +2,9 @@
 
 Ranks that wait do not spin: they poll a non-blocking barrier with short sleeps, so that waiting takes no core
 and Python signal handlers still run.
+
+Where MPI tolerates it (``mpirun --with-ft ulfm``), the ranks that are left when others die agree, shrink and go on:
+``World.agree`` and ``World.shrink``, which ``launch.py`` calls. What MPI raises then is ``RankLost``.
 """
 
 from __future__ import annotations
@@ -9,15 +12,16 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 # Open MPI's UCX window component complains on every machine without UCX; shared windows do not use it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
@@ -25,7 +29,7 @@ os.environ.setdefault("OMPI_MCA_osc", "^ucx")
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import NO_ANSWER, DivergedError, UserError
+from ..errors import NO_ANSWER, DivergedError, OtherRankError, UserError
 from ..ranks import launched_processes
 from .patience import Patience
 
@@ -34,24 +38,43 @@ P = ParamSpec("P")
 
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 
+TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 GRACE = 2.0  # seconds for the first rank of a node to say why it gives up, and to release what it holds
+
+# What a call raises where another rank has died; seldom with an error class that says so.
+RankLost = MPI.Exception
 
 _opening = threading.Lock()  # MPI does not take two collectives on one communicator at once
 _open: list[World] = []
+_left: MPI.Intracomm = MPI.COMM_WORLD  # of MPI's own world, those ranks that are not lost
+
+
+def tolerant() -> bool:
+    """Whether MPI lets the other ranks go on where one dies."""
+    return os.environ.get(TOLERANT) == "1" and MPI.COMM_WORLD.size > 1
 
 
 def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An uncaught exception prints this rank's traceback and ends every rank."""
     world = _open[-1]
+    _print_failure(world, kind, error, trace)
+    code = 2 if isinstance(error, UserError) else 1
+    if tolerant():  # where an abort does not end the others, which have agreed on the end
+        os._exit(code)
+    if world.size > 1:
+        world.comm.Abort(code)
+
+
+def _print_failure(
+    world: World, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:  # fmt: skip
     sys.stdout.flush()
     if isinstance(error, UserError):
-        text = f"error: {error}\n"
-    else:
-        text = f"rank {world.rank} of {world.size} failed:\n" + "".join(traceback.format_exception(kind, error, trace))
-    sys.stderr.write(text)
+        sys.stderr.write(f"error: {error}\n")
+    elif not isinstance(error, OtherRankError):
+        text = "".join(traceback.format_exception(kind, error, trace))
+        sys.stderr.write(f"rank {world.rank} of {world.size} failed:\n{text}")
     sys.stderr.flush()
-    if world.size > 1:
-        world.comm.Abort(2 if isinstance(error, UserError) else 1)
 
 
 def waits(method: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[World, P], T]:
@@ -65,15 +88,33 @@ def waits(method: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[Wo
     return cast("Callable[Concatenate[World, P], T]", limited)
 
 
+def _agreed(comm: MPI.Intracomm, flags: int) -> int:
+    while True:
+        try:
+            return comm.Agree(flags)
+        except RankLost:  # on all ranks alike, where not all knew of a loss
+            comm.Ack_failed()
+
+
+class Member(NamedTuple):
+    """The process of a rank."""
+
+    host: str
+    pid: int
+
+
+MEMBER = 400  # bytes, as text
+
+
 class World:
     """The ranks of this run, and the small messages between them."""
 
     _excepthook_before: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
     def __init__(self) -> None:
-        self.rank, self.size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+        self.tolerant = tolerant()
         launched = launched_processes()
-        if self.size == 1 and launched > 1:
+        if MPI.COMM_WORLD.size == 1 and launched > 1:
             kinds = "srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 (MPICH)"
             hint = kinds if "SLURM_STEP_NUM_TASKS" in os.environ else "the mpirun of the same MPI library"
             raise UserError(
@@ -81,16 +122,87 @@ class World:
                 f"start them with {hint}"
             )
         with _opening:
-            self.comm = MPI.COMM_WORLD.Dup()
-            self.node = cast(MPI.Intracomm, self.comm.Split_type(MPI.COMM_TYPE_SHARED))
-            self.neighbours: list[int] = self._ranks_of_node()
+            self._begin()
             self._excepthook_before = _open[0]._excepthook_before if _open else sys.excepthook
             _open.append(self)
             sys.excepthook = _end_all_ranks
+        self.places = list(range(self.size))  # of the ranks, in the world as it is now at the beginning
         self.patience = Patience()
-        self.at_close = ExitStack()  # for what else the ranks share
         self.seconds_waiting = 0.0
         self.bytes_moved = 0
+
+    def _begin(self) -> None:
+        """With the ranks that there are; where one is lost meanwhile, all agree on that and begin again."""
+        global _left
+        while True:
+            good = 1
+            try:
+                self._join(_left.Dup())
+                self.members = self._members()
+            except RankLost:
+                if not self.tolerant:
+                    raise
+                good = 0
+                self._revoke()
+            if not self.tolerant or _agreed(_left, good):
+                return
+            _left.Revoke()
+            _left = cast(MPI.Intracomm, _left.Shrink())
+
+    def _members(self) -> list[Member]:
+        """Every rank's process, by place; empty where nobody would ask."""
+        if not self.tolerant:
+            return []
+        mine = json.dumps([platform.node(), os.getpid()]).encode().ljust(MEMBER)
+        table = np.empty((self.size, MEMBER), np.uint8)
+        self.comm.Allgather(np.frombuffer(mine, np.uint8), table)
+        return [Member(*json.loads(row.tobytes())) for row in table]
+
+    def _join(self, comm: MPI.Intracomm) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.communicators: list[MPI.Comm] = [comm]  # that this rank may be waiting in
+        self.at_close = ExitStack()  # for what else the ranks share
+        self.node = cast(MPI.Intracomm, comm.Split_type(MPI.COMM_TYPE_SHARED))
+        self.communicators.append(self.node)
+        self.neighbours: list[int] = self._ranks_of_node()
+
+    @waits
+    def agree(self, flags: int, good: int) -> int:
+        """The flags that all ranks have which are left, the same on each of them.
+
+        A rank whose flags are not ``good`` ends what others may be waiting in.
+        """
+        if not self.tolerant:
+            return flags
+        if flags != good:
+            self._revoke()
+        return _agreed(self.comm, flags)
+
+    def die(self, error: BaseException) -> NoReturn:
+        """End this process with what it says of the error, as if it had been killed: the others go on."""
+        _print_failure(self, type(error), error, error.__traceback__)
+        os.kill(os.getpid(), signal.SIGKILL if self.size > 1 else signal.SIGABRT)
+        raise AssertionError
+
+    def _revoke(self) -> None:
+        for comm in self.communicators:
+            with suppress(RankLost):
+                comm.Revoke()
+
+    @waits
+    def shrink(self) -> list[int]:
+        """Go on with the ranks that are left; returns the places of those that are not."""
+        global _left
+        self._revoke()
+        before, comm = self.comm, cast(MPI.Intracomm, self.comm.Shrink())
+        new, old = comm.Get_group(), before.Get_group()
+        kept = MPI.Group.Translate_ranks(new, list(range(comm.size)), old)
+        lost = [place for rank, place in enumerate(self.places) if rank not in kept]
+        self.places = [self.places[rank] for rank in kept]
+        _left = comm
+        # What the ranks shared before is not freed, as that takes all of them.
+        self._join(comm)
+        return lost
 
     def limit_waiting(self, seconds: int, hint: str, release: Callable[[], object]) -> None:
         """From now on, end this process where it waits for other ranks for longer than ``seconds`` (0: never).
@@ -124,11 +236,15 @@ class World:
 
     @waits
     def _free(self) -> None:
-        self.barrier()
-        self.at_close.close()
+        # A rank that has left already counts as lost.
+        with suppress(*((RankLost,) if self.tolerant else ())):
+            self.barrier()
+            self.at_close.close()
+            with _opening:
+                self.node.Free()
+                if self.comm is not _left:
+                    self.comm.Free()
         with _opening:
-            self.node.Free()
-            self.comm.Free()
             _open.remove(self)
             if not _open:
                 sys.excepthook = self._excepthook_before
@@ -140,6 +256,11 @@ class World:
         """Close, unless this rank alone has failed: the others could not follow, and ``sys.excepthook`` ends them."""
         if self.size == 1 or kind is None or issubclass(kind, (UserError, DivergedError)):
             self.close()
+
+    @property
+    def began_with(self) -> int:
+        """The number of ranks that there were before any was lost."""
+        return len(self.members) or self.size
 
     def _ranks_of_node(self) -> list[int]:
         """The ranks on this node, this one included."""
@@ -211,6 +332,14 @@ class World:
             self.barrier()
             self.comm.Allreduce(MPI.IN_PLACE, total)
         return total
+
+    def least_everywhere(self, numbers: Sequence[int]) -> list[int]:
+        """The least of all ranks' numbers, one by one, on every rank."""
+        least = np.array(numbers, np.int64)
+        if self.size > 1:
+            self.barrier()
+            self.comm.Allreduce(MPI.IN_PLACE, least, MPI.MIN)
+        return cast("list[int]", least.tolist())
 
     def max_everywhere(self, array: np.ndarray) -> None:
         """The largest values of all ranks in place, on every rank; counted as moved up and down."""
@@ -284,12 +413,22 @@ class World:
 
 def is_root() -> bool:
     """Whether this process prints for all ranks: rank 0 of MPI's own world, so each process where all are apart."""
-    return MPI.COMM_WORLD.rank == 0
+    return _left.rank == 0
 
 
 def several_ranks() -> bool:
     """Whether this process is one of several that MPI has started together."""
-    return MPI.COMM_WORLD.size > 1
+    return _left.size > 1
+
+
+def leave(code: int) -> NoReturn:
+    """End this process."""
+    if tolerant():
+        # MPI_Finalize may wait for ranks that are lost, or have left.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def implementation() -> str:

@@ -41,6 +41,10 @@ class Best:
                     self.path.unlink(missing_ok=True)
             self.write()
 
+    def restore(self, x: Tensor, record: dict[str, Any]) -> None:
+        """What another rank held."""
+        self.x, self.record, self.changed = x, record, True
+
     def add(self, record: Mapping[str, Any], x: Tensor) -> None:
         """Take the model of a round, if it is better than all before; of equals the first counts."""
         if record["val_acc"] is None or (self.record and record["val_acc"] <= self.record["val_acc"]):

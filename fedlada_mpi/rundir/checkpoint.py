@@ -236,7 +236,6 @@ def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], cli
     """Fill the root's vectors, and the state of this rank's clients, whichever rank wrote it."""
     path = folder(out, t) / LIST
     server: dict[str, Tensor] = {}
-    rows: list[tuple[str, int, Tensor]] = []
     try:
         files = _files(path.parent)
         if world.rank == 0:
@@ -247,18 +246,29 @@ def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], cli
         for name in names[world.rank :: world.size]:
             path = path.with_name(name)
             _verify(path, files)
-        for path in [path.with_name(name) for name in names] if state else ():
-            require_regular(path)
-            with h5py.File(path) as file:
-                for client in clients.intersection(map(int, file)):
-                    rows += [(name, client, _read(file, f"{client}/{name}", s.x)) for name in state]
     except _DAMAGE as error:
         raise _damaged(path, error) from None
     # Not before: what a device raises is no damage of a file.
     for name, vector in server.items():
         getattr(s, name).copy_(vector)
+    load_state(out, t, s.x, state, clients)
+
+
+def load_state(out: Path, t: int, like: Tensor, state: dict[str, dict[int, Tensor]], clients: set[int]) -> None:
+    """Fill the state of ``clients``, as vectors of the shape, type and device of ``like``."""
+    path = folder(out, t) / LIST
+    rows: list[tuple[str, int, Tensor]] = []
+    try:
+        names = sorted(_files(path.parent).keys() - {"server.h5"})
+        for path in [path.with_name(name) for name in names] if state else ():
+            require_regular(path)
+            with h5py.File(path) as file:
+                for client in clients.intersection(map(int, file)):
+                    rows += [(name, client, _read(file, f"{client}/{name}", like)) for name in state]
+    except _DAMAGE as error:
+        raise _damaged(path, error) from None
     for name, client, row in rows:
-        state[name][client] = row.to(s.x)
+        state[name][client] = row.to(like)
 
 
 def _read(file: h5py.File, name: str, like: Tensor) -> Tensor:

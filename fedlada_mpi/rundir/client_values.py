@@ -20,7 +20,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -125,6 +125,19 @@ class ClientValues:
         if len(kept) < len(stored["rounds"]):
             self.changed = True
             self.write()
+
+    def known(self) -> dict[str, Any]:
+        """As JSON takes it, for ``restored``."""
+        return {"rounds": self.rounds, **{name: [row.tolist() for row in self.values[name]] for name in VALUES}}
+
+    @classmethod
+    def restored(cls, out: Path, counts: np.ndarray, known: dict[str, Any]) -> ClientValues:
+        """With the values of another rank, and nothing of a file."""
+        values = cls(out, 0, counts)
+        values.rounds = list(known["rounds"])
+        values.values = {name: [np.array(row, np.float32) for row in known[name]] for name in VALUES}
+        values.changed = bool(values.rounds)
+        return values
 
     def add(self, number: int, train: np.ndarray, test: np.ndarray) -> dict[str, float | None]:
         """Take the sums of round ``number`` (see ``by_client``); returns what the metrics record of them."""

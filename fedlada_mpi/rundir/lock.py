@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ def _abandoned(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> bool:
         return False
 
 
-def _take(path: Path, me: dict[str, Any]) -> None:
+def _take(path: Path, me: dict[str, Any], gone: Container[tuple[str, int]] = ()) -> None:
     for _ in range(10):
         try:
             handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -123,7 +123,8 @@ def _take(path: Path, me: dict[str, Any]) -> None:
             if not holder and not _abandoned(path, holder, me):
                 time.sleep(1)
                 continue
-            if not _abandoned(path, holder, me):
+            left = (holder.get("host"), holder.get("pid")) in gone
+            if not left and not _abandoned(path, holder, me):
                 raise _busy(path, _describe(holder)) from None
             _remove(path, holder)
             continue
@@ -150,12 +151,15 @@ def _remove(path: Path, holder: dict[str, Any]) -> None:
 
 
 @contextmanager
-def hold(directory: Path, name: str = NAME) -> Iterator[None]:
-    """Hold the directory's lock inside the block; raises Busy if another process does."""
+def hold(directory: Path, name: str = NAME, gone: Container[tuple[str, int]] = ()) -> Iterator[None]:
+    """Hold the directory's lock inside the block; raises Busy if another process does.
+
+    ``gone``: hosts and numbers of processes that do not come back.
+    """
     path, me, done = directory / name, _me(), threading.Event()
     with disk.writing(path):
         directory.mkdir(parents=True, exist_ok=True)
-        _take(path, me)
+        _take(path, me, gone)
 
     def beat() -> None:
         while not done.wait(BEAT_SECONDS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import lzma
 import math
 import os
@@ -156,13 +155,20 @@ class Recorder:
     that are no records are left out, and the file that had them is kept under another name.
     """
 
-    def __init__(self, out: Path, resumed_at: int, sinks: Sinks | None = None):
+    def __init__(
+        self,
+        out: Path,
+        resumed_at: int,
+        sinks: Sinks | None = None,
+        known: list[dict[str, Any]] | None = None,
+    ):
+        """``known``: the records up to there, in place of those in the file."""
         self.path, self.sinks = out / METRICS, sinks
-        self.records: list[dict[str, Any]] = []
+        self.records = list(known or [])
         self.left_out = 0
-        if resumed_at:
+        if resumed_at and known is None:
             self._read(resumed_at)
-        write_atomically(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
+        write_atomically(self.path, "".join(to_json(record) + "\n" for record in self.records))
         with disk.writing(self.path):
             self.file = open(self.path, "a")  # noqa: SIM115 (open for the whole run)
 

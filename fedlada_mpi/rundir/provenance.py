@@ -71,14 +71,14 @@ class Segments:
     """The segments of a run: the ``earlier`` ones, and the present one with what it runs on."""
 
     def __init__(self, earlier: list[Segment], resumed_at: int, start: str, environment: Mapping[str, Any]):
-        self.earlier, self.first = earlier, resumed_at + 1
+        self.earlier, self.resumed_at = earlier, resumed_at
         self.start, self.environment = start, environment
 
     def until(self, t: int) -> list[Segment]:
         """Those of the first ``t`` rounds, which are done now."""
-        if t < self.first:
+        if t <= self.resumed_at:
             return self.earlier
-        present = {"from": self.first, "to": t, "start": self.start, "end": now(), **self.environment}
+        present = {"from": self.resumed_at + 1, "to": t, "start": self.start, "end": now(), **self.environment}
         return [*self.earlier, present]
 
     def summary(self, t: int) -> dict[str, Any]:

@@ -1,0 +1,67 @@
+"""A run in which ranks die: before, in or shortly after the n-th call of something, as if they were killed.
+
+    python tests/helpers/departing.py '{"1": ["reduce", 3, 0.002]}' --rounds 6 ...    rank 1, 2 ms into its third Reduce
+
+Rank, place, number of the call and delay: 0 is before the call, less than 0 a stop (SIGSTOP) in place of the kill.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+
+PLACES = {
+    "start": ("fedlada_mpi.session", "Session._local_data"),
+    "order": ("fedlada_mpi.mpi.world", "World.broadcast_json"),
+    "barrier": ("fedlada_mpi.mpi.world", "World.barrier"),
+    "train": ("fedlada_mpi.trainer", "Trainer._train"),
+    "reduce": ("fedlada_mpi.mpi.transport", "Transport.reduce"),
+    "server": ("fedlada_mpi.server", "Server.step"),
+    "bcast": ("fedlada_mpi.mpi.transport", "Transport.bcast"),
+    "evaluate": ("fedlada_mpi.silo", "Silo.report"),
+    "record": ("fedlada_mpi.rundir.metrics", "Recorder.add"),
+    "checkpoint": ("fedlada_mpi.rundir.checkpoint", "save"),
+    "file": ("fedlada_mpi.rundir.checkpoint", "_write"),
+    "results": ("fedlada_mpi.rundir.results", "write"),
+    "recovery": ("fedlada_mpi.mpi.world", "World.shrink"),
+}
+
+
+def arm(place: str, number: int, delay: float) -> None:
+    module, path = PLACES[place]
+    *owner, name = path.split(".")
+    holder = importlib.import_module(module)
+    for part in owner:
+        holder = getattr(holder, part)
+    original, calls = getattr(holder, name), 0
+
+    def call(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            if delay == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if delay < 0:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_REAL, delay)  # ends the process wherever it is then, also inside MPI
+        return original(*arguments, **options)
+
+    setattr(holder, name, call)
+
+
+def main(argv: list[str]) -> None:
+    from fedlada_mpi.mpi import world
+    from fedlada_mpi.run import main as run
+
+    fault = json.loads(argv[0]).get(str(world.MPI.COMM_WORLD.rank))
+    if fault:
+        arm(*fault)
+    world.leave(run(argv[1:]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
