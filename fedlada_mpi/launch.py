@@ -88,6 +88,7 @@ class _Attempt:
         self.held: Held | None = None
         self.start = 0  # the round that the run goes on after
         self.left: list[Left] = []  # ranks, since then
+        self.known = list(world.places)  # ranks that are left, as far as it is accounted for
         self.status = ""
         self.error: BaseException | None = None  # that all ranks raise, or one of them
         self.again = False
@@ -169,16 +170,17 @@ class _Attempt:
 
         world = self.world
         self.around.close()
-        lost = world.shrink()
+        world.shrink()
         if self.session is not None:
             self.held = self.session.silo.held or self.held
         self.session = None
         gc.collect()  # of the session, what is on the GPU
         latest = -1 if self.held is None else self.held.latest
         planned, t = world.least_everywhere([self.plan is not None, latest])
-        left = [Left(place, world.members[place].host) for place in lost]
-        if not planned:
-            self.plan = self.held = None  # nothing of the run is there yet
+        left = [Left(place, world.members[place].host) for place in self.known if place not in world.places]
+        self.known = list(world.places)
+        if not planned:  # nothing of the run is there yet
+            self.plan, self.left = None, self.left + left
             return
         if self.held is None or t < 0:
             self.held, t = None, self.start
@@ -198,10 +200,13 @@ class _Attempt:
         from .rundir import lock
 
         assert self.plan is not None
+        out = Path(self.plan["config"]["out"])
         if not self.locked:
             gone = {member for place, member in enumerate(self.world.members) if place not in self.world.places}
-            self.at_end.enter_context(lock.hold(Path(self.plan["config"]["out"]), gone=gone))
+            self.at_end.enter_context(lock.hold(out, gone=gone))
             self.locked = True
+        elif not lock.is_mine(out):
+            raise UserError(f"the other ranks have lost this one, and go on in {out} without it")
 
     def _last_checkpoint(self) -> dict[str, int]:
         from .rundir import checkpoint

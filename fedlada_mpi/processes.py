@@ -32,6 +32,14 @@ def available_memory() -> float:
         return machine_memory()
 
 
+def state(pid: int) -> str:
+    """What a process does: R runs, S sleeps, D waits for a device, T is stopped, Z has ended; X if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (OSError, IndexError):
+        return "X"
+
+
 def start_time(pid: int) -> str:
     """When a process began, in the kernel's clock ticks; empty where /proc does not say."""
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -87,7 +88,8 @@ def start(module: str, count: int, arguments: Sequence[str]) -> int:
 
     The ranks are apart from the terminal: Ctrl-C ends them after the round in which they are, and once more at once.
     """
-    command = [_mpirun(), "-n", str(count), sys.executable, "-m", module, *arguments]
+    mpirun = _mpirun()
+    command = [mpirun, *tolerance(mpirun), "-n", str(count), sys.executable, "-m", module, *arguments]
     environment = {**settings(), **os.environ}
     if sys.stderr.isatty():
         environment[TERMINAL] = str(shutil.get_terminal_size().columns)
@@ -134,6 +136,16 @@ class _Forwarder:
                     os.killpg(self.process.pid, signal.SIGKILL)
             else:
                 return code if code >= 0 else 128 - code
+
+
+def tolerance(mpirun: str) -> list[str]:
+    """The options by which the other ranks go on where one dies; none where this MPI has no such option."""
+    try:
+        version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found = re.search(r"\(Open MPI\) (\d+)", version)
+    return ["--with-ft", "ulfm"] if found and int(found[1]) >= 5 else []
 
 
 def _mpirun() -> str:

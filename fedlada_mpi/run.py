@@ -22,6 +22,7 @@ from . import ranks, signals
 from .config import SETTINGS, add_arguments, grouped, is_record, load, resolve
 from .errors import DIVERGED, DivergedError, UserError, did_you_mean, shortened
 from .launch import Request, launched
+from .rundir import results
 
 # Of the command, in addition to the settings.
 OPTIONS = ("config", "resume", "overwrite", "print_config", "ranks")
@@ -136,8 +137,13 @@ def main(argv: Sequence[str] | None = None) -> int:
                 _print_on_root(request.settle()[0].table())
                 return 0
             if count:
-                request.settle()  # what is refused is reported once, before the ranks start
-                return ranks.start("fedlada_mpi.run", count, argv)
+                # What is refused is reported once, before the ranks start.
+                config = request.settle()[0].config
+                code = ranks.start("fedlada_mpi.run", count, argv)
+                if code == 0 and results.finished(Path(config.out)) is None:
+                    # The launcher says 0 also where all ranks were killed.
+                    raise UserError(f"all ranks were lost: --resume {config.out} goes on from the last checkpoint")
+                return code
             with launched(request) as ended:
                 return signals.STOPPED if ended.status == "stopped" else 0
         except (UserError, DivergedError) as error:

@@ -18,7 +18,7 @@ TICKS = 20  # in which the limit is counted
 
 class Patience:
     def __init__(self, seconds: float = 0, give_up: Callable[[], object] = lambda: None) -> None:
-        """After ``seconds`` (0: never) in one block, ``give_up`` is called."""
+        """After ``seconds`` (0: never) in one block, ``give_up`` is called; True: the counting begins again."""
         self.seconds, self._give_up = seconds, give_up
         self._depth = self._blocks = 0
         self._closed = threading.Event()
@@ -46,5 +46,6 @@ class Patience:
             ticks = ticks + 1 if self._depth and self._blocks == block else 0
             block = self._blocks
             if ticks == TICKS:
-                self._give_up()
-                return
+                ticks = 0
+                if not self._give_up():
+                    return

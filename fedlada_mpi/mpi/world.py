@@ -32,6 +32,7 @@ from mpi4py import MPI
 from ..errors import NO_ANSWER, DivergedError, OtherRankError, UserError
 from ..ranks import launched_processes
 from .patience import Patience
+from .watch import Watch
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -128,6 +129,7 @@ class World:
             sys.excepthook = _end_all_ranks
         self.places = list(range(self.size))  # of the ranks, in the world as it is now at the beginning
         self.patience = Patience()
+        self.watch = Watch(self._neighbours_pids()) if self.tolerant else None
         self.seconds_waiting = 0.0
         self.bytes_moved = 0
 
@@ -190,8 +192,8 @@ class World:
                 comm.Revoke()
 
     @waits
-    def shrink(self) -> list[int]:
-        """Go on with the ranks that are left; returns the places of those that are not."""
+    def shrink(self) -> None:
+        """Go on with the ranks that are left."""
         global _left
         self._revoke()
         before, comm = self.comm, cast(MPI.Intracomm, self.comm.Shrink())
@@ -200,9 +202,19 @@ class World:
         lost = [place for rank, place in enumerate(self.places) if rank not in kept]
         self.places = [self.places[rank] for rank in kept]
         _left = comm
+        for place in lost:  # it may be there still, and would go on writing when it wakes up
+            member = self.members[place]
+            if member.host == platform.node():
+                with suppress(OSError):
+                    os.kill(member.pid, signal.SIGKILL)
         # What the ranks shared before is not freed, as that takes all of them.
         self._join(comm)
-        return lost
+        if self.watch:
+            self.watch.pids = self._neighbours_pids()
+
+    def _neighbours_pids(self) -> list[int]:
+        """The other processes of this node."""
+        return [self.members[self.places[rank]].pid for rank in self.neighbours if rank != self.rank]
 
     def limit_waiting(self, seconds: int, hint: str, release: Callable[[], object]) -> None:
         """From now on, end this process where it waits for other ranks for longer than ``seconds`` (0: never).
@@ -210,7 +222,9 @@ class World:
         Before that, ``release`` gives back what the process holds.
         """
 
-        def give_up() -> None:
+        def give_up() -> bool:
+            if self.watch and self.watch.end_stuck():
+                return True
             # One message is enough: where the first rank of a node gives up, the launcher ends the others meanwhile.
             time.sleep(GRACE if self.node.rank else 0)
             sys.stdout.flush()
@@ -233,6 +247,8 @@ class World:
         """Free what the ranks share; collective."""
         self._free()
         self.patience.close()
+        if self.watch:
+            self.watch.close()
 
     @waits
     def _free(self) -> None:

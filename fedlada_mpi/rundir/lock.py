@@ -29,6 +29,7 @@ NAME = "run.lock"  # held by the run that writes to the directory
 GRID = "grid.lock"  # held by a grid from before it starts that run until after its end
 BEAT_SECONDS = 15.0
 STALE_SECONDS = 180.0
+SILENT_SECONDS = 2.5 * BEAT_SECONDS  # without a beat, after which other ranks of the same run believe in the loss
 UNWRITTEN_SECONDS = 5.0  # after which a lock without an owner was left by a process that was killed as it took it
 
 
@@ -123,8 +124,9 @@ def _take(path: Path, me: dict[str, Any], gone: Container[tuple[str, int]] = ())
             if not holder and not _abandoned(path, holder, me):
                 time.sleep(1)
                 continue
-            left = (holder.get("host"), holder.get("pid")) in gone
-            if not left and not _abandoned(path, holder, me):
+            if (holder.get("host"), holder.get("pid")) in gone:
+                _await_silence(path, holder, me)
+            elif not _abandoned(path, holder, me):
                 raise _busy(path, _describe(holder)) from None
             _remove(path, holder)
             continue
@@ -137,6 +139,22 @@ def _take(path: Path, me: dict[str, Any], gone: Container[tuple[str, int]] = ())
         if _read(path) == me:  # unless that took so long that another process has taken it over
             return
     raise Busy(f"{path} keeps changing hands: try again")
+
+
+def _await_silence(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> None:
+    """Until a holder that seems to be lost would have renewed its lock; raises Busy if it does."""
+    with suppress(FileNotFoundError):
+        before = path.stat().st_mtime
+        while not _abandoned(path, holder, me) and _age(path) < SILENT_SECONDS:
+            time.sleep(0.5)
+            if path.stat().st_mtime != before:
+                raise _busy(path, _describe(holder))
+
+
+def is_mine(directory: Path, name: str = NAME) -> bool:
+    """Whether this process holds the lock."""
+    holder = _read(directory / name) or {}
+    return (holder.get("host"), holder.get("pid")) == (socket.gethostname(), os.getpid())
 
 
 def _remove(path: Path, holder: dict[str, Any]) -> None:
@@ -154,7 +172,7 @@ def _remove(path: Path, holder: dict[str, Any]) -> None:
 def hold(directory: Path, name: str = NAME, gone: Container[tuple[str, int]] = ()) -> Iterator[None]:
     """Hold the directory's lock inside the block; raises Busy if another process does.
 
-    ``gone``: hosts and numbers of processes that do not come back.
+    ``gone``: hosts and numbers of processes that seem to be lost; whether they are, the lock shows.
     """
     path, me, done = directory / name, _me(), threading.Event()
     with disk.writing(path):

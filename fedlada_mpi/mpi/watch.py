@@ -1,0 +1,55 @@
+"""Ranks that stand still: those of a node look after each other, and end one that was stopped.
+
+MPI waits for a stopped process for ever, also where it tolerates dead ones. Once it is ended it is a dead one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ..processes import state
+
+PERIOD = 5.0  # seconds
+STOPPED, STUCK = "Tt", "D"  # as /proc says it: by a signal, and in a call to a disk or another device
+PATIENCE = 4  # periods that a rank may be stopped; all ranks of a suspended job are woken up together
+
+
+class Watch:
+    def __init__(self, pids: Sequence[int]):
+        """Over these processes of this node."""
+        self.pids = list(pids)
+        self._seen: Counter[int] = Counter()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(PERIOD):
+            for pid in self.pids:
+                self._seen[pid] = self._seen[pid] + 1 if state(pid) in STOPPED else 0
+                if self._seen[pid] == PATIENCE:
+                    end(pid, f"was stopped for {PATIENCE * PERIOD:.0f} s")
+
+    def end_stuck(self) -> bool:
+        """End those that are stopped or stuck now; returns whether there are any."""
+        stuck = [pid for pid in self.pids if state(pid) in STOPPED + STUCK]
+        for pid in stuck:
+            end(pid, "does not go on")
+        return bool(stuck)
+
+
+def end(pid: int, why: str) -> None:
+    sys.stderr.write(f"note: process {pid} of this run {why} and is ended\n")
+    sys.stderr.flush()
+    with suppress(OSError):
+        os.kill(pid, signal.SIGKILL)
