@@ -32,6 +32,7 @@ class Left(NamedTuple):
 
     rank: int  # in the world that the run began with
     host: str
+    after: int  # round
 
 
 @dataclass

@@ -177,15 +177,15 @@ class _Attempt:
         gc.collect()  # of the session, what is on the GPU
         latest = -1 if self.held is None else self.held.latest
         planned, t = world.least_everywhere([self.plan is not None, latest])
-        left = [Left(place, world.members[place].host) for place in self.known if place not in world.places]
+        if not planned or self.held is None or t < 0:
+            self.held, t = None, self.start
+        else:
+            self.held.back_to(t)
+        left = [Left(place, world.members[place].host, t) for place in self.known if place not in world.places]
         self.known = list(world.places)
         if not planned:  # nothing of the run is there yet
             self.plan, self.left = None, self.left + left
             return
-        if self.held is None or t < 0:
-            self.held, t = None, self.start
-        else:
-            self.held.back_to(t)
         self.left = left if t > self.start else self.left + left
         self.start = t
         world.on_root(self._take_over)

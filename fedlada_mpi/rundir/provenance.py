@@ -82,10 +82,14 @@ class Segments:
         return [*self.earlier, present]
 
     def summary(self, t: int) -> dict[str, Any]:
-        """For the summary of a run of ``t`` rounds: start, end, what it ran on last, and all segments."""
+        """For the summary of a run of ``t`` rounds: start, end, what it ran on last, all segments, lost ranks."""
         segments = self.until(t)
         start = segments[0]["start"] if segments else self.start
-        return {"start": start, "end": now(), "environment": self.environment, "segments": segments}
+        # Ranks that are lost after the last round have no segment.
+        departures = [*segments, *([self.environment] if t <= self.resumed_at else [])]
+        left = [rank for part in departures for rank in part.get("left", [])]
+        found = {"start": start, "end": now(), "environment": self.environment, "segments": segments}
+        return {**found, "left": left} if left else found
 
 
 def encode(segments: list[Segment]) -> bytes:

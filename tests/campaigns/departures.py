@@ -1,6 +1,6 @@
 """Runs that lose ranks under ``mpirun --with-ft ulfm``: each must end, with the result of a run with these departures.
 
-    python tests/campaigns/departures.py                                  200 silos, 50 servers, 20 stopped, 20 nodes
+    python tests/campaigns/departures.py                         200 silos, 50 servers, 20 stopped ranks, 20 nodes
     python tests/campaigns/departures.py --silo 10 --server 5 --stop 0 --node 0 --seed 3
 
 Every run has 4 to 8 ranks, a random method, victim and moment. It is compared with a run of one process in which the
@@ -23,14 +23,13 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers"), str(ROOT / "tests" / "nodes")]
 
+import departing
 import numpy as np
 import torch
-from departing import PLACES
 from pretend import Nodes
 from ranks import find_mpirun
 from zygote import Zygote
@@ -41,10 +40,12 @@ from data_prep import PrepareSettings, prepare
 from fedlada_mpi.data.manifest import read_manifest
 from fedlada_mpi.data.owners import owned_clients
 
-ROUNDS, CLIENTS, LIMIT = 6, 20, 120
+ROUNDS, CLIENTS = 6, 20
+LIMIT, HANGS = 150, -1  # seconds, and the status of a run that took longer
 METHODS = ("fedlada", "scaffold", "fedadam", "fedcm")
 SETTINGS = f"--rounds {ROUNDS} --local-steps 2 --participation 0.4 --eval-every 2 --sums exact --device cpu".split()
 ON_ROOT = ("server", "record", "results")
+PLACES = [place for place in departing.PLACES if place != "defect"]
 
 
 class Campaign:
@@ -66,68 +67,90 @@ class Campaign:
     def out(self) -> Path:
         return self.work / f"run{next(self.names)}"
 
-    def trial(self, kind: str, nodes: Nodes | None = None) -> None:
+    def trial(self, kind: str) -> None:
         """One run with a loss of this kind."""
         draw = self.random
         ranks, method, adopt = draw.randint(4, 8), draw.choice(METHODS), draw.random() < 0.3
         victim = 0 if kind == "server" else draw.randrange(1, ranks)
         place = draw.choice([place for place in PLACES if victim == 0 or place not in ON_ROOT])
         number = 1 if place in ("start", "recovery", "results") else draw.randint(1, ROUNDS)
-        delay = draw.choice((0.0, draw.uniform(1e-5, 5e-3)))
-        faults: dict[str, Any] = {str(victim): [place, number, -1.0 if kind == "stop" else delay]}
+        delay = -1.0 if kind == "stop" else draw.choice((0.0, draw.uniform(1e-5, 5e-3)))
+        faults = {victim: (place, number, delay)}
         if place == "recovery":  # of another loss
             other = draw.choice([rank for rank in range(1, ranks) if rank != victim])
-            faults[str(other)] = ["train", draw.randint(1, ROUNDS), 0.0]
-        out = self.out()
-        options = ["--algorithm", method, "--checkpoint-every", "2", *(["--adopt"] if adopt else [])]
-        words = [json.dumps(faults), *SETTINGS, *options, "--dataset", str(self.data), "--out", str(out)]
-        what = f"{ranks} ranks {' '.join(words)}"
-        line = [find_mpirun() or "", "--with-ft", "ulfm", "-n", str(ranks)]
-        line += [*self.zygote.command, *words]
-        log = out.with_suffix(".log")
+            faults[other] = ("train", draw.randint(1, ROUNDS), 0.0)
+        words = self.words(faults, method, adopt)
+        status, printed = self.run(ranks, words)
+        self.judge(kind, f"{ranks} ranks {' '.join(words)}", method, ranks, adopt, Path(words[-1]), status, printed)
+
+    def run(self, ranks: int, words: list[str]) -> tuple[int, str]:
+        """Its status, and what it printed."""
+        line = [find_mpirun() or "", "--with-ft", "ulfm", "-n", str(ranks), *self.zygote.command, *words]
+        log = self.work / "log"
         with open(log, "w") as file:
             process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            status = process.wait(LIMIT)
+            return process.wait(LIMIT), log.read_text()
         except subprocess.TimeoutExpired:
-            status = -1
             os.killpg(process.pid, signal.SIGKILL)
-        self.judge(kind, what, method, ranks, adopt, out, status, log)
+            return HANGS, log.read_text()
+
+    def words(self, faults: dict[int, tuple[str, int, float]], method: str, adopt: bool, *more: str) -> list[str]:
+        options = ["--algorithm", method, "--checkpoint-every", "2", *(["--adopt"] if adopt else []), *more]
+        return [json.dumps(faults), *SETTINGS, *options, "--dataset", str(self.data), "--out", str(self.out())]
+
+    def node(self, nodes: Nodes) -> None:
+        """All ranks of one of three nodes die together, that of the server too."""
+        draw = self.random
+        method, adopt, victim = draw.choice(METHODS), draw.random() < 0.3, draw.randrange(3)
+        place = draw.choice([place for place in PLACES if place not in (*ON_ROOT, "recovery")])
+        number = 1 if place == "start" else draw.randint(1, ROUNDS)
+        faults = {rank: (place, number, draw.choice((0.0, 1e-3))) for rank in (2 * victim, 2 * victim + 1)}
+        words = self.words(faults, method, adopt)
+        rank = [sys.executable, ROOT / "tests" / "helpers" / "departing.py"]
+        line = [find_mpirun() or "", "--with-ft", "ulfm", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "-n", "6", *rank]
+        try:
+            done = nodes.run([*line, *words], [2, 2, 2], os.environ, LIMIT)
+            status, printed = done.returncode, done.stdout + done.stderr
+        except AssertionError as error:
+            status, printed = HANGS, str(error)
+        self.judge("node", " ".join(words), method, 6, adopt, Path(words[-1]), status, printed)
 
     def judge(
-        self, kind: str, what: str, method: str, ranks: int, adopt: bool, out: Path, status: int, log: Path
+        self, kind: str, what: str, method: str, ranks: int, adopt: bool, out: Path, status: int, printed: str
     ) -> None:
         self.tried[kind] += 1
         try:
-            if status == -1:
-                raise AssertionError("hangs")
-            assert status == 0, f"status {status}"
-            summary = json.loads((out / "summary.json").read_text())
-            assert (summary["status"], summary["rounds"]) == ("finished", ROUNDS), "not finished"
-            left = [(s["from"], [x["rank"] for x in s["left"]]) for s in summary["segments"] if "left" in s]
-            self.lost_ranks += sum(len(gone) for _, gone in left)
-            reference = self.reference(method, ranks, [] if adopt else left)
-            mine, other = (torch.load(path / "model.pt", weights_only=True) for path in (out, reference))
-            assert all(torch.equal(mine[name], other[name]) for name in other), f"another model; left {left}"
-            mine, other = ([json.loads(x) for x in (p / "metrics.jsonl").open()] for p in (out, reference))
-            for name in ("round", "participants", "test_acc", "test_loss"):
-                assert [r[name] for r in mine] == [r[name] for r in other], f"other {name}; left {left}"
-            if not (out / "checkpoint" / f"round_{ROUNDS:06d}").is_dir():
-                raise AssertionError("no last checkpoint")
+            self.lost_ranks += self.compare(method, ranks, adopt, out, status)
         except (AssertionError, OSError, ValueError, KeyError) as error:
             self.wrong[kind] += 1
             print(f"WRONG {kind}: {error}: {what}", flush=True)
-            print("\n".join(log.read_text().splitlines()[-30:]), flush=True)
+            print("\n".join(printed.splitlines()[-30:]), flush=True)
         else:
             shutil.rmtree(out)
-            log.unlink()
 
-    def reference(self, method: str, ranks: int, left: list[tuple[int, list[int]]]) -> Path:
+    def compare(self, method: str, ranks: int, adopt: bool, out: Path, status: int) -> int:
+        """Raise unless the run ended as it should; returns how many ranks it lost."""
+        assert status != HANGS, "hangs"
+        assert status == 0, f"status {status}"
+        summary = json.loads((out / "summary.json").read_text())
+        assert (summary["status"], summary["rounds"]) == ("finished", ROUNDS), "not finished"
+        left = [(rank["after"] + 1, rank["rank"]) for rank in summary.get("left", [])]
+        reference = self.reference(method, ranks, [] if adopt else left)
+        mine, other = (torch.load(path / "model.pt", weights_only=True) for path in (out, reference))
+        assert all(torch.equal(mine[name], other[name]) for name in other), f"another model; left {left}"
+        mine, other = ([json.loads(x) for x in (p / "metrics.jsonl").open()] for p in (out, reference))
+        for name in ("round", "participants", "test_acc", "test_loss"):
+            assert [r[name] for r in mine] == [r[name] for r in other], f"other {name}; left {left}"
+        assert (out / "checkpoint" / f"round_{ROUNDS:06d}").is_dir(), "no last checkpoint"
+        return len(left)
+
+    def reference(self, method: str, ranks: int, left: list[tuple[int, int]]) -> Path:
         """A run of one process, without the clients of lost ranks from the same rounds on."""
         key = json.dumps([method, ranks if left else 0, left])
         if key not in self.references:
             owned = owned_clients(self.manifest, ranks - 1)
-            gone = [(first, owned[rank - 1]) for first, lost in left for rank in lost if rank]
+            gone = [(first, owned[rank - 1]) for first, rank in left if rank]
             out = self.references[key] = self.out()
             pid = os.fork()
             if not pid:
@@ -157,15 +180,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--silo", type=int, default=200)
     parser.add_argument("--server", type=int, default=50)
+    parser.add_argument("--stop", type=int, default=20)
+    parser.add_argument("--node", type=int, default=20, help="needs root, for pretend nodes")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     start = time.monotonic()
     os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "helpers")))
     with tempfile.TemporaryDirectory(prefix="departures-") as work, Zygote() as zygote:
         campaign = Campaign(Path(work), options.seed, zygote)
-        for kind in ("silo", "server"):
+        for kind in ("silo", "server", "stop"):
             for _ in range(getattr(options, kind)):
                 campaign.trial(kind)
+        if options.node:
+            with Nodes(3) as nodes:
+                for _ in range(options.node):
+                    campaign.node(nodes)
         for kind, count in campaign.tried.items():
             wrong = campaign.wrong[kind]
             print(f"{kind} | {count} | {'as expected' if not wrong else f'{wrong} WRONG'}", flush=True)

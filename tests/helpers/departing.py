@@ -26,6 +26,7 @@ PLACES = {
     "checkpoint": ("fedlada_mpi.rundir.checkpoint", "save"),
     "file": ("fedlada_mpi.rundir.checkpoint", "_write"),
     "results": ("fedlada_mpi.rundir.results", "write"),
+    "defect": ("fedlada_mpi.trainer", "Trainer._train"),
     "recovery": ("fedlada_mpi.mpi.world", "World.shrink"),
 }
 
@@ -42,6 +43,8 @@ def arm(place: str, number: int, delay: float) -> None:
         nonlocal calls
         calls += 1
         if calls == number:
+            if place == "defect":
+                raise RuntimeError("a defect on this rank alone")
             if delay == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             if delay < 0:
@@ -53,10 +56,18 @@ def arm(place: str, number: int, delay: float) -> None:
     setattr(holder, name, call)
 
 
+def hurry() -> None:
+    """Ranks that are stopped are ended after two seconds."""
+    from fedlada_mpi.mpi import watch
+
+    watch.PERIOD = 0.5
+
+
 def main(argv: list[str]) -> None:
     from fedlada_mpi.mpi import world
     from fedlada_mpi.run import main as run
 
+    hurry()
     fault = json.loads(argv[0]).get(str(world.MPI.COMM_WORLD.rank))
     if fault:
         arm(*fault)

@@ -3,7 +3,7 @@
     with Zygote() as zygote:
         subprocess.run([mpirun, "-n", "4", *zygote.command, "departing", ...])
 
-mpirun starts a small process for every rank; that passes on its environment and files, waits, and ends as the rank does.
+mpirun starts a small process for every rank: it passes on its environment and files, waits, and ends as the rank does.
 """
 
 from __future__ import annotations

