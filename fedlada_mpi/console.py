@@ -202,11 +202,10 @@ def _where_time_went(records: list[dict[str, Any]]) -> list[str]:
     total = sum(r["seconds"]["total"] for r in records) or 1.0
     shares = ", ".join(f"{phase} {seconds / total:.0%}" for phase, seconds in phases.items())
     lines = [f"  time           {shares} (slowest rank)"]
-    by_rank: dict[int, float] = {}
-    for record in records:
-        for rank, seconds in enumerate(record["seconds_by_rank"]["train"]):
-            by_rank[rank] = by_rank.get(rank, 0.0) + seconds
-    busy = [(t, i) for i, t in by_rank.items() if t > 0.1 * max(by_rank.values())]
+    rows = [record["seconds_by_rank"]["train"] for record in records]
+    # Of the ranks that there are now: the run may have had others before.
+    by_rank = [sum(column) for column in zip(*(row for row in rows if len(row) == len(rows[-1])), strict=True)]
+    busy = [(t, i) for i, t in enumerate(by_rank) if t > 0.1 * max(by_rank)]
     if len(busy) > 1:
         (slow, i), (fast, j) = max(busy), min(busy)
         lines.append(f"  silos          slowest rank {i} trained {slow:.1f} s, fastest rank {j} {fast:.1f} s")

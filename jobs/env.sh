@@ -10,7 +10,7 @@
 : "${FEDLADA_CPUS_PER_RANK:=1}" # cores, and threads, of a rank
 : "${FEDLADA_MODULES:=}"        # for `module load`, separated by spaces
 : "${FEDLADA_VENV:=}"           # virtual or conda environment; empty: .venv of the clone if there, else python as found
-: "${FEDLADA_MPI:=auto}"        # srun --mpi=KIND; auto: pmix for Open MPI, pmi2 for the MPICH family
+: "${FEDLADA_MPI:=auto}"        # srun --mpi=KIND; auto: pmix for Open MPI, pmi2 for the MPICH family; ulfm: mpirun, whose ranks outlive each other
 : "${FEDLADA_SBATCH:=}"         # more sbatch options for every job, separated by spaces
 : "${FEDLADA_MAX_FAILURES:=5}"  # failures in a row after which a job is not requeued any more
 : "${FEDLADA_LOGS:=logs}"       # folder of the jobs' output
@@ -55,6 +55,13 @@ from mpi4py import MPI; print(MPI.get_vendor()[0])') in
                 ;;
             *) MPI_KIND=pmi2 ;;
         esac
+    fi
+    if [ "$MPI_KIND" = ulfm ]; then
+        local line name
+        while read -r line; do
+            name=${line%%=*}
+            case $line in [A-Z]*) [ -n "${!name:-}" ] || export "${line?}" ;; esac
+        done <"$FEDLADA_HOME/jobs/mpi.env"
     fi
     # srun does not take the cores per task over from sbatch by itself (since Slurm 22.05).
     export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}

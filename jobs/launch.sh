@@ -3,15 +3,27 @@
 # srun alone reports the largest status of all ranks, kills the others at the first that is not 0, and can return 0 when it failed to
 # start any. So the ranks note in FEDLADA_STATE how they ended.
 state=${FEDLADA_STATE:?set by jobs/supervise.sh}
-rm -f "$state"/{ready,finished,refused,diverged,stopped,died}
+rm -f "$state"/{ready,finished,refused,diverged,stopped,died,mpirun}
 
 # A killed step leaves shared memory (MPICH) or folders (PMIx) under its number, and the same number again would hang or not start.
 for ((step = 0; step < ${SLURM_RESTART_COUNT:-0}; step++)); do srun --nodes=1 --ntasks=1 true; done
 
 trap : TERM USR1 # SLURM signals the ranks itself
-# Where a rank dies, the others must end instead of waiting for it.
-srun --kill-on-bad-exit=1 --mpi="$1" bash "$(dirname "$0")/rank.sh" "${@:2}"
-code=$?
+rank=$(dirname "$0")/rank.sh
+if [ "$1" = ulfm ]; then
+    echo "ranks by mpirun: where one dies, the others go on"
+    mpirun --with-ft ulfm -n "$SLURM_NTASKS" bash "$rank" "${@:2}" &
+    echo $! >"$state/mpirun" # which passes USR1 on, as SLURM sees no ranks
+    while kill -0 $! 2>/dev/null; do wait $!; done
+    wait $!
+    code=$?
+    rm -f "$state/mpirun"
+    if [ -e "$state/finished" ] || [ -e "$state/stopped" ]; then code=0; fi # but for ranks that died
+else
+    echo "ranks by srun: where one dies, all end, and the job starts again"
+    srun --kill-on-bad-exit=1 --mpi="$1" bash "$rank" "${@:2}"
+    code=$?
+fi
 
 if [ -e "$state/refused" ]; then exit 2; fi
 if [ -e "$state/diverged" ]; then exit 3; fi

@@ -36,9 +36,15 @@ supervise() {
         # Once, and not before they listen.
         if [ $stop = yes ] && [ -e "$FEDLADA_STATE/ready" ]; then
             log "asking the ranks to stop with a checkpoint"
-            scancel --signal=USR1 "$job" || true
+            if [ -e "$FEDLADA_STATE/mpirun" ]; then
+                kill -USR1 "$(cat "$FEDLADA_STATE/mpirun")" || true
+            else
+                scancel --signal=USR1 "$job" || true
+            fi
             stop=asked
         fi
+        # A cancelled job's ranks are signalled by SLURM, unless it does not know them.
+        if [ $terminated = yes ] && [ $stop = no ] && [ -e "$FEDLADA_STATE/mpirun" ]; then stop=yes; fi
         sleep 1 &
         wait $! || true
     done

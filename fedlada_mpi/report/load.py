@@ -42,6 +42,7 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)  # device, versions and commit, as far as recorded
     ran_on: str = ""  # ranks, nodes, devices and versions, where the run has recorded them
     usage: usage.Usage = field(default_factory=usage.Usage)
+    left: dict[int, int] = field(default_factory=dict)  # how many ranks were lost before which round
 
     @property
     def seed(self) -> int:
@@ -119,6 +120,7 @@ def read(directory: Path) -> Run:
     except OSError as error:
         raise UserError(f"{directory / metrics.METRICS} cannot be read: {reason(error)}") from None
     run = Run(directory, values, *_columns(records), by_rank=_by_rank(records), skipped=skipped)
+    run.left = {r["round"]: len(r["left"]) for r in records if isinstance(r.get("left"), list)}
     try:
         run.clients = client_values.latest(directory / client_values.CLIENTS, run.done)
     except FileNotFoundError:

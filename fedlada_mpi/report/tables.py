@@ -192,7 +192,7 @@ def overview(groups: Sequence[Group]) -> Table:
             ]
         )
     notes = ["Mean ± standard deviation over seeds. Accuracies are of the latest evaluated round."]
-    notes += _uneven(groups)
+    notes += _uneven(groups) + _departures(groups)
     return Table("overview", "Accuracy", columns, rows, notes=notes)
 
 
@@ -323,6 +323,18 @@ def cost(groups: Sequence[Group]) -> Table:
         "GPU-seconds: wall time, times the ranks with a GPU, over the runs that shared the node's GPU at that time."
     ]
     return Table("cost", "Cost", columns, rows, notes=[*notes, *_uneven(groups)])
+
+
+def _departures(groups: Sequence[Group]) -> list[str]:
+    """Notes on runs that have lost ranks."""
+    return [
+        f"{problem}, {name}, seed {run.seed}: "
+        + ", ".join(f"{count} rank{'s' * (count != 1)} lost before round {t}" for t, count in run.left.items())
+        for problem, members in by_problem(groups).items()
+        for one, name in zip(members, labels(members), strict=True)
+        for run in one.runs
+        if run.left
+    ]
 
 
 def _uneven(groups: Sequence[Group]) -> list[str]:

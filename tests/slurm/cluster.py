@@ -234,9 +234,9 @@ class Cluster:
             raise AssertionError(f"{error}\n{fields}\n{text}") from error
         return fields
 
-    def processes(self, job: str, rank: int) -> list[int]:
-        """The Python processes of one rank of a job's step."""
-        wanted = {f"SLURM_JOB_ID={job}", f"SLURM_PROCID={rank}"}
+    def processes(self, job: str, rank: int, number: str = "SLURM_PROCID") -> list[int]:
+        """The Python processes of one rank of a job's step; ``number``: the variable by which it knows its rank."""
+        wanted = {f"SLURM_JOB_ID={job}", f"{number}={rank}"}
         return [process for process, words in self._descendants().items() if wanted <= words and _is_python(process)]
 
     def _descendants(self) -> dict[int, set[str]]:

