@@ -19,6 +19,7 @@ from types import FrameType
 
 STOPPED = 75  # exit code: stopped by a signal, checkpoint written, --resume continues
 
+TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 GRACE = 2.0
 GRACE_OF_HANDS = 0.2
 
@@ -57,6 +58,9 @@ def _handle(number: int, frame: FrameType | None) -> None:
     now, stops = time.monotonic(), list(_stops.values())
     grace = GRACE_OF_HANDS if number == signal.SIGINT else GRACE
     if any(stop.at is not None and now - stop.at > grace for stop in stops):
+        if os.environ.get(TOLERANT) == "1":
+            # The other ranks learn of a death, not of an exit.
+            os.kill(os.getpid(), signal.SIGKILL)
         os._exit(128 + number)
     if number == signal.SIGINT and all(stop.at is None for stop in stops):
         os.write(2, b"\nstopping after this round; Ctrl-C again stops at once\n")

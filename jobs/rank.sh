@@ -31,6 +31,10 @@ case $code in
     3) : >"$state/diverged" ;;
     # All ranks agreed to stop: for srun that is no reason to kill the slower ones.
     75) : >"$state/stopped" && code=0 ;;
-    *) : >"$state/died" ;;
+    *)
+        : >"$state/died"
+        # The others learn of it by mpirun, to which an exit with a status is no death.
+        if [ "${OMPI_MCA_mpi_ft_enable:-}" = 1 ]; then kill -KILL $$; fi
+        ;;
 esac
 exit $code

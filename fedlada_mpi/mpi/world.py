@@ -31,6 +31,7 @@ from mpi4py import MPI
 
 from ..errors import NO_ANSWER, DivergedError, OtherRankError, UserError
 from ..ranks import launched_processes
+from ..signals import TOLERANT
 from .patience import Patience
 from .watch import Watch
 
@@ -39,7 +40,6 @@ P = ParamSpec("P")
 
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 
-TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
 GRACE = 2.0  # seconds for the first rank of a node to say why it gives up, and to release what it holds
 
 # What a call raises where another rank has died; seldom with an error class that says so.
