@@ -1,8 +1,8 @@
-"""Vectors through a shared-memory window: one copy per rank within a node, `Reduce` and `Bcast` between nodes only.
+"""Vectors through a shared-memory window: one copy per rank within a node; one rank of each passes them on.
 
 A node's ranks each own a segment of the window. To reduce, each copies its vector in, sums its own slice over
-all segments into the leader's, and the leaders add up between nodes. To broadcast, the leader's segment is
-filled once and every rank copies from it. Device vectors are copied straight to and from the window, whose
+all segments into the leader's. To broadcast, the leader's segment is filled once and every rank copies from it.
+On several nodes both happen in pieces, which the leaders pass on meanwhile (``relay.py``). Device vectors are copied straight to and from the window, whose
 memory is page-locked.
 
 Every node decides for itself: where it has one rank, or no room for a window, its ranks are leaders of their own.
@@ -54,10 +54,11 @@ class SharedWindowTransport(Transport):
         # The ranks of a window: the node's, or this one alone.
         alone = not world.holds_on_node(worth_it(world, size * dtype.itemsize, least=0))
         self.node = cast(MPI.Intracomm, world.node.Split(world.node.rank if alone else 0, world.node.rank))
-        self.leaders = world.comm.Split(0 if self.node.rank == 0 else MPI.UNDEFINED, world.rank)
-        self._nodes = int(world.sum_everywhere(np.array(float(self.node.rank == 0))))
-        self._rounded = rounded and self._nodes > 1
-        leads = self.node.rank == 0 and self._nodes > 1
+        split = world.comm.Split(0 if self.node.rank == 0 else MPI.UNDEFINED, world.rank)
+        self.leaders = cast(MPI.Intracomm, split)
+        self.nodes = int(world.sum_everywhere(np.array(float(self.node.rank == 0))))
+        self.rounds = rounded and self.nodes > 1
+        leads = self.node.rank == 0 and self.nodes > 1
         self._relay = Relay(self.leaders, size, dtype, rounded) if leads else None
         self._pieces = pieces(size)
         self._numpy_type = np.dtype(str(dtype).removeprefix("torch."))
@@ -78,8 +79,8 @@ class SharedWindowTransport(Transport):
 
     @property
     def bytes_rounded(self) -> int:
-        saved = self.dtype.itemsize - torch.bfloat16.itemsize if self._rounded else 0
-        return self.bytes_per_vector - (self._nodes - 1) * self.size * saved
+        saved = self.dtype.itemsize - torch.bfloat16.itemsize if self.rounds else 0
+        return self.bytes_per_vector - (self.nodes - 1) * self.size * saved
 
     def close(self) -> None:
         if self.device.type == "cuda":
@@ -116,7 +117,7 @@ class SharedWindowTransport(Transport):
     def _reduce(self, vector: Tensor) -> None:
         self._copy(self._mine, vector)
         self._node_barrier()
-        if self._nodes == 1:
+        if self.nodes == 1:
             self._sum(*self._slice(slice(0, self.size)))
             self._node_barrier()
         else:
@@ -155,7 +156,7 @@ class SharedWindowTransport(Transport):
                 np.add(total[block], segment[block], out=total[block])
 
     def _bcast(self, vector: Tensor) -> None:
-        if self._nodes == 1:
+        if self.nodes == 1:
             if self.world.rank == 0:
                 self._copy(self._leader, vector)
             self._node_barrier()
@@ -166,7 +167,7 @@ class SharedWindowTransport(Transport):
         self._node_barrier()
 
     def bcast_change(self, vector: Tensor, before: Tensor) -> None:
-        if not self._rounded:
+        if not self.rounds:
             super().bcast_change(vector, before)
             return
         self._synchronize()

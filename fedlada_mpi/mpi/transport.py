@@ -21,6 +21,8 @@ class Transport(ABC):
 
     def __init__(self, world: World, size: int, dtype: torch.dtype, device: torch.device):
         self.world, self.size, self.dtype, self.device = world, size, dtype, device
+        self.nodes = 1  # whose sums are added up apart, and then with each other
+        self.rounds = False  # whether sums and ``bcast_change`` round what crosses between nodes
 
     @property
     def bytes_per_vector(self) -> int:
