@@ -1,4 +1,4 @@
-"""Vectors between nodes, in pieces, along a chain of one rank per node (a tree where there are many).
+"""Vectors between nodes, in pieces, along a chain of one rank per node, or a tree where that is faster.
 
 A piece is passed on as soon as it is there, so that a vector crosses every node's cable once each way in the time of
 one copy, and the ranks of a node work on a piece while others are on the wire. Sums are added up along the chain, its
@@ -9,6 +9,7 @@ With ``rounded``, what is sent is bf16: the sums so far, and in a broadcast the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,6 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-LONGEST_CHAIN = 64  # nodes; beyond, passing a piece on from end to end takes longer than two copies for each node
 PIECE = 1 << 18  # elements
 AHEAD = 3  # pieces of a sender that may be on their way
 
@@ -25,11 +25,11 @@ class Relay:
     def __init__(self, comm: MPI.Intracomm, size: int, dtype: torch.dtype, rounded: bool):
         """``comm`` has one rank of every node; sums are for its rank 0, and broadcasts from there."""
         self.comm, self.rounded = comm, rounded
-        arity = 1 if comm.size <= LONGEST_CHAIN else 2
-        first = arity * comm.rank + 1
-        self.parent = (comm.rank - 1) // arity if comm.rank else None
-        self.children = list(range(first, min(first + arity, comm.size)))
         self.pieces = pieces(size)
+        most = children(comm.size, len(self.pieces))
+        first = most * comm.rank + 1
+        self.parent = (comm.rank - 1) // most if comm.rank else None
+        self.children = list(range(first, min(first + most, comm.size)))
         kind = torch.bfloat16 if rounded else dtype
         length = min(PIECE, size)
         self._arriving = {rank: torch.empty(AHEAD, length, dtype=kind) for rank in self.children}
@@ -91,6 +91,11 @@ class Relay:
             MPI.Request.Waitall(self._sent[: len(targets)])
             del self._sent[: len(targets)]
         self._sent += [self.comm.Isend(_buffer(piece), rank) for rank in targets]
+
+
+def children(nodes: int, pieces: int) -> int:
+    """Of every node: one in a chain, two in a tree, in which a node passes every piece on twice."""
+    return 1 if pieces + nodes - 2 <= 2 * (pieces + math.log2(nodes) - 1) else 2
 
 
 def pieces(size: int) -> list[slice]:

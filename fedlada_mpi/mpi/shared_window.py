@@ -1,9 +1,9 @@
 """Vectors through a shared-memory window: one copy per rank within a node; one rank of each passes them on.
 
-A node's ranks each own a segment of the window. To reduce, each copies its vector in, sums its own slice over
-all segments into the leader's. To broadcast, the leader's segment is filled once and every rank copies from it.
-On several nodes both happen in pieces, which the leaders pass on meanwhile (``relay.py``). Device vectors are copied straight to and from the window, whose
-memory is page-locked.
+A node's ranks each own a segment of the window. To reduce, each copies its vector in and sums its own slice over all
+segments into the leader's. To broadcast, the leader's segment is filled once and every rank copies from it. On several
+nodes both happen in pieces, which the leaders pass on meanwhile (``relay.py``). Device vectors are copied straight to
+and from the window, whose memory is page-locked.
 
 Every node decides for itself: where it has one rank, or no room for a window, its ranks are leaders of their own.
 """

@@ -1,7 +1,7 @@
 """SLURM over pretend nodes: the controller on head, a daemon on every node.
 
-    with Nodes(2) as nodes, SlurmNodes(nodes) as slurm:
-        slurm.run(["srun", "-N", "2", "hostname"])
+with Nodes(2) as nodes, SlurmNodes(nodes) as slurm:
+    slurm.run(["srun", "-N", "2", "hostname"])
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_rounded_over_a_slow_cable(nodes, data, launch, tmp_path):
     assert far.participants == near.participants
     assert 1e-5 < disagreement(far.x, near.x, data.start) < 0.02
     # x and, up, two sums are rounded; v, down, is not: of four ranks on two nodes, one vector of three.
-    vector = 4 * len(far.x)
+    vector = 4 * data.network.layout.size
     assert far.metrics[0]["bytes_mpi"] == 4 * 3 * vector - 3 * vector // 2
 
 
