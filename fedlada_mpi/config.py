@@ -175,6 +175,11 @@ class Config:
         choices=("auto", "direct", "shared", "staged", "host"),
         runtime=True,
     )
+    wire: str = setting(
+        "fp32",
+        "bf16: sums, and the change of the model, are rounded where they cross between nodes (fp32: as computed)",
+        choices=("fp32", "bf16"),
+    )
     server_trains: bool = setting(False, "rank 0 owns clients too", runtime=True)
     silo_per_rank: bool = setting(False, "a silo file is read by one rank alone, which owns its clients", runtime=True)
     patience: int = setting(
@@ -243,6 +248,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
         "engine",
         "compile",
         "transport",
+        "wire",
         "server_trains",
         "silo_per_rank",
         "max_clients_at_once",
@@ -272,6 +278,9 @@ def settings_of(algorithm: str) -> dict[str, Setting]:
 
 # Settings that only some schedules of the local rate have.
 SCHEDULES = {"lr_decay": ("exponential", "step"), "lr_step": ("step",), "lr_horizon": ("cosine",)}
+
+# What --wire bf16 contradicts; a median or trimmed mean is gathered, not summed.
+NOT_ROUNDED = {"sums": ("exact",), "robust": ("median", "trimmed"), "precision": ("fp64",)}
 
 # The paper's experimental set-up; "digits" is ours, sized for a laptop.
 _PAPER = dict(
@@ -477,6 +486,11 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
             f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"
         )
     _check_robust(values, by_hand)
+    for name in ("sums", "robust", "precision"):
+        if values["wire"] == "bf16" and values[name] in NOT_ROUNDED[name]:
+            raise UserError(
+                f"--wire bf16 would round what --{name} {values[name]} computes: got both, expected --wire fp32"
+            )
     if any(not 0 < t <= 1 for t in values["targets"]):
         raise UserError(f"--targets: got {values['targets']}, expected fractions between 0 and 1, such as 0.7")
 

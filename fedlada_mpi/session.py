@@ -110,7 +110,7 @@ class Session:
             lambda: Trainer(config, a, engine, data, self.device, self.dtype, capture)
         )  # fmt: skip
         kind = wire_type(config, self.dtype)
-        self.transport = plan_transport(world, size, kind, self.device, config.transport)
+        self.transport = plan_transport(world, size, kind, self.device, config.transport, config.wire)
         world.at_close.callback(self.transport.close)
         names = (*a.down, *a.derived, *(a.private if world.rank == 0 or world.tolerant else ()))
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
@@ -377,8 +377,9 @@ class Session:
         vector_bytes = self.network.layout.numel * self.dtype.itemsize
         sums, per_vector = self.silo.kept_sums, self.transport.bytes_per_vector
         participants = fixed_number(manifest.clients, self.config.participation)
-        bytes_up = sums.bytes_moved(participants) if sums else len(a.up) * per_vector
-        bytes_mpi = len(a.down) * per_vector + bytes_up
+        rounded = self.transport.bytes_rounded
+        bytes_up = sums.bytes_moved(participants) if sums else len(a.up) * rounded
+        bytes_mpi = (len(a.down) - 1) * per_vector + rounded + bytes_up
         ranks = [RankMemory(*map(int, row)) for row in memory]
         return Costs.of(self.config, a, vector_bytes, bytes_mpi, rank_of, start, ranks)
 

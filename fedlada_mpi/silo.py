@@ -81,6 +81,7 @@ class Silo:
         """What the order of the sums over ranks depends on, and with it their last bits."""
         by_file = self.config.silo_per_rank and self.world.size > 1
         ranks = {"ranks": self.world.size, "transport": self.transport.kind, "silo_per_rank": by_file}
+        ranks |= {"nodes": self.transport.nodes}
         return {} if self.exact else ranks
 
     @property
@@ -152,14 +153,19 @@ class Silo:
                 self.before.copy_(self.s.x)
             if not self.algorithm.communicates(r.t):
                 return
-            self.share(self.sent)
+            if self.transport.rounds:
+                self.transport.bcast_change(self.s.x, self.before)
+                self.share(tuple(name for name in self.sent if name != "x"))
+            else:
+                self.share(self.sent)
             if r.participants:
                 self.algorithm.derive(self.s, self.before, r)
             synchronize(self.trainer.device)
 
     def share(self, names: tuple[str, ...]) -> None:
         # Bits are bits: the transport may be planned for the integers of the sums.
-        self.transport.bcast([getattr(self.s, name).view(self.transport.dtype) for name in names])
+        if names:
+            self.transport.bcast([getattr(self.s, name).view(self.transport.dtype) for name in names])
 
     def report(self, totals: Totals, evaluated: Sequence[str]) -> np.ndarray:
         """Evaluate what is asked for (of PARTS), and send this rank's numbers and times to the root."""

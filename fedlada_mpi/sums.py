@@ -94,7 +94,7 @@ class KeptSums:
         if self.by_coordinate:
             return len(a.up) * (participants + 1) * t.bytes_per_vector // ranks
         exponents = 2 * t.bytes_per_vector * self.grid.exponent.itemsize // t.dtype.itemsize if self.grid else 0
-        return len(a.up) * (t.bytes_per_vector + exponents)
+        return len(a.up) * (t.bytes_rounded + exponents)
 
     def share(self, participants: np.ndarray) -> None:
         """Every participant's numbers, on all ranks; those of clients that are left out are zero."""

@@ -22,6 +22,7 @@ COMMANDS = {
     "fedlada_mpi.grid": "fedlada-grid",
     "fedlada_mpi.report": "fedlada-report",
     "fedlada_mpi.bench": "fedlada-bench",
+    "fedlada_mpi.scaling": "",
     "fedlada_mpi.doctor": "fedlada-doctor",
     "data_prep": "fedlada-prep",
     "data_prep.inspect": "",

@@ -16,7 +16,7 @@ from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 class FedPD(Algorithm):
     name, label, year = "fedpd", "FedPD", 2021
     up = ("z",)
-    requires = dict(participation=1.0, weighting="uniform", server_lr=1.0)
+    requires = dict(participation=1.0, weighting="uniform", server_lr=1.0, wire="fp32")  # z is a whole model
     eta: float = hyper(1.0, "1 / weight of the proximal term", above=0)
     skip: float = hyper(0.0, "p, the probability that nobody talks at the end of a round", least=0, below=1)
     start_at: str = hyper("warm", "clients start at their own last x_i, or at x0", choices=("warm", "cold"))

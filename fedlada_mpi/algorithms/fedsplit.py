@@ -16,7 +16,7 @@ class FedSplit(Algorithm):
     up = ("z",)
     slots = ("y",)
     client_state = ("x_i", "z_i")
-    requires = dict(participation=1.0, weighting="uniform", server_lr=1.0)
+    requires = dict(participation=1.0, weighting="uniform", server_lr=1.0, wire="fp32")  # z is a whole model
     eta: float = hyper(1.0, "1 / weight of the proximal term", above=0)
     start_at: str = hyper("warm", "clients start at their own last x_i, or at x^t", choices=("warm", "cold"))
 

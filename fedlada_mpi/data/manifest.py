@@ -11,7 +11,7 @@ import reprlib
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +130,11 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    return _parsed(text, path)
+
+
+@lru_cache(maxsize=1)  # a run reads it several times, and that of 100,000 clients takes a second
+def _parsed(text: str, path: Path) -> Manifest:
     try:
         data = _mapping(json.loads(text), "the manifest")
         check_format(data.get("format"), path)

@@ -23,12 +23,17 @@ _CUDA_VARIABLES = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")
 
 
 def plan_transport(
-    world: World, size: int, dtype: torch.dtype, device: torch.device, kind: str = "auto"
+    world: World, size: int, dtype: torch.dtype, device: torch.device, kind: str = "auto", wire: str = "fp32"
 ) -> Transport:  # fmt: skip
-    """A transport for vectors of ``size`` elements; collective."""
+    """A transport for vectors of ``size`` elements; ``wire`` as in ``--wire``. Collective."""
     if world.size == 1:
         return SingleRank(world, size, dtype, device)
     bytes_per_vector, cuda = size * dtype.itemsize, device.type == "cuda"
+    if wire != "fp32" and not world.holds_everywhere(world.node.size == world.size):
+        if kind not in ("auto", "shared"):
+            raise UserError(f"--wire {wire} is for the pieces of --transport shared: got {kind}, expected auto")
+        with world.patience:
+            return SharedWindowTransport(world, size, dtype, device, rounded=True)
     if kind == "auto":
         kind = _fastest(world, bytes_per_vector, device)
     elif kind == "direct" and not (cuda and cuda_aware()):

@@ -1,9 +1,9 @@
-"""Vectors through a shared-memory window: one copy per rank within a node, `Reduce` and `Bcast` between nodes only.
+"""Vectors through a shared-memory window: one copy per rank within a node; one rank of each passes them on.
 
-A node's ranks each own a segment of the window. To reduce, each copies its vector in, sums its own slice over
-all segments into the leader's, and the leaders add up between nodes. To broadcast, the leader's segment is
-filled once and every rank copies from it. Device vectors are copied straight to and from the window, whose
-memory is page-locked.
+A node's ranks each own a segment of the window. To reduce, each copies its vector in and sums its own slice over all
+segments into the leader's. To broadcast, the leader's segment is filled once and every rank copies from it. On several
+nodes both happen in pieces, which the leaders pass on meanwhile (``relay.py``). Device vectors are copied straight to
+and from the window, whose memory is page-locked.
 
 Every node decides for itself: where it has one rank, or no room for a window, its ranks are leaders of their own.
 """
@@ -19,6 +19,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from .relay import Relay, pieces
 from .transport import Transport
 from .world import World
 
@@ -45,13 +46,22 @@ def fits(world: World, bytes_per_vector: int) -> bool:
 class SharedWindowTransport(Transport):
     kind = "shared"
 
-    def __init__(self, world: World, size: int, dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self, world: World, size: int, dtype: torch.dtype, device: torch.device, rounded: bool = False
+    ):  # fmt: skip
+        """``rounded``: what crosses between nodes is bf16."""
         super().__init__(world, size, dtype, device)
         # The ranks of a window: the node's, or this one alone.
         alone = not world.holds_on_node(worth_it(world, size * dtype.itemsize, least=0))
         self.node = cast(MPI.Intracomm, world.node.Split(world.node.rank if alone else 0, world.node.rank))
-        self.leaders = world.comm.Split(0 if self.node.rank == 0 else MPI.UNDEFINED, world.rank)
+        split = world.comm.Split(0 if self.node.rank == 0 else MPI.UNDEFINED, world.rank)
+        self.leaders = cast(MPI.Intracomm, split)
         world.communicators += [comm for comm in (self.node, self.leaders) if comm != MPI.COMM_NULL]
+        self.nodes = int(world.sum_everywhere(np.array(float(self.node.rank == 0))))
+        self.rounds = rounded and self.nodes > 1
+        leads = self.node.rank == 0 and self.nodes > 1
+        self._relay = Relay(self.leaders, size, dtype, rounded) if leads else None
+        self._pieces = pieces(size)
         self._numpy_type = np.dtype(str(dtype).removeprefix("torch."))
         self._window: MPI.Win | None = None
         if alone:
@@ -62,14 +72,16 @@ class SharedWindowTransport(Transport):
             self._segments = [self._segment(self._window, rank) for rank in range(self.node.size)]
         self._mine = torch.from_numpy(self._segments[self.node.rank])
         self._leader = torch.from_numpy(self._segments[0])
-        bounds = np.linspace(0, size, self.node.size + 1).astype(int) // 16 * 16
-        bounds[-1] = size
-        self._slice = (int(bounds[self.node.rank]), int(bounds[self.node.rank + 1]))
         self._mine.zero_()  # first touch by its owner, so that the pages are close to it
         if device.type == "cuda":
             for segment in {0, self.node.rank}:
                 array = self._segments[segment]
                 torch.cuda.cudart().cudaHostRegister(array.ctypes.data, array.nbytes, 0)
+
+    @property
+    def bytes_rounded(self) -> int:
+        saved = self.dtype.itemsize - torch.bfloat16.itemsize if self.rounds else 0
+        return self.bytes_per_vector - (self.nodes - 1) * self.size * saved
 
     def close(self) -> None:
         if self.device.type == "cuda":
@@ -89,39 +101,112 @@ class SharedWindowTransport(Transport):
 
     def _node_barrier(self) -> None:
         """All of the node's ranks are here, and see what the others wrote."""
-        if self._window is not None:
-            self._window.Sync()
-            self.world.wait_for(self.node.Ibarrier())
+        self._leave(self._arrive())
+
+    def _arrive(self) -> MPI.Request | None:
+        """The first half of a barrier; what this rank wrote before is for the others to read after the second."""
+        if self._window is None:
+            return None
+        self._window.Sync()
+        return self.node.Ibarrier()
+
+    def _leave(self, barrier: MPI.Request | None) -> None:
+        if self._window is not None and barrier is not None:
+            self.world.wait_for(barrier)
             self._window.Sync()
 
     def _reduce(self, vector: Tensor) -> None:
         self._copy(self._mine, vector)
         self._node_barrier()
-        first, last = self._slice
+        if self.nodes == 1:
+            self._sum(*self._slice(slice(0, self.size)))
+            self._node_barrier()
+        else:
+            self._reduce_in_pieces()
+        if self.world.rank == 0:
+            self._copy(vector, self._leader)
+
+    def _reduce_in_pieces(self) -> None:
+        """While a piece is between nodes, the node's ranks add up the next one."""
+        if self._relay:
+            self._relay.begin_reduce()
+        summed = []
+        for k, part in enumerate(self._pieces):
+            self._sum(*self._slice(part))
+            summed.append(self._arrive())
+            if self._relay and k:
+                self._leave(summed[k - 1])
+                self._relay.reduce(k - 1, self._leader)
+        for request in summed[-1:] if self._relay else summed:
+            self._leave(request)
+        if self._relay:
+            self._relay.reduce(len(summed) - 1, self._leader)
+            self._relay.finish()
+
+    def _slice(self, part: slice) -> tuple[int, int]:
+        """What this rank adds up of a part of the vector."""
+        ranks, length = self.node.size, part.stop - part.start
+        bounds = [part.start + length * r // ranks // 16 * 16 for r in range(ranks)]
+        return bounds[self.node.rank], [*bounds, part.stop][self.node.rank + 1]
+
+    def _sum(self, first: int, last: int) -> None:
         total = self._segments[0]
         for start in range(first, last, BLOCK):
-            part = slice(start, min(start + BLOCK, last))
+            block = slice(start, min(start + BLOCK, last))
             for segment in self._segments[1:]:
-                np.add(total[part], segment[part], out=total[part])
-        self._node_barrier()
-        if self.node.rank == 0:
-            if self.leaders.size > 1:
-                if self.world.rank == 0:
-                    self.leaders.Reduce(MPI.IN_PLACE, total)
-                else:
-                    self.leaders.Reduce(total, None)
-            if self.world.rank == 0:
-                self._copy(vector, self._leader)
+                np.add(total[block], segment[block], out=total[block])
 
     def _bcast(self, vector: Tensor) -> None:
-        if self.world.rank == 0:
-            self._copy(self._leader, vector)
-        if self.node.rank == 0 and self.leaders.size > 1:
-            self.leaders.Bcast(self._segments[0])
+        if self.nodes == 1:
+            if self.world.rank == 0:
+                self._copy(self._leader, vector)
+            self._node_barrier()
+            if self.world.rank != 0:
+                self._copy(vector, self._leader)
+        else:
+            self._bcast_in_pieces(vector)
         self._node_barrier()
-        if self.world.rank != 0:
-            self._copy(vector, self._leader)
-        self._node_barrier()
+
+    def bcast_change(self, vector: Tensor, before: Tensor) -> None:
+        if not self.rounds:
+            super().bcast_change(vector, before)
+            return
+        self._synchronize()
+        self._check(vector)
+        self.world.bytes_moved += self.bytes_rounded
+        with self.world.patience:
+            self._bcast_in_pieces(vector, before)
+            self._node_barrier()
+
+    def _bcast_in_pieces(self, vector: Tensor, before: Tensor | None = None) -> None:
+        """While a piece is between nodes, the node's ranks copy the one before it.
+
+        With ``before``, what crosses is the change since then, in bf16, which every rank adds to it; the root too.
+        """
+        root, relay = self.world.rank == 0, self._relay
+        change = torch.empty(len(vector[self._pieces[0]]) if root else 0, dtype=self.dtype, device=self.device)
+        # The others of a node are there for every piece, and wait for the leader in ``_leave``.
+        arrived = [] if relay else [self._arrive() for _ in self._pieces]
+        for k, part in enumerate(self._pieces):
+            if relay and before is not None:
+                self._copy(self._leader[part], before[part])
+                if root:
+                    torch.sub(vector[part], before[part], out=change[: part.stop - part.start])
+                relay.change(k, self._leader, change)
+            elif relay:
+                if root:
+                    self._copy(self._leader[part], vector[part])
+                relay.bcast(k, self._leader)
+            if relay:
+                arrived.append(self._arrive())
+            else:
+                self._leave(arrived[k])
+            if not root or before is not None:
+                self._copy(vector[part], self._leader[part])
+        if relay:
+            for request in arrived:
+                self._leave(request)
+            relay.finish()
 
     def _copy(self, target: Tensor, source: Tensor) -> None:
         target.copy_(source, non_blocking=True)

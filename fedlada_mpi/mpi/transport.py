@@ -21,15 +21,23 @@ class Transport(ABC):
 
     def __init__(self, world: World, size: int, dtype: torch.dtype, device: torch.device):
         self.world, self.size, self.dtype, self.device = world, size, dtype, device
+        self.nodes = 1  # whose sums are added up apart, and then with each other
+        self.rounds = False  # whether sums and ``bcast_change`` round what crosses between nodes
 
     @property
     def bytes_per_vector(self) -> int:
         """Bytes between ranks for one vector: each rank but the root sends or receives it once."""
         return (self.world.size - 1) * self.size * self.dtype.itemsize
 
+    @property
+    def bytes_rounded(self) -> int:
+        """The same for a sum, or for a change that is broadcast, which ``--wire`` may round."""
+        return self.bytes_per_vector
+
     def bcast(self, vectors: Sequence[Tensor]) -> None:
         """The root's vectors, on every rank, in place. Callers pass a barrier first: waiting is timed apart."""
         self._synchronize()
+        self.world.bytes_moved += len(vectors) * self.bytes_per_vector
         for vector in self._planned(vectors):
             with self.world.patience:
                 self._bcast(vector)
@@ -37,9 +45,17 @@ class Transport(ABC):
     def reduce(self, vectors: Sequence[Tensor]) -> None:
         """The sum over ranks, in place on the root; the other ranks' vectors keep what they hold."""
         self._synchronize()
+        self.world.bytes_moved += len(vectors) * self.bytes_rounded
         for vector in self._planned(vectors):
             with self.world.patience:
                 self._reduce(vector)
+
+    def bcast_change(self, vector: Tensor, before: Tensor) -> None:
+        """The root's ``vector``, on every rank; ``before`` is what it was on all of them.
+
+        A transport that rounds what crosses between nodes rounds the change, and the root takes the result, too.
+        """
+        self.bcast([vector])
 
     def close(self) -> None:  # noqa: B027  (most have nothing to free)
         """Free what the plan holds; collective."""
@@ -55,14 +71,16 @@ class Transport(ABC):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
+    def _check(self, vector: Tensor) -> None:
+        assert vector.shape == (self.size,), f"planned for {self.size} elements, got {tuple(vector.shape)}"
+        assert vector.dtype == self.dtype, f"planned for {self.dtype}, got {vector.dtype}"
+        assert vector.is_contiguous()
+
     def _planned(self, vectors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The vectors, checked and counted, and joined where they may be."""
+        """The vectors, checked, and joined where they may be."""
         step = self.size * self.dtype.itemsize
         for vector in vectors:
-            assert vector.shape == (self.size,), f"planned for {self.size} elements, got {tuple(vector.shape)}"
-            assert vector.dtype == self.dtype, f"planned for {self.dtype}, got {vector.dtype}"
-            assert vector.is_contiguous()
-            self.world.bytes_moved += self.bytes_per_vector
+            self._check(vector)
         first = vectors[0]
         same = all(v.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for v in vectors)
         adjacent = same and all(v.data_ptr() == first.data_ptr() + i * step for i, v in enumerate(vectors))

@@ -128,6 +128,7 @@ class World:
             _open.append(self)
             sys.excepthook = _end_all_ranks
         self.places = list(range(self.size))  # of the ranks, in the world as it is now at the beginning
+        self._abandoned: list[ExitStack] = []
         self.patience = Patience()
         self.watch = Watch(self._neighbours_pids()) if self.tolerant else None
         self.seconds_waiting = 0.0
@@ -207,7 +208,8 @@ class World:
             if member.host == platform.node():
                 with suppress(OSError):
                     os.kill(member.pid, signal.SIGKILL)
-        # What the ranks shared before is not freed, as that takes all of them.
+        # What the ranks shared before is not freed: that takes all of them, and MPI may still write to it.
+        self._abandoned.append(self.at_close)
         self._join(comm)
         if self.watch:
             self.watch.pids = self._neighbours_pids()

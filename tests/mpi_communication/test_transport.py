@@ -12,7 +12,7 @@ from mpi4py import MPI
 from ranks import SIZE
 
 from fedlada_mpi.errors import UserError
-from fedlada_mpi.mpi import shared_window
+from fedlada_mpi.mpi import relay, shared_window
 from fedlada_mpi.mpi.plan import plan_transport
 
 CPU = torch.device("cpu")
@@ -60,27 +60,106 @@ def test_sums_of_fractions(ranks):
             np.testing.assert_allclose(vector, rows.sum(0), rtol=1e-13, atol=1e-14)
 
 
-@several
-@pytest.mark.parametrize("size", [3, 100_003])
-def test_two_levels(size, ranks):
-    """Nodes of two ranks (of one, in a world of two): within a node by the window, between nodes by the library."""
+@pytest.fixture
+def two_nodes(ranks):
+    """Nodes of two ranks; of one, in a world of two."""
     real, per_node = ranks.node, max(1, SIZE // 2)
     ranks.node = ranks.comm.Split(ranks.rank // per_node, ranks.rank)
     assert ranks.node.size == per_node
+    yield ranks
+    ranks.node.Free()
+    ranks.node = real
+
+
+@several
+@pytest.mark.parametrize("size", [3, 100_003])
+@pytest.mark.parametrize("piece", [1 << 18, 10_001])
+def test_two_levels(size, piece, two_nodes, monkeypatch):
+    """Within a node by the window, between nodes in pieces."""
+    monkeypatch.setattr(relay, "PIECE", piece)
+    transport = plan_transport(two_nodes, size, torch.float32, CPU, "shared")
+    assert transport.leaders == MPI.COMM_NULL or transport.leaders.size == transport.nodes == 2
+    for _ in range(3):
+        vector = part(two_nodes.rank, size, torch.float32)
+        transport.reduce([vector])
+        if two_nodes.rank == 0:
+            assert torch.equal(vector, total(size, torch.float32))
+        vector = part(7 + two_nodes.rank, size, torch.float32)
+        transport.bcast([vector])
+        assert torch.equal(vector, part(7, size, torch.float32))
+    transport.close()
+
+
+@several
+@pytest.mark.parametrize("most", [1, 2], ids=["chain", "tree"])
+def test_every_rank_a_node_of_its_own(most, ranks, monkeypatch):
+    monkeypatch.setattr(relay, "children", lambda nodes, pieces: most)
+    monkeypatch.setattr(relay, "PIECE", 100)
+    real, ranks.node = ranks.node, MPI.COMM_SELF
     try:
-        transport = plan_transport(ranks, size, torch.float32, CPU, "shared")
-        assert transport.leaders == MPI.COMM_NULL or transport.leaders.size == SIZE // per_node
-        for _ in range(3):
-            vector = part(ranks.rank, size, torch.float32)
+        transport = plan_transport(ranks, 1234, torch.float64, CPU, "shared")
+        assert len(transport._relay.children) == min(most, max(0, SIZE - 1 - most * ranks.rank))
+        for _ in range(2):
+            vector = part(ranks.rank, 1234, torch.float64)
             transport.reduce([vector])
-            if ranks.rank == 0:
-                assert torch.equal(vector, total(size, torch.float32))
-            vector = part(7 + ranks.rank, size, torch.float32)
+            assert ranks.rank or torch.equal(vector, total(1234, torch.float64))
             transport.bcast([vector])
-            assert torch.equal(vector, part(7, size, torch.float32))
+            assert torch.equal(vector, total(1234, torch.float64))
+        transport.close()
     finally:
-        ranks.node.Free()
         ranks.node = real
+
+
+def test_a_tree_where_it_is_faster():
+    """13 pieces: 13 + 8 - 2 hops along a chain of 8 nodes, 2 * (13 + 3 - 1) in a tree; of 64 nodes 75 and 36."""
+    assert [relay.children(nodes, 13) for nodes in (2, 3, 8, 64)] == [1, 1, 1, 2]
+    assert relay.children(8, 1) == 2
+
+
+def fractions(seed: int, size: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=size).astype(np.float32))
+
+
+@several
+@pytest.mark.parametrize("piece", [1 << 18, 1000])
+def test_what_crosses_between_nodes_is_rounded(piece, two_nodes, monkeypatch):
+    """And only that: the root's node adds up in float32, and every rank ends with the same bits."""
+    monkeypatch.setattr(relay, "PIECE", piece)
+    size, half = 5003, SIZE // 2
+    transport = plan_transport(two_nodes, size, torch.float32, CPU, wire="bf16")
+    assert (transport.kind, transport.rounds) == ("shared", True)
+    vector = fractions(two_nodes.rank, size)
+    transport.reduce([vector])
+    first, second = (sum(fractions(rank, size) for rank in node) for node in (range(half), range(half, SIZE)))
+    assert two_nodes.rank or torch.equal(vector, first + second.bfloat16().float())
+
+    before = fractions(100, size)
+    new = before + 1e-3 * fractions(101, size)
+    vector = new.clone() if two_nodes.rank == 0 else before.clone()
+    transport.bcast_change(vector, before)
+    assert torch.equal(vector, before + (new - before).bfloat16().float())
+    assert (vector - new).abs().max() < 1e-3 * 2**-8 * 5
+    assert two_nodes.bytes_moved == 2 * size * (4 * (SIZE - 2) + 2)
+
+    vector = fractions(two_nodes.rank, size)
+    transport.bcast([vector])
+    assert torch.equal(vector, fractions(0, size)), "a start, and what is not a sum of changes, stays as it is"
+    transport.close()
+
+
+@several
+def test_on_one_node_nothing_is_rounded(ranks):
+    transport = plan_transport(ranks, 100, torch.float32, CPU, "host", wire="bf16")
+    assert not transport.rounds
+    vector = before = fractions(ranks.rank, 100)
+    transport.bcast_change(vector, before)
+    assert torch.equal(vector, fractions(0, 100))
+
+
+@several
+def test_only_one_transport_rounds(two_nodes):
+    with pytest.raises(UserError, match=r"^--wire bf16 is for .*got host, expected auto"):
+        plan_transport(two_nodes, 100, torch.float32, CPU, "host", wire="bf16")
 
 
 @several

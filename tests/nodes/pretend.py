@@ -2,6 +2,7 @@
 
     with Nodes(2) as nodes:
         nodes.run([mpirun, "-n", "4", "hostname"], slots=[3, 1])
+        nodes.slow("n2", "100mbit")
         nodes.cut("n2")
 
 Every node is a few Linux namespaces that a process of its own keeps; a bridge in those of ``head``, where mpirun runs,
@@ -22,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-PROGRAMS = ("ip", "unshare", "nsenter", "setpriv")
+PROGRAMS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 INSTALL = "apt-get install --no-install-recommends util-linux iproute2"
 PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 KEEPER = """
@@ -125,6 +126,13 @@ class Nodes:
 
     def join(self, name: str) -> None:
         self._ip("head", f"link set {name} up")
+
+    def slow(self, name: str, rate: str) -> None:
+        """Limit the node's cable, both ways, such as to 100mbit; "" for no limit."""
+        for where, device in (("head", name), (name, "eth0")):
+            limit = ("replace", "dev", device, "root", "tbf", "rate", rate, "burst", "256k", "latency", "200ms")
+            words = limit if rate else ("del", "dev", device, "root")
+            self.on(where, "tc", "qdisc", *words, namespaces=("-n",))
 
     def hide(self, name: str, folder: Path) -> None:
         """The node sees an empty folder in its place."""

@@ -24,6 +24,34 @@ SCRIPT = (
     "import json, sys; from fedlada_mpi.run import main; sys.exit(max(main(line) for line in json.loads(sys.argv[1])))"
 )
 
+# A run on two GPUs per node, as far as the choice of one goes.
+GPUS = """
+import platform, sys, torch
+from fedlada_mpi import device
+from fedlada_mpi.config import Config
+from fedlada_mpi.mpi import World
+from fedlada_mpi.run import main
+from unittest.mock import patch
+two = {"is_available": lambda: True, "device_count": lambda: 2, "set_device": lambda device: None}
+with patch.multiple(torch.cuda, **two), World() as world:
+    print("GPU", platform.node(), device.choose_device(world, Config()).index, flush=True)
+sys.exit(main(sys.argv[1:]) if sys.argv[1:] else 0)
+"""
+# Prints what x is on a rank after every round.
+SAME_X = """
+import hashlib, sys
+from fedlada_mpi import silo
+from fedlada_mpi.run import main
+receive = silo.Silo.receive
+
+def shown(self, r):
+    receive(self, r)
+    print("x", r.t, hashlib.sha256(self.s.x.numpy().tobytes()).hexdigest(), flush=True)
+
+silo.Silo.receive = shown
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 @pytest.fixture(scope="module")
 def data(shared_tmp):
@@ -79,6 +107,34 @@ def test_results_are_those_of_one_node(slots, data, alone, launch, tmp_path):
     assert [*Run(out["auto"], data).summary["segments"][0]["nodes"]] == [f"n{i + 1}" for i in range(len(slots))]
 
 
+def test_gpus_by_local_rank(launch):
+    """Of two on every node; a third rank shares the first."""
+    done = launch((3, 1), "-c", GPUS)
+    chosen = sorted(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("GPU"))
+    assert chosen == [["n1", "0"], ["n1", "0"], ["n1", "1"], ["n2", "0"]], done.stdout + done.stderr
+
+
+def test_rounded_over_a_slow_cable(nodes, data, launch, tmp_path):
+    """--wire bf16: after every round all ranks hold the same bits, and the model is near that of one process."""
+    settings = {**SETTINGS, "precision": "fp32", "algorithm": "fedlada", "wire": "bf16"}
+    near = run_here(data, tmp_path / "near", **settings)
+    nodes.slow("n2", "20mbit")
+    try:
+        done = launch((2, 2), "-c", SAME_X, *arguments(data, tmp_path / "far", settings))
+    finally:
+        nodes.slow("n2", "")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("x ")]
+    assert len(found) == 12
+    assert len(set(map(tuple, found))) == 3
+    far = Run(tmp_path / "far", data)
+    assert far.participants == near.participants
+    assert 1e-5 < disagreement(far.x, near.x, data.start) < 0.02
+    # x and, up, two sums are rounded; v, down, is not: of four ranks on two nodes, one vector of three.
+    vector = 4 * data.network.layout.size
+    assert far.metrics[0]["bytes_mpi"] == 4 * 3 * vector - 3 * vector // 2
+
+
 def test_threads_of_the_root_are_those_of_all(nodes, mpi_env, passed_on):
     """mpirun passes its environment on to ranks next to it, but not to other nodes."""
     ask = (
@@ -111,6 +167,12 @@ def test_a_node_that_does_not_see_the_files_is_named(nodes, launch, data, tmp_pa
     assert done.returncode == 2
     assert done.stderr.count(f"error: no manifest.json in {shards}") == 1
     assert "(rank 1 on n2)" in done.stderr
+    nodes.on("n2", "umount", shards)
+    run = arguments(data, runs / "one", {**SETTINGS, "dataset": shards})
+    done = launch((1, 1), "-m", "fedlada_mpi.run", *run)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert str(runs / "one") in done.stderr
+    assert done.stderr.count("(rank 1 on n2)") == 1
 
 
 def ranks_left(nodes):

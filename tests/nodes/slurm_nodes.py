@@ -1,0 +1,122 @@
+"""SLURM over pretend nodes: the controller on head, a daemon on every node.
+
+with Nodes(2) as nodes, SlurmNodes(nodes) as slurm:
+    slurm.run(["srun", "-N", "2", "hostname"])
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pretend import PATH, Nodes, wait_until
+
+PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
+INSTALL = "apt-get install --no-install-recommends slurm-wlm munge libpmix-dev"
+# TmpFS: files are shared, but what PMIx keeps there belongs to one node.
+CONF = """\
+ClusterName=pretend
+SlurmctldHost=head(10.78.0.254)
+SlurmctldPort=17002
+SlurmdPort=17003
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={root}/munge.socket
+CredType=cred/munge
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool.%n
+TmpFS={root}/tmp.%n
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd.%n.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
+MpiDefault=none
+PartitionName=normal Nodes=ALL Default=YES DefaultTime=10
+"""
+
+
+def missing() -> str:
+    """Why there is no SLURM here; empty if there is."""
+    if absent := [name for name in PROGRAMS if not shutil.which(name, path=PATH)]:
+        return f"no {' and '.join(absent)}: {INSTALL}"
+    if not list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so")):
+        return f"no libpmix.so for srun --mpi=pmix: {INSTALL}"
+    return ""
+
+
+class SlurmNodes:
+    def __init__(self, nodes: Nodes) -> None:
+        self.nodes, self.root = nodes, nodes.folder / "slurm"
+        self.daemons: list[subprocess.Popen[bytes]] = []
+        self.environment = {"PATH": PATH, "HOME": str(nodes.folder), "SLURM_CONF": str(self.root / "slurm.conf")}
+
+    def __enter__(self) -> SlurmNodes:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start(self) -> None:
+        names = self.nodes.names
+        for name in ("state", *(f"{kind}.{node}" for kind in ("spool", "tmp") for node in names)):
+            (self.root / name).mkdir(parents=True)
+        for folder in (self.nodes.folder, self.root):
+            folder.chmod(0o755)  # munged refuses a socket that others cannot reach
+        key = self.root / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(os.urandom(128))
+        each = [f"NodeName={name} NodeAddr=10.78.0.{i} CPUs=8 State=UNKNOWN\n" for i, name in enumerate(names, 1)]
+        (self.root / "slurm.conf").write_text(CONF.format(root=self.root) + "".join(each))
+        files = [f"--{name}-file={self.root}/munge.{name}" for name in ("key", "pid", "seed", "log")]
+        # One for all nodes: its socket is a file.
+        self._daemon("head", "munged", "--foreground", "--num-threads=2", f"--socket={self.root}/munge.socket", *files)
+        wait_until((self.root / "munge.socket").exists, 10, self.logs)
+        self._daemon("head", "slurmctld", "-D", "-c")
+        for name in names:
+            self._daemon(name, "slurmd", "-D", "-N", name, namespaces=("-m", "-u", "-i", "-n", "-p"))
+        wait_until(self._idle, 30, self.logs)
+
+    def _daemon(self, node: str, *command: str, namespaces: Sequence[str] = ("-m", "-u", "-i", "-n")) -> None:
+        pid = (self.nodes.folder / node / "pid").read_text()
+        line = ["nsenter", "-t", pid, *namespaces, "setpriv", "--pdeathsig", "KILL", *command]
+        with (self.root / f"{command[0]}.{node}.out").open("wb") as output:
+            self.daemons.append(
+                subprocess.Popen(
+                    line, env=self.environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.root
+                )
+            )
+
+    def _idle(self) -> bool:
+        done = self.run(["sinfo", "-h", "-t", "idle", "-o", "%D"])
+        return done.stdout.strip() == str(len(self.nodes.names))
+
+    def logs(self) -> str:
+        files = [*self.root.glob("*.log"), *self.root.glob("*.out")]
+        return "\n".join(f"--- {path.name}\n{path.read_text()[-1500:]}" for path in files)
+
+    def run(
+        self, command: Sequence[object], env: Mapping[str, str] | None = None, timeout: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """A client's command on head."""
+        return self.nodes.start(command, (), {**self.environment, **(env or {})}).finish(timeout)
+
+    def __exit__(self, *_: object) -> None:
+        if len(self.daemons) > 2:
+            self.run(["scancel", "--user=root"], timeout=20)
+        for daemon in reversed(self.daemons):
+            daemon.kill()  # nsenter, and with it the daemon
+            daemon.wait()

@@ -1,0 +1,45 @@
+"""Runs by srun over two pretend nodes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+from pretend import Nodes, missing
+from ranks import SIZE
+from repository import ROOT
+from slurm_nodes import SlurmNodes
+from slurm_nodes import missing as missing_slurm
+from test_nodes import GPUS, SETTINGS, SIZES
+from training_runs import Run, arguments, disagreement, make_data, run_here
+
+pytestmark = [pytest.mark.serial, pytest.mark.nodes, pytest.mark.slurm, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def slurm():
+    if SIZE > 1:
+        pytest.skip("starts processes of its own: runs in a world of one rank")
+    if reason := missing() or missing_slurm():
+        pytest.skip(reason)
+    with Nodes(2) as nodes, SlurmNodes(nodes) as slurm:
+        yield slurm
+
+
+def test_two_nodes(slurm, shared_tmp, tmp_path):
+    """Three ranks and one, as srun places them, on the GPUs of their nodes; results are those of one process."""
+    data = make_data(shared_tmp / "srun", SIZES, silos=2)
+    alone = run_here(data, tmp_path / "alone", **SETTINGS)
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
+    env |= {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    line = arguments(data, tmp_path / "run", SETTINGS)
+    srun = ["srun", "--mpi=pmix", "-K", "-N", 2, "-n", 4, sys.executable, "-c", GPUS]
+    done = slurm.run([*srun, *line], env, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr + slurm.logs()
+    chosen = sorted(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("GPU"))
+    assert chosen == [["n1", "0"], ["n1", "0"], ["n1", "1"], ["n2", "0"]]
+    run = Run(tmp_path / "run", data)
+    assert run.participants == alone.participants
+    assert disagreement(run.x, alone.x, data.start) < 1e-10
+    assert [*run.summary["segments"][0]["nodes"]] == ["n1", "n2"]
