@@ -84,9 +84,9 @@ def test_the_tuned_preset():
     by_hand = resolve({"preset": "tuned", "weight_decay": 0.3}).config
     assert by_hand.weight_decay == 0.3
     assert resolve({}, {"preset": "tuned"}).config == resolve({"preset": "tuned"}).config
-    other = resolve({"algorithm": "fedavg", "preset": "tuned"})
-    assert other.config == resolve({"algorithm": "fedavg"}).config
-    assert (other.config.preset, other.sources["preset"]) == ("paper", "no tuned values for fedavg")
+    other = resolve({"algorithm": "fedcm", "preset": "tuned"})
+    assert other.config == resolve({"algorithm": "fedcm"}).config
+    assert (other.config.preset, other.sources["preset"]) == ("paper", "no tuned values for fedcm")
 
 
 @pytest.mark.parametrize("preset", ["paper", "tuned"])

@@ -135,10 +135,10 @@ def test_the_preset_is_an_axis(tmp_path):
     """A method without tuned values has one run for both; a value that is the preset's is not named."""
     both = write(
         tmp_path / "a.toml",
-        '[base]\ndataset = "cifar10"\nalgorithm = ["fedavg", "fedlada"]\npreset = ["paper", "tuned"]\n',
+        '[base]\ndataset = "cifar10"\nalgorithm = ["fedcm", "fedlada"]\npreset = ["paper", "tuned"]\n',
     )
     assert {run.directory.name: run.given["preset"] for run in load(both).runs} == {
-        "cifar10_fedavg_seed=0": "paper",
+        "cifar10_fedcm_seed=0": "paper",
         "cifar10_fedlada_seed=0": "paper",
         "cifar10_fedlada_preset=tuned_seed=0": "tuned",
     }
