@@ -9,6 +9,7 @@ import pytest
 
 from fedlada_mpi import algorithms
 from fedlada_mpi import config as settings
+from fedlada_mpi.algorithms.fedavg import FedAvg
 from fedlada_mpi.config import Config, differences, dumps, is_record, load, resolve
 from fedlada_mpi.errors import UserError
 
@@ -84,9 +85,15 @@ def test_the_tuned_preset():
     by_hand = resolve({"preset": "tuned", "weight_decay": 0.3}).config
     assert by_hand.weight_decay == 0.3
     assert resolve({}, {"preset": "tuned"}).config == resolve({"preset": "tuned"}).config
-    other = resolve({"algorithm": "fedavg", "preset": "tuned"})
-    assert other.config == resolve({"algorithm": "fedavg"}).config
-    assert (other.config.preset, other.sources["preset"]) == ("paper", "no tuned values for fedavg")
+    other = resolve({"algorithm": "fedcm", "preset": "tuned"})
+    assert other.config == resolve({"algorithm": "fedcm"}).config
+    assert (other.config.preset, other.sources["preset"]) == ("paper", "no tuned values for fedcm")
+
+
+def test_tuned_values_are_not_inherited():
+    """What was chosen for a method says nothing about those that are made of it."""
+    assert FedAvg.tuned
+    assert type("Own", (FedAvg,), {}).tuned == {}
 
 
 @pytest.mark.parametrize("preset", ["paper", "tuned"])

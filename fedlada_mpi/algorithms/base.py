@@ -109,7 +109,7 @@ class Algorithm:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": dict(lr=0.1, weight_decay=1e-3, decay_mode="l2", server_lr=1.0)
     }
-    # What differs from these under --preset tuned, by data set.
+    # What differs from these under --preset tuned, by data set; chosen for this method, hence not inherited.
     tuned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     hypers: ClassVar[dict[str, Setting]] = {}  # its own settings; collected from the class
 
@@ -134,6 +134,7 @@ class Algorithm:
         }
         if cls.amends and "alpha" not in cls.hypers:
             raise TypeError(f"{cls.__name__} declares amends and has no setting alpha: add alpha = hyper(...)")
+        cls.tuned = vars(cls).get("tuned", {})
         known = [*SETTINGS, *cls.hypers]
         presets = (*cls.presets.values(), *cls.tuned.values())
         for name in (*cls.requires, *(name for preset in presets for name in preset)):

@@ -9,3 +9,4 @@ from .base import Algorithm
 
 class FedAvg(Algorithm):
     name, label, year, colour = "fedavg", "FedAvg", 2017, "#5a5a5a"
+    tuned = {"": dict(weight_decay=0.002)}

@@ -51,6 +51,7 @@ class LocalAdam(Algorithm):
         "": dict(lr=1e-3, weight_decay=1e-2, decay_mode="decoupled", server_lr=1.0),
         "digits": dict(lr=4e-3),
     }
+    tuned = {"": dict(weight_decay=0.05)}
 
     def __init__(self, config: Config, *more: Any):
         super().__init__(config, *more)

@@ -64,14 +64,14 @@ def build(
 
 def tables_of(groups: Sequence[Group]) -> list[Table]:
     """All tables of a report: the paper's, then those of the runs themselves."""
-    from . import claims, paper, setups, significance, speedup, tables
+    from . import claims, paper, setups, significance, speedup, tables, tuning
 
     return [
-        claims.table(groups),
+        *claims.tables(groups),
         *paper.tables(groups),
         tables.overview(groups),
         *significance.tables(groups),
-        *(table for table in [tables.clients(groups), tables.diagnostics(groups)] if table.rows),
+        *(table for table in [tuning.table(groups), tables.clients(groups), tables.diagnostics(groups)] if table.rows),
         *speedup.tables(groups),
         *tables.targets(groups, tables.levels(groups, paper.levels())),
         tables.cost(groups),

@@ -35,14 +35,20 @@ UNDECIDED = Range(-math.inf, math.inf)
 Lookup = Callable[[Mapping[str, Any], Mapping[str, Any]], Range | None]  # settings and a measure; None: not run
 
 
-def table(groups: Sequence[Group]) -> Table:
+def tables(groups: Sequence[Group]) -> list[Table]:
+    """The claims with the paper's settings and, where there are such runs, with tuned ones."""
+    return [_table(groups, {}), *([_table(groups, {"preset": paper.TUNED})] if paper.any_tuned(groups) else [])]
+
+
+def _table(groups: Sequence[Group], chosen: Mapping[str, Any]) -> Table:
+    """``chosen`` are settings of every run."""
     columns = [
         *(Column("Claim", numeric=False), Column("ours"), Column("paper"), Column("holds", numeric=False)),
         Column("by the paper's tables"),
     ]
     rows = []
     for i, spec in enumerate(paper.contents()["claims"]):
-        ours = _value(spec, lambda where, measure: _measured(groups, where, measure))
+        ours = _value(spec, lambda where, measure: _measured(groups, {**where, **chosen}, measure))
         verdict = "not run" if ours is None else _verdict(spec, ours)
         unit = " times" if "ratio" in spec else f" point{'s' * (spec['value'] != 1)}"
         known = ours is not None and ours != UNDECIDED
@@ -55,7 +61,9 @@ def table(groups: Sequence[Group]) -> Table:
                 Cell(printed.text, printed.low) if (printed := _value(spec, _printed)) else Cell(),
             ]
         )
-    return Table("claims", "Claims of the text", columns, rows, "Sections 1 and 4, and appendix", [NOTE], paper=True)
+    notes = [NOTE, paper.UNTUNED] if chosen else [NOTE]
+    name, title = paper.named("claims", "Claims of the text", chosen)
+    return Table(name, title, columns, rows, "Sections 1 and 4, and appendix", notes, paper=True)
 
 
 def _verdict(spec: Mapping[str, Any], ours: Range) -> str:
@@ -80,6 +88,8 @@ def _value(spec: Mapping[str, Any], lookup: Lookup) -> Range | None:
             return UNDECIDED
         if "ratio" in spec:
             best = Range(min(other.low for other in known), min(other.high for other in known))
+            if math.isinf(ours.high) and math.isinf(best.high):
+                return UNDECIDED
             found.append(Range(best.low / ours.high, best.high / ours.low))
         else:
             best = Range(max(other.low for other in known), max(other.high for other in known))

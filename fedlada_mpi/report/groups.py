@@ -189,9 +189,12 @@ def _aligned(runs: Sequence[Run], cut: bool) -> list[Run]:
 
 
 def uneven(groups: Sequence[Group]) -> list[str]:
-    """Notes on the groups whose seeds differ in their rounds or in those that were evaluated."""
-    said = ((name, one.uneven) for one, name in zip(groups, labels(groups), strict=True))
-    return [f"{name}: {why}." for name, why in said if why]
+    """Notes on the groups whose seeds differ in their rounds or in those that were evaluated, alike ones in one."""
+    alike: dict[str, list[str]] = {}
+    for one, name in zip(groups, labels(groups), strict=True):
+        if one.uneven:
+            alike.setdefault(one.uneven, []).append(name)
+    return [f"{', '.join(names)}: {why}." for why, names in alike.items()]
 
 
 def group(runs: Iterable[Run]) -> list[Group]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ OPEN = frozenset(
 ROUNDS = 1500  # what "never" means in the paper
 ACCURACIES = ("test_at", "test_at_fit", "test_when_train", "best_test")
 TUNED = "tuned"
+UNTUNED = "Methods without tuned settings are shown with the paper's."
 NOT_RUN = "not run"
 
 
@@ -67,9 +68,18 @@ def _match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | N
 def tables(groups: Sequence[Group]) -> list[Table]:
     """The paper's tables with its settings; and with tuned ones, those of them in which tuned runs appear."""
     tables = [_table(spec, groups, {}) for spec in contents()["tables"]]
-    if any(one.settings.get("preset") == TUNED for one in groups):
+    if any_tuned(groups):
         tables += [_table(spec, groups, {"preset": TUNED}) for spec in contents()["tables"] if _tuned(spec, groups)]
     return tables
+
+
+def any_tuned(groups: Sequence[Group]) -> bool:
+    return any(one.settings.get("preset") == TUNED for one in groups)
+
+
+def named(name: str, title: str, chosen: Mapping[str, Any]) -> tuple[str, str]:
+    """Id and title of a table; ``chosen`` are settings of every run in it."""
+    return (f"{name}_{TUNED}", f"{title}, {TUNED}") if chosen else (name, title)
 
 
 def _tuned(spec: Mapping[str, Any], groups: Sequence[Group]) -> bool:
@@ -91,26 +101,21 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str
     ((setting, values),) = spec["rows"].items()
     names = spec.get("labels") or [method_name(v) if setting == "algorithm" else f"{v:g}" for v in values]
     notes = [spec["note"]] if "note" in spec else []
-    notes += ["Methods without tuned settings are shown with the paper's."] if chosen else []
+    notes += [UNTUNED] if chosen else []
     columns = [Column("Method" if setting == "algorithm" else setting.replace("_", " ").capitalize(), numeric=False)]
     rows = [[Cell(name, sort=float(i))] for i, name in enumerate(names)]
     horizon = spec.get("horizon")
-    shown: dict[int, Group] = {}
-    otherwise: dict[tuple[str, str], list[str]] = {}  # methods that were run with other open settings
+    shown: dict[int, tuple[Group, str]] = {}  # with the other open settings that they were run with
     for column in spec["columns"]:
         found: dict[Any, Group | None] = {}
         for value, where in zip(values, _cells(spec, column), strict=True):
             one, differing = match(groups, {**where, **chosen})
             found[value] = one
             if one:
-                shown[id(one)] = one
+                shown[id(one)] = one, ", ".join(show(n, one.settings[n]) for n in differing)
             if one and one.method != where["algorithm"]:
                 stands = f"{one.method_name} stands for {method_name(where['algorithm'])} at {show(setting, value)}."
                 notes += [stands] if stands not in notes else []
-            if one and differing:
-                used = ", ".join(show(n, one.settings[n]) for n in differing)
-                methods = otherwise.setdefault((dataset_name(one.dataset), used), [])
-                methods += [one.method_name] if one.method_name not in methods else []
         if column["measure"] == "test_at_fit":
             measure, note = _fitted(list(found.values()), column["paper"], column["round"])
             notes.append(note)
@@ -125,12 +130,34 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str
             if printed:
                 also = column["also"][i] if "also" in column else math.nan
                 row += [_printed(paper, column, also), _difference(ours, paper, column, also)]
-    differ = ((one, one.uneven) for one in shown.values())
-    notes += [f"{one.method_name} on {dataset_name(one.dataset)}: {why}." for one, why in differ if why]
-    for (dataset, used), methods in otherwise.items():
-        notes.append(f"{', '.join(methods)} on {dataset} {'was' if len(methods) == 1 else 'were'} run with {used}.")
-    name, title = (spec["id"], spec["title"]) if not chosen else (f"{spec['id']}_{TUNED}", f"{spec['title']}, {TUNED}")
+    notes += [*_uneven(one for one, _ in shown.values()), *_otherwise(shown.values())]
+    name, title = named(spec["id"], spec["title"], chosen)
     return Table(name, title, columns, rows, spec["source"], notes, paper=True)
+
+
+def _uneven(groups: Iterable[Group]) -> list[str]:
+    """Notes on methods whose seeds differ in their rounds, one for all with the same."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    for one in groups:
+        if one.uneven:
+            alike.setdefault((dataset_name(one.dataset), one.uneven), []).append(one.method_name)
+    return [f"{', '.join(methods)} on {dataset}: {why}." for (dataset, why), methods in alike.items()]
+
+
+def _otherwise(groups: Iterable[tuple[Group, str]]) -> list[str]:
+    """Notes on methods that were run with other open settings, which come with their groups; empty: with none."""
+    alike: dict[tuple[str, str], list[str]] = {}
+    known = list(groups)
+    if len(known) > 1 and len(every := {used for _, used in known}) == 1 and any(every):
+        return [f"All were run with {known[0][1]}."]
+    for one, used in known:
+        methods = alike.setdefault((dataset_name(one.dataset), used), [])
+        methods += [one.method_name] if one.method_name not in methods else []
+    return [
+        f"{', '.join(methods)} on {dataset} {'was' if len(methods) == 1 else 'were'} run with {used}."
+        for (dataset, used), methods in alike.items()
+        if used
+    ]
 
 
 def _over(one: Group, measure: measures.Measure, column: Mapping[str, Any], horizon: int | None) -> Stat:
@@ -167,9 +194,8 @@ def _fitted(groups: Sequence[Group | None], paper: Sequence[float], last: int) -
     for (at, mean, *_), value in rows:
         errors += (100 * mean[np.searchsorted(at, rounds)] - value) ** 2
     best = int(rounds[np.argmin(errors)])
-    chosen = (
-        f"Ours is after round {best:,}: of all up to {last:,}, the one in which the sum of squared differences from"
-    )
+    to = int(rounds[-1])  # the last that all rows have
+    chosen = f"Ours is after round {best:,}: of all up to {to:,}, the one in which the sum of squared differences from"
     return measures.test_at(best), f"{said} {chosen} the paper is least, over {len(rows)} of {len(paper)} rows."
 
 

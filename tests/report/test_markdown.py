@@ -6,32 +6,54 @@ import pytest
 from PIL import Image
 from synthetic_runs import write_run
 
+from fedlada_mpi import algorithms
+from fedlada_mpi.config import resolve
 from fedlada_mpi.errors import UserError
-from fedlada_mpi.report import groups, load, markdown, paper, tables_of
+from fedlada_mpi.report import groups, load, markdown, paper, tables_of, tuning
 from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.tables import Cell, Column, Table
 
 pytestmark = pytest.mark.serial  # nothing of it depends on ranks
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = "python -m fedlada_mpi.report docs/reproduction/runs --out report --update docs/reproduction.md README.md"
+PAGES = {
+    "docs/reproduction/runs": ("docs/reproduction.md", "README.md"),
+    "docs/reproduction/runs docs/reproduction/tuning": ("docs/experiments.md",),
+}
+FOLDERS = ("reproduction/runs", "reproduction/tuning", "reproduction/theory", "methods/runs")
 
 
-def test_the_pages_agree_with_the_records():
-    found = groups.group(load.read_all([ROOT / "docs/reproduction/runs"])[0])
+def recorded(folders: str) -> list[groups.Group]:
+    return groups.group(load.read_all([ROOT / folder for folder in folders.split()])[0])
+
+
+@pytest.mark.parametrize("folders", PAGES)
+def test_the_pages_agree_with_the_records(folders):
+    found = recorded(folders)
     tables, figures = tables_of(found), paper.figures(found)
-    for name in ("README.md", "docs/reproduction.md"):
+    command = f"python -m fedlada_mpi.report {folders} --out report --update {' '.join(PAGES[folders])}"
+    for name in PAGES[folders]:
         text = (ROOT / name).read_text()
-        assert markdown.filled(text, tables, figures) == text, f"{name} is not that of the records: run {COMMAND}"
+        assert markdown.filled(text, tables, figures) == text, f"{name} is not that of the records: run {command}"
         for folder, picture in markdown._PICTURE.findall(text):
             assert (ROOT / name).parent.joinpath(folder, f"{picture}.png").is_file()
-    assert COMMAND in text
+    text = (ROOT / "docs/reproduction.md").read_text()
+    assert command in text
     for spec in paper.contents()["tables"]:
         assert f"<!-- report: {spec['id']} -->" in text
 
 
+def test_the_tuned_presets_are_those_of_the_rule():
+    chosen = tuning.chosen(recorded("docs/reproduction/runs docs/reproduction/tuning"))
+    assert len(chosen) == 7
+    for method in algorithms.names():
+        tuned = {"": {"weight_decay": chosen[method]}} if method in chosen else {}
+        preset = resolve({"dataset": "cifar10", "algorithm": method}).config.weight_decay
+        assert algorithms.find(method).tuned == (tuned if chosen.get(method, preset) != preset else {}), method
+
+
 def test_records_are_small_and_name_no_machine():
-    for folder in ("reproduction", "methods"):
-        for record in (ROOT / "docs" / folder / "runs").iterdir():
+    for folder in FOLDERS:
+        for record in (ROOT / "docs" / folder).iterdir():
             files = list(record.iterdir())
             assert sum(file.stat().st_size for file in files) < 150_000, record
             text = "".join(file.read_text() for file in files if file.suffix == ".json")
