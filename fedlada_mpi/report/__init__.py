@@ -25,11 +25,12 @@ def build(
     out: str | os.PathLike,
     pages: Sequence[str | os.PathLike] = (),
     style: str = "screen",
+    skip_broken: bool = False,
 ) -> list[str]:
     """Write the report of the run directories at or under ``runs``; returns messages for the user.
 
     ``pages`` are Markdown files that get its tables and pictures, see ``markdown.py``; ``style`` is that of
-    the figures, "screen" or "paper".
+    the figures, "screen" or "paper"; ``skip_broken`` leaves out runs that cannot be read.
     """
     from . import figures, latex, load, markdown, page, paper
     from .groups import group
@@ -38,7 +39,7 @@ def build(
     for one in pages:
         markdown.read(one)  # a page that cannot be read is reported before everything else is computed
     out = Path(out)
-    loaded, problems = load.read_all(runs)
+    loaded, problems = load.read_all(runs, skip_broken)
     groups = group(loaded)
     all_tables = tables_of(groups)
     (out / "tables").mkdir(parents=True, exist_ok=True)

@@ -27,12 +27,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="figures for a screen, or for a paper: as wide as a journal's column or text, also as PDF, with LaTeX "
         "captions [screen]",
     )
+    parser.add_argument(
+        "--skip-broken",
+        action="store_true",
+        help="leave out runs that cannot be read, and name them, instead of ending",
+    )
     arguments = parser.parse_args(argv)
     try:
         if arguments.pack is None:
-            messages = build(arguments.runs, arguments.out, arguments.update, arguments.style)
+            messages = build(arguments.runs, arguments.out, arguments.update, arguments.style, arguments.skip_broken)
         else:
-            messages = pack(arguments.runs, arguments.pack)
+            messages = pack(arguments.runs, arguments.pack, arguments.skip_broken)
         print(*messages, sep="\n")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
