@@ -5,7 +5,7 @@
     python -m fedlada_mpi.grid main --count
     python -m fedlada_mpi.grid main --command 7                  # the command of run 7
     python -m fedlada_mpi.grid main --index 7 --launcher "srun --mpi=pmix"
-    python -m fedlada_mpi.grid digits --all --launcher "mpirun -n 4"
+    python -m fedlada_mpi.grid digits --all -n 4                 # on four ranks of this machine
     python -m fedlada_mpi.grid main --all --parallel 3           # three at once on this machine
 
 A finished run is skipped, an interrupted one is resumed, and one that another process is running is left alone, so
@@ -24,9 +24,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from . import config as settings
+from . import ranks
 from .errors import UserError
 from .experiments import Grid, Run, experiments, live, load, progress
 from .experiments.parallel import LOG, Parallel
@@ -174,8 +176,9 @@ def _parser() -> argparse.ArgumentParser:
         "--launcher",
         default=os.environ.get("FEDLADA_LAUNCHER", ""),
         metavar="COMMAND",
-        help='what starts the ranks, such as "mpirun -n 4" [$FEDLADA_LAUNCHER, else one rank]',
+        help='what starts the ranks, such as "srun --mpi=pmix" [$FEDLADA_LAUNCHER, else one rank]',
     )
+    ranks.add_argument(parser)
     return parser
 
 
@@ -194,6 +197,12 @@ def act(arguments: argparse.Namespace) -> int:
         raise UserError(f"--parallel: got {arguments.parallel}, expected a number of runs, together with --all")
     grid = load(arguments.experiment, arguments.runs, parse_changes(arguments.set))
     launcher = shlex.split(arguments.launcher)
+    if count := ranks.number(arguments.ranks):
+        if launcher:
+            raise UserError(
+                f"-n {count} starts the ranks without a launcher: got --launcher, too; leave one of them out"
+            )
+        grid = replace(grid, runs=[replace(run, ranks=count) for run in grid.runs])
     if arguments.count:
         print(len(grid.runs))
     elif arguments.command is not None:

@@ -199,7 +199,7 @@ class Session:
         previous = checkpoint.read_more(out, start, checkpoint.PREVIOUS) if start and self.config.diagnose else None
         if previous is not None:
             self.silo.before.copy_(torch.from_numpy(previous))
-        clients = ClientValues(out, start, self.manifest.counts)
+        clients = ClientValues(out, start, self.manifest.counts, self.manifest.places[0] + 1)
         return Kept(self._segments(), clients, best, previous is not None, Sinks(self.config, start))
 
     def _serve(self, memory: np.ndarray, kept: Kept) -> str:

@@ -124,7 +124,7 @@ class Parallel:
 
     def _share(self, slot: int) -> dict[str, str]:
         """The GPU of a slot, where there are several, and its part of the cores; a launcher places ranks itself."""
-        if self.launcher or self.at_once == 1:
+        if self.launcher or self.runs[0].ranks or self.at_once == 1:
             return {}
         share = {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if len(self.gpus) > 1 else {}
         if "OMP_NUM_THREADS" not in os.environ:

@@ -50,7 +50,8 @@ def build(
     names = figures.write(groups, out / "figures", style)
     where = printable(", ".join(map(str, runs)))
     problems = [printable(problem) for problem in problems]
-    (out / "index.html").write_text(page.render(groups, all_tables, names, where, problems), "utf-8")
+    text = page.render(groups, all_tables, names, where, problems, figures.STYLES[style].formats)
+    (out / "index.html").write_text(text, "utf-8")
     markdown.update(pages, all_tables, paper.figures(groups), out / "figures")
     unreadable = sum(run.skipped for run in loaded)
     messages = [f"left out: {problem}" for problem in problems]
@@ -72,7 +73,7 @@ def tables_of(groups: Sequence[Group]) -> list[Table]:
         *paper.tables(groups),
         tables.overview(groups),
         *significance.tables(groups),
-        *(table for table in [tables.clients(groups), tables.diagnostics(groups)] if table.rows),
+        *(t for t in [tables.clients(groups), tables.silos(groups), tables.diagnostics(groups)] if t.rows),
         *speedup.tables(groups),
         *tables.targets(groups, tables.levels(groups, paper.levels())),
         tables.cost(groups),

@@ -383,3 +383,13 @@ def test_paths_that_no_grid_can_have(small, capsys):
     for arguments in (["x" * 300 + ".toml"], ["\0.toml"], [small[0], "--runs", "x" * 5000], [small[0], "--runs", "\0"]):
         assert grid.main(arguments) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ranks_of_this_machine(small, capsys, monkeypatch):
+    monkeypatch.delenv("FEDLADA_LAUNCHER", raising=False)
+    assert grid.main([*small[:3], "--command", "1", "-n", "4"]) == 0
+    assert " -n 4 --out " in capsys.readouterr().out
+    assert grid.main([*small, "--command", "1", "-n", "4"]) == 2
+    assert "-n 4 starts the ranks without a launcher" in capsys.readouterr().err
+    assert grid.main([*small[:3], "--all", "-n", "four"]) == 2
+    assert capsys.readouterr().err == "error: -n: got 'four', expected a number of ranks from 1 to 4096\n"
