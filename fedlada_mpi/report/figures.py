@@ -312,7 +312,7 @@ def _silos(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
             each = values[measure] * (100.0 if measure in PERCENT else 1.0)
             spread = each.std(axis=0, ddof=1) if len(each) > 1 else None
             drawn: Any = {"color": look.colour, "marker": look.marker, "linestyle": "none", "label": name}
-            axes.errorbar(across, each.mean(axis=0), spread, elinewidth=0.8, **drawn)
+            axes.errorbar(across, each.mean(axis=0), spread, elinewidth=0.8, capsize=2, **drawn)
             axes.set(xlabel="Silo", ylabel=MEASURES[measure])
             axes.xaxis.get_major_locator().set_params(integer=True)
     drawing.suptitle(f"{problem}: silo by silo, after the last evaluation" + _seeds(groups))

@@ -178,7 +178,9 @@ def _left_out(problems: Sequence[str]) -> str:
 
 
 def _picture(name: str, title: str) -> str:
-    return f'<figure><img src="figures/{name}.png" alt="{html.escape(title)}" loading="lazy"></figure>'
+    # On a phone it is wider than the screen, so that its text can be read: the arrow keys scroll it, too.
+    image = f'<img src="figures/{name}.png" alt="{html.escape(title)}" loading="lazy">'
+    return f'<figure class="picture" tabindex="0">{image}</figure>'
 
 
 def _alt(problem: str, what: str, groups: Sequence[Group]) -> str:
