@@ -33,6 +33,7 @@ from .errors import UserError
 from .experiments import Grid, Run, experiments, live, load, progress
 from .experiments.parallel import LOG, Parallel
 from .experiments.starting import STOPS, claimed, exit_status, passed_on, start
+from .options import Parser
 from .rundir import lock
 from .signals import STOPPED
 
@@ -148,7 +149,7 @@ def _pick(grid: Grid, index: int) -> Run:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m fedlada_mpi.grid", description=__doc__.partition("\n")[0])
+    parser = Parser(prog="python -m fedlada_mpi.grid", description=__doc__.partition("\n")[0])
     parser.add_argument("experiment", nargs="?", help="name of an experiment, or a TOML file")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="list the runs (the default)")

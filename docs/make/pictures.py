@@ -26,7 +26,7 @@ from fedlada_mpi.report import build  # noqa: E402
 
 FOLDER = ROOT / "docs/report"
 # Width and height of the window, and whether it is dark.
-SCREENS = {"page": (1280, 1500, False), "page_dark": (1280, 1500, True), "page_phone": (390, 1500, False)}
+SCREENS = {"page": (1280, 1200, False), "page_dark": (1280, 1200, True), "page_phone": (390, 1200, False)}
 COLOURS = 128
 FIGURES = {
     f"{kind}_digits": f"{kind}_digits" for kind in ("curves", "clients", "silos", "phases", "ranks", "diagnostics")
