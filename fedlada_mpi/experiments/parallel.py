@@ -142,7 +142,7 @@ class Parallel:
             done = f"{run.rounds_done()} of {run.rounds} rounds"
             if run.finished():
                 self._say(started.index, f"finished, {run.rounds} rounds")
-            elif status in STOPS and self.stopped:
+            elif self.stopped and status in (*STOPS, 1):  # 1: a Ctrl-C while Python itself was starting
                 self._say(started.index, f"stopped after {done}")
             else:
                 # A launcher may end with 0 where a node was lost: what counts is what the run has written.

@@ -153,7 +153,7 @@ def _remove(path: Path, holder: dict[str, Any]) -> None:
 def hold(directory: Path, name: str = NAME) -> Iterator[None]:
     """Hold the directory's lock inside the block; raises Busy if another process does."""
     path, me, done = directory / name, _me(), threading.Event()
-    with disk.writing(path):
+    with disk.writing(path, "then run it again"):
         directory.mkdir(parents=True, exist_ok=True)
         _take(path, me)
 
