@@ -22,7 +22,7 @@ from fedlada_mpi.errors import UserError
 from fedlada_mpi.options import Parser
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     parser = Parser(
         prog="python -m data_prep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     try:
-        flags = vars(parser().parse_args(arguments))
+        flags = vars(parser().parse_all(arguments))
         kind = flags.get("partition", PrepareSettings.partition)
         for name, kinds in USED_BY.items():
             if name in flags and kind in KINDS and kind not in kinds:

@@ -148,7 +148,7 @@ def _pick(grid: Grid, index: int) -> Run:
     return grid.runs[index]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser(prog="python -m fedlada_mpi.grid", description=__doc__.partition("\n")[0])
     parser.add_argument("experiment", nargs="?", help="name of an experiment, or a TOML file")
     what = parser.add_mutually_exclusive_group()
@@ -234,7 +234,7 @@ def _print(grid: Grid, status: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        return act(_parser().parse_args(argv))
+        return act(_parser().parse_all(argv))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -18,8 +18,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UserError(message if len(message) <= LONGEST else message[: LONGEST - 1] + "…")
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
-        options, unknown = self.parse_known_args(args, namespace)
+    def parse_all(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """The options; what belongs to none is refused."""
+        options, unknown = self.parse_known_args(argv)
         if unknown:
             name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
             known = [option for action in self._actions for option in action.option_strings]

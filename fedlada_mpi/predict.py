@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", help="directory of the run")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files, of any size")
     try:
-        options = parser.parse_args(arguments)
+        options = parser.parse_all(arguments)
         # Imported here: --help must not wait for torch.
         from .trained import load
 

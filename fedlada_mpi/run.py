@@ -54,7 +54,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
     parser.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
     ranks.add_argument(parser)
     _add_settings(parser, argv)
-    options = parser.parse_args(argv)
+    options = parser.parse_all(argv)
     for name in ("config", "resume"):
         if getattr(options, name) == []:  # what argparse makes of --config=--
             parser.error(f"argument --{name}: expected one argument")

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="leave out runs that cannot be read, and name them, instead of ending",
     )
     try:
-        arguments = parser.parse_args(argv)
+        arguments = parser.parse_all(argv)
         if arguments.pack is None:
             messages = build(arguments.runs, arguments.out, arguments.update, arguments.style, arguments.skip_broken)
         else:
