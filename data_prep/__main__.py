@@ -19,12 +19,13 @@ from fedlada_mpi.data.settings import DEFAULT_SILOS, IMAGES_PER_CLIENT, PrepareS
 from fedlada_mpi.data.sources import LOADERS
 from fedlada_mpi.data.sources.imagefolder import TEST_SHARE
 from fedlada_mpi.errors import UserError
+from fedlada_mpi.options import Parser
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> Parser:
+    parser = Parser(
         prog="python -m data_prep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS, allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
     )  # fmt: skip
     add = parser.add_argument
     add("--dataset", required=True, metavar="NAME", help=f"one of {', '.join(LOADERS)}")
@@ -64,8 +65,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    flags = vars(parser().parse_args(arguments))
     try:
+        flags = vars(parser().parse_all(arguments))
         kind = flags.get("partition", PrepareSettings.partition)
         for name, kinds in USED_BY.items():
             if name in flags and kind in KINDS and kind not in kinds:

@@ -230,7 +230,7 @@ SETTINGS: dict[str, Setting] = {
 
 OTHER_FILES = (".yaml", ".yml", ".ini", ".cfg", ".conf", ".py", ".xml", ".csv")  # that people give for settings
 
-# As --help lists them; a setting that none of these names belongs to "training".
+# As --help lists them, each in one group.
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": (
         *("dataset", "data_dir", "clients", "partition", "dirichlet", "exhausted", "classes_per_client", "size_sigma"),
@@ -240,21 +240,14 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("algorithm", "preset", "model", "norm", "activation", "smu_mu", "init", "init_partial"),
         *("server_lr", "participation", "sampling", "weighting", "robust", "trim"),
     ),
-    "training": (),
+    "training": (
+        *("rounds", "local_epochs", "local_steps", "batch_size", "lr", "lr_schedule", "lr_decay", "lr_step"),
+        *("lr_horizon", "lr_warmup", "weight_decay", "decay_mode", "decay_on", "clip", "on_nonfinite", "seed"),
+    ),
     "evaluation": ("eval_every", "eval_train_every", "eval_clients", "targets", "diagnose", "diagnose_images"),
     "machine": (
-        "device",
-        "precision",
-        "engine",
-        "compile",
-        "transport",
-        "wire",
-        "server_trains",
-        "silo_per_rank",
-        "max_clients_at_once",
-        "patience",
-        "adopt",
-        "min_silos",
+        *("device", "precision", "sums", "engine", "compile", "transport", "wire", "server_trains", "silo_per_rank"),
+        *("max_clients_at_once", "patience", "adopt", "min_silos"),
     ),
     "output": ("out", "checkpoint_every", "wandb", "mlflow"),
 }
@@ -262,11 +255,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 def grouped() -> dict[str, dict[str, Setting]]:
     """The settings that all methods have, by group."""
-    named = {name for names in GROUPS.values() for name in names}
-    rest = tuple(name for name in SETTINGS if name not in named)
-    return {
-        title: {n: SETTINGS[n] for n in (*names, *(rest * (title == "training")))} for title, names in GROUPS.items()
-    }
+    return {title: {name: SETTINGS[name] for name in names} for title, names in GROUPS.items()}
 
 
 def settings_of(algorithm: str) -> dict[str, Setting]:

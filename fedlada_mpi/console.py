@@ -71,12 +71,15 @@ class Overview:
 
     def _where(self) -> list[tuple[str, str]]:
         e, owned = self.environment, self.clients_per_rank
-        threads = f", {e['threads']} threads per rank" if self.on_cpu else ""
+        threads = f", {plural(e['threads'], 'thread')} per rank" if self.on_cpu else ""
         aware = "" if self.cuda_aware else "not "
+        each = plural(max(owned), "client")
+        if len(owned) > 1:
+            each = f"{each if min(owned) == max(owned) else f'{min(owned)} to {each}'} each"
         return [
             (
                 "ranks",
-                f"{e['ranks']} ({self.ranks_on_node} on this node), {min(owned)} to {max(owned)} clients each, of "
+                f"{e['ranks']} ({self.ranks_on_node} on this node), {each}, of "
                 f"{plural(self.manifest.silos, 'silo file')}",
             ),
             ("device", f"{e['device']}{threads}"),
@@ -170,7 +173,7 @@ class Progress:
 
 def closing_lines(summary: dict[str, Any], records: list[dict[str, Any]], out: str) -> str:
     """The last lines that a run prints."""
-    lines = [f"{summary['status']} after {summary['rounds']} rounds in {summary['seconds']:.1f} s"]
+    lines = [f"{summary['status']} after {plural(summary['rounds'], 'round')} in {summary['seconds']:.1f} s"]
     if summary["final"]:
         best, final = summary["best"], summary["final"]
         lines.append(

@@ -5,7 +5,7 @@
     python -m fedlada_mpi.grid main --count
     python -m fedlada_mpi.grid main --command 7                  # the command of run 7
     python -m fedlada_mpi.grid main --index 7 --launcher "srun --mpi=pmix"
-    python -m fedlada_mpi.grid digits --all --launcher "mpirun -n 4"
+    python -m fedlada_mpi.grid digits --all -n 4                 # on four ranks of this machine
     python -m fedlada_mpi.grid main --all --parallel 3           # three at once on this machine
 
 A finished run is skipped, an interrupted one is resumed, and one that another process is running is left alone, so
@@ -24,13 +24,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from . import config as settings
+from . import ranks
 from .errors import UserError
 from .experiments import Grid, Run, experiments, live, load, progress
 from .experiments.parallel import LOG, Parallel
 from .experiments.starting import STOPS, claimed, exit_status, passed_on, start
+from .options import Parser
 from .rundir import lock
 from .signals import STOPPED
 
@@ -145,8 +148,8 @@ def _pick(grid: Grid, index: int) -> Run:
     return grid.runs[index]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m fedlada_mpi.grid", description=__doc__.partition("\n")[0])
+def _parser() -> Parser:
+    parser = Parser(prog="python -m fedlada_mpi.grid", description=__doc__.partition("\n")[0])
     parser.add_argument("experiment", nargs="?", help="name of an experiment, or a TOML file")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--list", action="store_true", help="list the runs (the default)")
@@ -174,8 +177,9 @@ def _parser() -> argparse.ArgumentParser:
         "--launcher",
         default=os.environ.get("FEDLADA_LAUNCHER", ""),
         metavar="COMMAND",
-        help='what starts the ranks, such as "mpirun -n 4" [$FEDLADA_LAUNCHER, else one rank]',
+        help='what starts the ranks, such as "srun --mpi=pmix" [$FEDLADA_LAUNCHER, else one rank]',
     )
+    ranks.add_argument(parser)
     return parser
 
 
@@ -194,6 +198,12 @@ def act(arguments: argparse.Namespace) -> int:
         raise UserError(f"--parallel: got {arguments.parallel}, expected a number of runs, together with --all")
     grid = load(arguments.experiment, arguments.runs, parse_changes(arguments.set))
     launcher = shlex.split(arguments.launcher)
+    if count := ranks.number(arguments.ranks):
+        if launcher:
+            raise UserError(
+                f"-n {count} starts the ranks without a launcher: got --launcher, too; leave one of them out"
+            )
+        grid = replace(grid, runs=[replace(run, ranks=count) for run in grid.runs])
     if arguments.count:
         print(len(grid.runs))
     elif arguments.command is not None:
@@ -224,7 +234,7 @@ def _print(grid: Grid, status: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        return act(_parser().parse_args(argv))
+        return act(_parser().parse_all(argv))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -9,16 +9,17 @@ import argparse
 import sys
 
 from .errors import UserError, printable
+from .options import Parser
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m fedlada_mpi.predict", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", metavar="RUN", help="directory of the run")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files, of any size")
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_all(arguments)
         # Imported here: --help must not wait for torch.
         from .trained import load
 

@@ -60,11 +60,14 @@ def asked(argv: Sequence[str] | None) -> tuple[int | None, list[str]]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_argument(parser)
     options, rest = parser.parse_known_args(sys.argv[1:] if argv is None else list(argv))
-    if options.ranks is None:
-        return None, rest
-    if not options.ranks.isdecimal() or not 1 <= int(options.ranks) <= MOST:
-        raise UserError(f"-n: got {options.ranks!r}, expected a number of ranks from 1 to {MOST}")
-    return int(options.ranks), rest
+    return number(options.ranks), rest
+
+
+def number(given: str | None) -> int | None:
+    """What was given with ``-n`` as a number, if it was."""
+    if given is not None and (not given.isdecimal() or not 1 <= int(given) <= MOST):
+        raise UserError(f"-n: got {given!r}, expected a number of ranks from 1 to {MOST}")
+    return None if given is None else int(given)
 
 
 def add_argument(parser: argparse._ActionsContainer) -> None:

@@ -20,32 +20,18 @@ from typing import Any, NoReturn, TextIO
 
 from . import ranks, signals
 from .config import SETTINGS, add_arguments, grouped, is_record, load, resolve
-from .errors import DIVERGED, DivergedError, UserError, did_you_mean, shortened
+from .errors import DIVERGED, DivergedError, UserError
 from .launch import Request, launched
+from .options import Parser
 from .rundir import results
 
 # Of the command, in addition to the settings.
 OPTIONS = ("config", "resume", "overwrite", "print_config", "ranks")
-LONGEST = 200  # message of argparse, which may repeat all that was given
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports in one line, on the root, what cannot be read; an unknown option with the nearest that there is."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(message if len(message) <= LONGEST else message[: LONGEST - 1] + "…")
-
+class _Parser(Parser):
     def print_help(self, file: Any = None) -> None:
         _print_on_root(self.format_help(), file)
-
-    def parse_all(self, argv: Sequence[str] | None) -> argparse.Namespace:
-        options, unknown = self.parse_known_args(argv)
-        if unknown:
-            name = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
-            known = [option for action in self._actions for option in action.option_strings]
-            nearest = did_you_mean(name, known) if name.startswith("-") else ", which belongs to no option"
-            raise UserError(f"got {shortened(name)}{nearest}: --help lists the options")
-        return options
 
 
 def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
@@ -55,7 +41,6 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
         usage="%(prog)s [options] [settings], listed by --help",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("--config", metavar="FILE", help="settings from a TOML file, or from a run's config.json")
     earlier = parser.add_mutually_exclusive_group()

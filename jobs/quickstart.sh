@@ -9,7 +9,7 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-ensure_installed mpi
+ensure_installed mpi report
 use_bundled_mpi
 export FEDLADA_DATA=${FEDLADA_DATA:-$root/data}
 
@@ -24,12 +24,16 @@ for argument in "$@"; do
 done
 
 ranks=${FEDLADA_RANKS:-4}
+activate=". $(printf %q "$venv")/bin/activate"
 log "training over $ranks ranks"
 status=0
-# By itself mpirun passes its environment on to ranks of this machine only.
-passed=(-x FEDLADA_DATA ${OMP_NUM_THREADS:+-x OMP_NUM_THREADS})
-limited 900 "$mpirun" "${passed[@]}" -n "$ranks" "$python" -m fedlada_mpi.run --out "$out" ${replace:+"$replace"} "$@" || status=$?
-[ "$status" = 0 ] || die "the training ended with status $status; python -m fedlada_mpi.doctor examines this machine"
+limited 900 "$python" -m fedlada_mpi.run -n "$ranks" --out "$out" ${replace:+"$replace"} "$@" || status=$?
+case $status in
+    0) ;;
+    2) exit 2 ;; # with its own line on what is wrong
+    75) log "before that: $activate"; exit 75 ;;
+    *) die "the training ended with status $status; $activate; python -m fedlada_mpi.doctor examines this machine" ;;
+esac
 
 "$python" - "$out" "$@" <<'PYTHON'
 import json
@@ -49,7 +53,8 @@ print(f" (best {best['test_acc']:.1%} in round {best['round']})")
 print(f"== files in {out}: model.pt (the model), metrics.jsonl (every round), config.json (the settings)")
 PYTHON
 if [ -e "$out/summary.json" ]; then
-    log "next: . $venv/bin/activate"
-    log "      python -m fedlada_mpi.report $out --out report"
+    # As they can be pasted, whatever the folder is called.
+    log "next: $activate"
+    log "      python -m fedlada_mpi.report $(printf %q "$out") --out report"
     log "      python -m fedlada_mpi.run -n $ranks --algorithm scaffold"
 fi

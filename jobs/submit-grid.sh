@@ -48,6 +48,6 @@ if [ -n "$indices" ]; then
 else
     echo "grid $title: all runs are finished in $runs"
 fi
-report_job=$("$here/submit.sh" report --parsable --job-name="$title-report" "${after[@]}" -- "$runs" --out "$report")
+report_job=$("$here/submit.sh" report --parsable --job-name="$title-report" "${after[@]}" -- "$runs" --out "$report" --skip-broken)
 echo "report: job ${report_job%%;*}, into $report"
 echo "output: $FEDLADA_LOGS"

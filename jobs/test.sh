@@ -30,7 +30,7 @@ need SLURM 'command -v slurmctld && command -v munged && ls /usr/lib/*/pmix2/lib
 need node 'command -v ip && command -v unshare && command -v nsenter' iproute2 util-linux
 need browser 'command -v chromium || command -v chromium-browser || command -v google-chrome' chromium
 
-ensure_installed mpi test
+ensure_installed mpi report test
 use_bundled_mpi
 # Threads of their own would slow down ranks that share the cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

@@ -4,8 +4,9 @@
     .venv/bin/pip install pyte
     .venv/bin/python docs/make/terminal.py > docs/terminal.svg
 
-The commands run for real; every line is what they print. The images of "own data" are the embedded digits, written as
-files into a folder per class.
+The commands run for real; every line is what they print. The clone is made for the picture, and the session goes on in
+this one, which has been installed. The images of "own data" are the embedded digits, written as files into a folder per
+class.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ import numpy as np
 import pyte
 from PIL import Image
 
+CLONE = "git clone REPOSITORY fedlada_mpi && cd fedlada_mpi"
 COMMANDS = (
     "bash jobs/quickstart.sh",
     ". .venv/bin/activate",
     "ls pictures/train pictures/test",
-    "python -m data_prep --dataset imagefolder --raw pictures --out data/pictures --clients 20 --silos 3",
-    "python -m fedlada_mpi.run -n 4 --dataset data/pictures --algorithm scaffold --rounds 20 --eval-every 5",
+    "python -m data_prep --dataset imagefolder --raw pictures --clients 20 --silos 3",
+    "python -m fedlada_mpi.run -n 4 --dataset pictures --algorithm scaffold --lr 0.05 --rounds 20 --eval-every 5",
     "python -m fedlada_mpi.report runs --out report",
 )
 COLUMNS, ROWS = 112, 5000
@@ -53,7 +55,9 @@ def write_pictures(folder: Path) -> None:
 def record(folder: Path) -> list[str]:
     """What a terminal shows at the end of the session."""
     # A shell in place of a person: the prompt and the command, then its output.
-    script = "\n".join(f"printf '%s\\n' {PROMPT!r}{_quoted(command)}\n{command}" for command in COMMANDS)
+    other = '(cd "$(mktemp -d)" && git clone "$OLDPWD" fedlada_mpi && rm -rf "$PWD")'
+    typed = {CLONE: other, **{command: command for command in COMMANDS}}
+    script = "\n".join(f"printf '%s\\n' {PROMPT!r}{_quoted(shown)}\n{run}" for shown, run in typed.items())
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "PYTHONPATH")}
@@ -99,7 +103,7 @@ def svg(lines: list[str]) -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img">',
-            "<title>A terminal session: quickstart, own data, own settings, report</title>",
+            "<title>A terminal session: clone, quickstart, own data, own settings, report</title>",
             "<style>text { font: 13px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace; fill: #d5dbe3;"
             " white-space: pre } .typed { fill: #8fd6a8; font-weight: bold }</style>",
             f'<rect width="{width}" height="{height}" rx="8" fill="#1b2129"/>',

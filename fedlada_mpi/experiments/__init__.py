@@ -37,6 +37,7 @@ class Run:
     given: dict[str, Any]
     rounds: int
     directory: Path
+    ranks: int | None = None  # that the run starts on this machine by itself, without a launcher
 
     def command(self, launcher: Sequence[str] = ()) -> list[str]:
         """The command that starts or resumes this run."""
@@ -50,6 +51,7 @@ class Run:
                 arguments += [f"--{settings.flag(name)}", *map(str, value)]
             else:
                 arguments += [f"--{settings.flag(name)}", str(value)]
+        arguments += ["-n", str(self.ranks)] if self.ranks else []
         run = [sys.executable, "-m", "fedlada_mpi.run", *arguments, "--out", str(self.directory), "--resume"]
         return [*launcher, *run]
 

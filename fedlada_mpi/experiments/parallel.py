@@ -124,7 +124,7 @@ class Parallel:
 
     def _share(self, slot: int) -> dict[str, str]:
         """The GPU of a slot, where there are several, and its part of the cores; a launcher places ranks itself."""
-        if self.launcher or self.at_once == 1:
+        if self.launcher or self.runs[0].ranks or self.at_once == 1:
             return {}
         share = {"CUDA_VISIBLE_DEVICES": self.gpus[slot % len(self.gpus)]} if len(self.gpus) > 1 else {}
         if "OMP_NUM_THREADS" not in os.environ:
@@ -142,7 +142,7 @@ class Parallel:
             done = f"{run.rounds_done()} of {run.rounds} rounds"
             if run.finished():
                 self._say(started.index, f"finished, {run.rounds} rounds")
-            elif status in STOPS and self.stopped:
+            elif self.stopped and status in (*STOPS, 1):  # 1: a Ctrl-C while Python itself was starting
                 self._say(started.index, f"stopped after {done}")
             else:
                 # A launcher may end with 0 where a node was lost: what counts is what the run has written.

@@ -25,11 +25,12 @@ def build(
     out: str | os.PathLike,
     pages: Sequence[str | os.PathLike] = (),
     style: str = "screen",
+    skip_broken: bool = False,
 ) -> list[str]:
     """Write the report of the run directories at or under ``runs``; returns messages for the user.
 
     ``pages`` are Markdown files that get its tables and pictures, see ``markdown.py``; ``style`` is that of
-    the figures, "screen" or "paper".
+    the figures, "screen" or "paper"; ``skip_broken`` leaves out runs that cannot be read.
     """
     from . import figures, latex, load, markdown, page, paper
     from .groups import group
@@ -38,7 +39,7 @@ def build(
     for one in pages:
         markdown.read(one)  # a page that cannot be read is reported before everything else is computed
     out = Path(out)
-    loaded, problems = load.read_all(runs)
+    loaded, problems = load.read_all(runs, skip_broken)
     groups = group(loaded)
     all_tables = tables_of(groups)
     (out / "tables").mkdir(parents=True, exist_ok=True)
@@ -49,7 +50,8 @@ def build(
     names = figures.write(groups, out / "figures", style)
     where = printable(", ".join(map(str, runs)))
     problems = [printable(problem) for problem in problems]
-    (out / "index.html").write_text(page.render(groups, all_tables, names, where, problems), "utf-8")
+    text = page.render(groups, all_tables, names, where, problems, figures.STYLES[style].formats)
+    (out / "index.html").write_text(text, "utf-8")
     markdown.update(pages, all_tables, paper.figures(groups), out / "figures")
     unreadable = sum(run.skipped for run in loaded)
     messages = [f"left out: {problem}" for problem in problems]
@@ -71,7 +73,8 @@ def tables_of(groups: Sequence[Group]) -> list[Table]:
         *paper.tables(groups),
         tables.overview(groups),
         *significance.tables(groups),
-        *(table for table in [tuning.table(groups), tables.clients(groups), tables.diagnostics(groups)] if table.rows),
+        *(table for table in [tuning.table(groups), tables.clients(groups), tables.silos(groups)] if table.rows),
+        *(table for table in [tables.diagnostics(groups)] if table.rows),
         *speedup.tables(groups),
         *tables.targets(groups, tables.levels(groups, paper.levels())),
         tables.cost(groups),

@@ -25,12 +25,13 @@ from ..processes import process_map, usable_cores
 from ..rundir.metrics import DIAGNOSED, PHASES
 from . import latex, paper, speedup
 from .groups import Group, by_problem, labels, slug
-from .load import Run
+from .measures import by_silo, evaluated_last
 from .series import (
     LOGARITHMIC,
     LOOKS,
     MARKERS,
     MEASURES,
+    ONE_PANEL,
     PERCENT,
     Look,
     finite_mean,
@@ -39,6 +40,7 @@ from .series import (
     sequence,
     spent,
     thinned,
+    with_silos,
 )
 
 _SCREEN: dict[Any, Any] = {
@@ -78,12 +80,15 @@ class Style(NamedTuple):
     rc: dict[Any, Any]
     widths: tuple[float, float] | None = None
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return ("png", "svg", "pdf", "tex") if self.widths else ("png", "svg")
+
 
 STYLES = {"screen": Style({**_SCREEN, "lines.markersize": 4.5}), "paper": Style(_PAPER, (3.4, 7.0))}
 POINTS = 300  # of a curve
 MARKS = 8  # on a curve
 WORTH_A_PROCESS = 2  # figures; fewer are drawn before another process has started
-ONE_PANEL = 10  # curves; more cannot be distinguished in one panel
 SINGLE_LINES = 5  # seeds; of more, a figure shows only the mean and the standard deviation
 BELOW_THE_LOWEST = 10  # points of accuracy that a panel shows below its lowest end of a curve
 PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
@@ -154,6 +159,8 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
                 planned.append((f"{measure}_{name}", partial(_facets, problem, known, measure)))
         if len(members) <= ONE_PANEL and any(len(one.curve("client_test_acc_mean")[0]) for one in members):
             planned.append((f"clients_{name}", partial(_clients, problem, members)))
+        if apart_by_silo := with_silos(members):
+            planned.append((f"silos_{name}", partial(_silos, problem, apart_by_silo)))
         if any(np.nansum(one.curve("seconds_total")[1]) for one in members):
             planned.append((f"phases_{name}", partial(_phases, problem, members)))
         ranked = [one for one in members if any(len(run.by_rank.get("wait", ())) > 1 for run in one.runs)]
@@ -277,9 +284,7 @@ def _clients(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
             if len(spread) == len(mean):
                 low, high = np.maximum(mean - spread, 0), np.minimum(mean + spread, 100)
                 left.fill_between(across, low, high, color=colour, alpha=0.13, linewidth=0)
-            evaluated = {id(run): _last_round(run, f"client_{part}_acc_mean") for run in one.runs if run.clients}
-            latest = [run for run in one.runs if run.clients and evaluated[id(run)] == max(evaluated.values())]
-            known = [100 * run.clients[f"{part}_acc"] for run in latest]
+            known = [100 * run.clients[f"{part}_acc"] for run in evaluated_last(one.runs)]
             values = np.sort(np.concatenate([np.empty(0), *known]))
             values = values[np.isfinite(values)]
             if len(values):
@@ -295,9 +300,24 @@ def _clients(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     return drawing
 
 
-def _last_round(run: Run, measure: str) -> int:
-    """The last round with a value of the measure."""
-    return int(run.rounds[~np.isnan(run.series[measure])].max(initial=0))
+def _silos(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
+    """Accuracy and loss of each silo after the last evaluation, the mean of the seeds and their standard deviation."""
+    drawing, grid = _panels(style, 2, 2, 4.6, 2.6, 0.6)
+    known = [(one, name, look) for one, name, look in zip(groups, _names(groups), looks(groups), strict=True)]
+    for place, (one, name, look) in enumerate(known):
+        values = by_silo(one.runs)
+        # Next to each other, so that equal values do not hide each other.
+        across = values["silos"] + 0.6 * ((place + 0.5) / len(known) - 0.5)
+        for axes, measure in zip(grid.flat, ("test_acc", "train_acc", "test_loss", "train_loss"), strict=True):
+            each = values[measure] * (100.0 if measure in PERCENT else 1.0)
+            spread = each.std(axis=0, ddof=1) if len(each) > 1 else None
+            drawn: Any = {"color": look.colour, "marker": look.marker, "linestyle": "none", "label": name}
+            axes.errorbar(across, each.mean(axis=0), spread, elinewidth=0.8, capsize=2, **drawn)
+            axes.set(xlabel="Silo", ylabel=MEASURES[measure])
+            axes.xaxis.get_major_locator().set_params(integer=True)
+    drawing.suptitle(f"{problem}: silo by silo, after the last evaluation" + _seeds(groups))
+    _legend_below(drawing, grid.flat)
+    return drawing
 
 
 def _diagnostics(problem: str, groups: Sequence[Group], style: Style) -> Drawing:

@@ -59,7 +59,10 @@ class Run:
 
 
 def find(paths: Sequence[str | os.PathLike]) -> tuple[list[Path], list[str]]:
-    """The run directories at or under the paths, in order, each once; and a message for each that cannot be entered."""
+    """The run directories at or under the paths, in order, each once; and a message for each that cannot be entered.
+
+    A path that is not there is a typing error, and refused.
+    """
     directories: dict[Path, None] = {}
     problems: list[str] = []
 
@@ -69,8 +72,7 @@ def find(paths: Sequence[str | os.PathLike]) -> tuple[list[Path], list[str]]:
     for start in [os.fspath(path) for path in paths]:
         check_path(start, "RUNS")
         if not os.path.isdir(start):
-            problems.append(f"there is no directory {start}: give run directories, or directories that contain them")
-            continue
+            raise UserError(f"there is no directory {start}: give run directories, or directories that contain them")
         for directory, below, files in os.walk(start, onerror=unreadable):
             below.sort()
             # Also where something else bears the name of a run's file: it is then left out with that reason.
@@ -84,16 +86,18 @@ def find(paths: Sequence[str | os.PathLike]) -> tuple[list[Path], list[str]]:
     return list(directories), problems
 
 
-def read_all(paths: Sequence[str | os.PathLike]) -> tuple[list[Run], list[str]]:
-    """All runs at or under the paths, and a message for each directory or file that could not be read."""
+def read_all(paths: Sequence[str | os.PathLike], skip_broken: bool = False) -> tuple[list[Run], list[str]]:
+    """All runs at or under the paths; with ``skip_broken`` also a message for each that cannot be read, which is an
+    error otherwise."""
     directories, problems = find(paths)
     workers = min(usable_cores(), _metrics_bytes(directories) // WORTH_A_PROCESS)
     results = list(process_map(_read_or_explain, directories, workers))
     runs = [result for result in results if isinstance(result, Run)]
     problems += [result for result in results if isinstance(result, str)]
-    if not runs:
+    if problems and not (skip_broken and runs):
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(problems[0] + more)
+        hint = ": repair or remove it, or leave out what cannot be read with --skip-broken" if runs else ""
+        raise UserError(problems[0] + more + hint)
     return runs, problems
 
 

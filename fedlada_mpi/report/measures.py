@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..rundir.client_values import SPREAD, VALUES
 from .load import Run
 
 PER_ROUND = ("units_per_client", "bytes_per_round")  # in paper.toml: of all rounds, not of a certain one
@@ -37,6 +38,34 @@ def _upto(run: Run, last: int) -> slice | None:
 def _last(values: np.ndarray) -> float | None:
     known = values[~np.isnan(values)]
     return float(known[-1]) if known.size else None
+
+
+def evaluated_last(runs: Sequence[Run]) -> list[Run]:
+    """Those whose clients were evaluated in the latest round in which any of the runs' clients were."""
+    known = [(int(run.rounds[~np.isnan(run.series[SPREAD[0]])].max(initial=0)), run) for run in runs if run.clients]
+    return [run for at, run in known if at == max(known, key=lambda pair: pair[0])[0]]
+
+
+def by_silo(runs: Sequence[Run]) -> dict[str, np.ndarray]:
+    """Numbers, clients and images of the silos, and the clients' values by run and silo, weighted by their images.
+
+    So weighted they are those of all images of the silo. Empty where they are not recorded.
+    """
+    runs = [run for run in evaluated_last(runs) if "silos" in run.clients]
+    runs = [run for run in runs if np.array_equal(run.clients["silos"], runs[-1].clients["silos"])]
+    if not runs:
+        return {}
+    silos, place = np.unique(runs[-1].clients["silos"], return_inverse=True)
+    images = runs[-1].clients["images"]
+    found = {"silos": silos, "clients": np.bincount(place), "images": np.bincount(place, images)}
+    for name in VALUES:
+        rows = []
+        for values in (run.clients[name] for run in runs):
+            weights = np.where(np.isfinite(values), images, 0)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                rows.append(np.bincount(place, weights * np.nan_to_num(values)) / np.bincount(place, weights))
+        found[name] = np.array(rows)
+    return found
 
 
 def percent(value: float | None) -> float | None:

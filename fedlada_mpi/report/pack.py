@@ -30,11 +30,10 @@ DIGITS, DIGITS_OF_SECONDS = 6, 3
 _PATH = re.compile(r"""(?<![^\s=:,'"(\[])(?:~[^/\s]*)?/(?:[^/\s'",\]]+/)*([^/\s'",\]]*)""")
 
 
-def pack(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str]:
+def pack(runs: Sequence[str | os.PathLike], out: str | os.PathLike, skip_broken: bool = False) -> list[str]:
     """Write the records of the run directories at or under ``runs``; returns messages for the user."""
     check_path(os.fspath(out), "--pack")
-    directories, problems = load.find(runs)
-    found, unreadable = load.read_all(directories)
+    found, problems = load.read_all(runs, skip_broken)
     by_name: dict[str, load.Run] = {}
     for run in found:
         name = run.path.resolve().name
@@ -48,7 +47,7 @@ def pack(runs: Sequence[str | os.PathLike], out: str | os.PathLike) -> list[str]
         total += _record(run.path, Path(out) / name, at_once)
     mean = total / len(by_name) / 1000
     count = f"{len(by_name)} record{'s' * (len(by_name) != 1)}"
-    left_out = [f"left out: {problem}" for problem in (*problems, *unreadable)]
+    left_out = [f"left out: {problem}" for problem in problems]
     return [*map(printable, left_out), printable(f"{count}, {mean:,.0f} kB each: {out}")]
 
 

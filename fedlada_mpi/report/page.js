@@ -78,6 +78,31 @@
     return result;
   };
 
+  // On a phone the legend is a list below the chart, whose names are broken as any text.
+  const MARKS = {
+    circle: "0,-4 2.8,-2.8 4,0 2.8,2.8 0,4 -2.8,2.8 -4,0 -2.8,-2.8", square: "-4,-4 4,-4 4,4 -4,4", diamond: "0,-5 5,0 0,5 -5,0",
+    "triangle-up": "0,-5 5,4 -5,4", "triangle-down": "0,5 5,-4 -5,-4", pentagon: "0,-5 5,-1.5 3,4.5 -3,4.5 -5,-1.5",
+    cross: "-2,-5 2,-5 2,-2 5,-2 5,2 2,2 2,5 -2,5 -2,2 -5,2 -5,-2 -2,-2", star: "0,-6 1.5,-2 6,-2 2.4,1 3.7,5 0,2.6 -3.7,5 -2.4,1 -6,-2 -1.5,-2",
+  };
+  const lists = new Map();  // by the element of a chart
+  const phone = (target, shape, entries) => {
+    lists.get(target)?.remove();
+    if (!narrow()) return shape;
+    const list = document.createElement("ul");
+    list.className = "legend";
+    for (const entry of entries) {
+      const item = document.createElement("li"), name = document.createElement("span");
+      item.innerHTML = `<svg viewBox="-20 -7 40 14" width="40" height="14" aria-hidden="true"><line x1="-19" x2="19" stroke="${tone(entry)}"
+        stroke-width="2" stroke-dasharray="${entry.dash === "solid" ? "" : entry.dash}"/><polygon fill="${tone(entry)}" points="${MARKS[entry.marker]}"/></svg>`;
+      name.textContent = entry.name;
+      item.append(name);
+      list.append(item);
+    }
+    target.after(list);
+    lists.set(target, list);
+    return { ...shape, showlegend: false };
+  };
+
   const layout = (title, x, y, log, legend) => ({
     title: title ? { text: title, font: { size: 14 }, x: 0.02, xanchor: "left" } : undefined,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
@@ -87,7 +112,7 @@
     yaxis: { title: { text: y }, gridcolor: line(), zeroline: false, type: log ? "log" : "linear" },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: faint("#808890", 0.6), activecolor: ink() },
     hovermode: "closest", showlegend: legend,
-    legend: narrow() || !legend ? { orientation: "h", y: -0.3 } : { y: 1, x: 1.01 },
+    legend: { y: 1, x: 1.01 },
   });
 
   // An axis has the unit that suits its longest curve.
@@ -106,6 +131,7 @@
     const [name, least, length = least] = units[axis].find((each) => most >= each[1]) || units[axis].at(-1);
     return { length, title: `${names[axis]} (${name})` };
   };
+  const shown = (chart, measure) => chart.series.filter((entry) => data.groups[entry.group].curves[measure]);
   const draws = new Map();  // by the element of a chart
 
   for (const holder of document.querySelectorAll("[data-curves]")) {
@@ -115,7 +141,7 @@
     target.setAttribute("aria-label", `${holder.getAttribute("aria-label")}; the numbers are in the tables below`);
     const draw = () => Plotly.react(
       target, traces(chart, measure.value, axis.value),
-      layout("", unit(chart, measure.value, axis.value).title, data.measures[measure.value], log.checked, true), config);
+      phone(target, layout("", unit(chart, measure.value, axis.value).title, data.measures[measure.value], log.checked, true), shown(chart, measure.value)), config);
     measure.addEventListener("change", () => { log.checked = measure.value === "consistency"; draw(); });
     axis.addEventListener("change", draw);
     log.addEventListener("change", draw);
@@ -129,7 +155,7 @@
       const shape = layout(chart.title, "Round", data.measures[chart.measure], chart.measure === "consistency", true);
       shape.legend = { orientation: "h", y: -0.28, font: { size: 11 } };
       if (chart.shortest) shape.xaxis.range = [0, chart.shortest];
-      Plotly.react(target, traces(chart, chart.measure, "round"), shape, config);
+      Plotly.react(target, traces(chart, chart.measure, "round"), phone(target, shape, shown(chart, chart.measure)), config);
     });
   }
 
@@ -137,12 +163,14 @@
     const bars = data.phases[target.dataset.phases];
     target.setAttribute("aria-label", "Seconds per round by phase; the numbers are in the table above");
     draws.set(target, () => {
-      const shape = layout("", "Seconds per round (slowest rank of each phase)", "", false, true);
+      const shape = layout("", `Seconds per round${narrow() ? "" : " (slowest rank of each phase)"}`, "", false, true);
+      const labels = bars.names.map((name) => (narrow() ? name.replace(/(.{16,}?) /g, "$1<br>") : name));
+      const lines = Math.max(1, ...labels.map((label) => label.split("<br>").length));
       shape.barmode = "stack";
-      shape.yaxis = { autorange: "reversed", automargin: true };
+      shape.yaxis = { autorange: "reversed", automargin: true, tickvals: bars.names, ticktext: labels };
       shape.legend = { orientation: "h", y: 1.02, yanchor: "bottom", traceorder: "normal" };
-      shape.height = 130 + 26 * bars.names.length;
-      shape.margin.t = 36;
+      shape.margin.t = narrow() ? 90 : 36;
+      shape.height = 94 + shape.margin.t + (12 + 14 * lines) * bars.names.length;
       Plotly.react(target, bars.phases.map((phase) => ({
         type: "bar", orientation: "h", name: phase.name, y: bars.names, x: phase.seconds, marker: { color: phase.colour },
         hovertemplate: `%{y}<br>${phase.name}: %{x:.3~g} s<extra></extra>`,

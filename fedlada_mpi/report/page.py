@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -22,20 +23,32 @@ from .series import MARKERS, MEASURES, Look, finite_mean, looks, points, spent
 from .tables import MISSING, Cell, Table, duration
 
 WIDTH = 1.8  # of a line, in pixels
+# Figures that no chart shows, by the start of their names.
+WHOSE = {"clients_": "accuracies client by client", "silos_": "accuracy and loss silo by silo"}
 POINTS = 12_000  # of all curves of one measure, so that the page stays small however many groups there are
 
 
 def render(
-    groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str], where: str, problems: Sequence[str] = ()
+    groups: Sequence[Group],
+    tables: Sequence[Table],
+    drawn: Sequence[str],
+    where: str,
+    problems: Sequence[str] = (),
+    formats: Sequence[str] = ("png", "svg"),
 ) -> str:
-    """The page; ``drawn`` are the names of the figures in the folder next to it, ``problems`` what is left out."""
-    library = plotly()
+    """The page; ``drawn`` are the names of the figures in the folder next to it, each in these formats, ``problems``
+    what is left out."""
+    library, files = plotly(), partial(_files, formats)
     sections = [
-        ("paper", "Against the paper", _paper(groups, tables, bool(library))),
-        ("curves", "Curves", _curves(groups, drawn, bool(library))),
-        ("results", "Results", "".join(map(_table, _pick(tables, "overview", "differences_", "clients", "targets")))),
-        ("diagnostics", "Diagnostics", _diagnostics(groups, tables, drawn)),
-        ("time", "Time", _time(groups, tables, bool(library), drawn)),
+        ("paper", "Against the paper", _paper(groups, tables, bool(library), files)),
+        ("curves", "Curves", _curves(groups, drawn, bool(library), files)),
+        (
+            "results",
+            "Results",
+            "".join(map(_table, _pick(tables, "overview", "differences_", "clients", "silos", "targets"))),
+        ),
+        ("diagnostics", "Diagnostics", _diagnostics(groups, tables, drawn, files)),
+        ("time", "Time", _time(groups, tables, bool(library), drawn, files)),
         ("settings", "Settings and environment", "".join(map(_table, _pick(tables, "settings")))),
         ("runs", "Runs", _left_out(problems) + "".join(map(_table, _pick(tables, "runs")))),
     ]
@@ -55,7 +68,7 @@ def render(
             for name, title, content in sections
         ),
         footer=f"fedlada_mpi {__version__}. Every table is also in <code>tables/</code> as CSV, Markdown and LaTeX, "
-        "every figure in <code>figures/</code> as PNG and SVG.",
+        f"every figure in <code>figures/</code> as {', '.join(map(_format, formats))}.",
         css=_text("page.css"),
         js=_text("page.js"),
         plotly=library,
@@ -165,7 +178,9 @@ def _left_out(problems: Sequence[str]) -> str:
 
 
 def _picture(name: str, title: str) -> str:
-    return f'<figure><img src="figures/{name}.png" alt="{html.escape(title)}" loading="lazy"></figure>'
+    # On a phone it is wider than the screen, so that its text can be read: the arrow keys scroll it, too.
+    image = f'<img src="figures/{name}.png" alt="{html.escape(title)}" loading="lazy">'
+    return f'<figure class="picture" tabindex="0">{image}</figure>'
 
 
 def _alt(problem: str, what: str, groups: Sequence[Group]) -> str:
@@ -174,12 +189,19 @@ def _alt(problem: str, what: str, groups: Sequence[Group]) -> str:
     return f"{problem}, {what}: {', '.join(names) if len(names) <= 10 else _count(len(names), 'setting')}"
 
 
-def _files(*names: str) -> str:
-    links = (f'{n}: <a href="figures/{n}.png">PNG</a>, <a href="figures/{n}.svg">SVG</a>' for n in names)
+Files = Callable[..., str]  # links to the files of these figures
+
+
+def _files(formats: Sequence[str], *names: str) -> str:
+    links = (f"{n}: " + ", ".join(f'<a href="figures/{n}.{f}">{_format(f)}</a>' for f in formats) for n in names)
     return f'<p class="source">{" · ".join(links)}</p>' if names else ""
 
 
-def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> str:
+def _format(suffix: str) -> str:
+    return {"tex": "LaTeX"}.get(suffix, suffix.upper())
+
+
+def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool, files: Files) -> str:
     ours = [t for t in tables if t.paper]
     parts = [
         '<p class="note">Rounds: less is better. ∞: the paper says never; “> T”: not reached in our T rounds.</p>',
@@ -193,7 +215,7 @@ def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> s
             without_runs.append(f"<li>{html.escape(spec.title)} ({html.escape(spec.source)})</li>")
             continue
         parts.append(f"<h3>{html.escape(spec.title)}</h3>")
-        parts.append(f'<p class="source">{html.escape(spec.source)}</p>{_files(f"paper_{spec.id}")}')
+        parts.append(f'<p class="source">{html.escape(spec.source)}</p>{files(f"paper_{spec.id}")}')
         if library:
             panels = (
                 f'<div class="chart" data-panel="{spec.id}:{i}"></div>' for i, p in enumerate(spec.panels) if p.groups
@@ -215,65 +237,68 @@ def _paper(groups: Sequence[Group], tables: Sequence[Table], library: bool) -> s
     return "".join(parts)
 
 
-def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool) -> str:
+def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool, files: Files) -> str:
     parts = []
     for index, (problem, members) in enumerate(by_problem([one for one in groups if one.done]).items()):
         names = [
             n
             for n in drawn
             if n.removesuffix(slug(problem))
-            in ("curves_", *(f"{measure}_" for measure in MEASURES if measure not in DIAGNOSED), "clients_")
+            in ("curves_", *(f"{measure}_" for measure in MEASURES if measure not in DIAGNOSED), *WHOSE)
         ]
-        parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
+        parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
         parts += [f'<p class="note">{html.escape(note)}</p>' for note in uneven(members)]
-        if not library:
-            parts += [_picture(name, _alt(problem, "curves over the rounds", members)) for name in names]
-            continue
-        known = [m for m in MEASURES if any(len(one.curve(m)[0]) for one in members)]
-        measures = "".join(f'<option value="{m}">{html.escape(MEASURES[m])}</option>' for m in known)
-        axes = "".join(
-            f'<option value="{value}">{text}</option>'
-            for value, text in (("round", "rounds"), ("units", "Nd"), ("bytes", "bytes"), ("seconds", "time"))
-        )
-        parts.append(
-            f'<figure data-curves="{index}" aria-label="Curves: {html.escape(problem)}"><div class="tools">'
-            f"<label>Show <select>{measures}</select></label>"
-            f"<label>against <select>{axes}</select></label>"
-            '<label><input type="checkbox"> logarithmic</label></div><div class="chart"></div></figure>'
-        )
-        parts += [
-            _picture(name, _alt(problem, "accuracies client by client", members))
-            for name in names
-            if name.startswith("clients_")
-        ]
+        apart = {name: what for start, what in WHOSE.items() for name in names if name.startswith(start)}
+        if library:
+            parts.append(_chart(index, problem, members))
+        else:
+            apart = {**{name: "curves over the rounds" for name in names if name not in apart}, **apart}
+        parts += [_picture(name, _alt(problem, what, members)) for name, what in apart.items()]
     return "".join(parts) or '<p class="note">No rounds yet.</p>'
 
 
-def _diagnostics(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str]) -> str:
+def _chart(index: int, problem: str, members: Sequence[Group]) -> str:
+    """The place of a task's interactive curves, with what can be chosen."""
+    known = [m for m in MEASURES if any(len(one.curve(m)[0]) for one in members)]
+    measures = "".join(f'<option value="{m}">{html.escape(MEASURES[m])}</option>' for m in known)
+    axes = "".join(
+        f'<option value="{value}">{text}</option>'
+        for value, text in (("round", "rounds"), ("units", "Nd"), ("bytes", "bytes"), ("seconds", "time"))
+    )
+    return (
+        f'<figure data-curves="{index}" aria-label="Curves: {html.escape(problem)}"><div class="tools">'
+        f"<label>Show <select>{measures}</select></label>"
+        f"<label>against <select>{axes}</select></label>"
+        '<label><input type="checkbox"> logarithmic</label></div><div class="chart"></div></figure>'
+    )
+
+
+def _diagnostics(groups: Sequence[Group], tables: Sequence[Table], drawn: Sequence[str], files: Files) -> str:
     parts = []
     for problem, members in by_problem(groups).items():
         starts = ("diagnostics_", *(f"{measure}_" for measure in DIAGNOSED))
         names = [n for n in drawn if n.removesuffix(slug(problem)) in starts]
         if names:
-            parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
+            parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
             parts += [_picture(n, _alt(problem, "diagnostics over the rounds", members)) for n in names]
     parts += [_table(t) for t in _pick(tables, "diagnostics")]
     for table in _pick(tables, "speedup_"):
-        parts += [_table(table), _files(table.id), _picture(table.id, table.title)]
+        parts += [_table(table), files(table.id), _picture(table.id, table.title)]
     return "".join(parts)
 
 
-def _time(groups: Sequence[Group], tables: Sequence[Table], library: bool, drawn: Sequence[str]) -> str:
+def _time(groups: Sequence[Group], tables: Sequence[Table], library: bool, drawn: Sequence[str], files: Files) -> str:
     parts = [_table(t) for t in _pick(tables, "cost", "phases")]
     for index, (problem, members) in enumerate(by_problem([one for one in groups if one.done]).items()):
         names = [n for n in drawn if n.removesuffix(slug(problem)) in ("phases_", "ranks_")]
         if names:
-            parts.append(f"<h3>{html.escape(problem)}</h3>{_files(*names)}")
-            parts += (
-                [f'<div class="chart" data-phases="{index}"></div>']
-                if library
-                else [_picture(n, _alt(problem, "seconds per round", members)) for n in names]
-            )
+            parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
+            what = {"phases_": "seconds per round by phase", "ranks_": "seconds of training and waiting by rank"}
+            if library:
+                parts.append(f'<div class="chart" data-phases="{index}"></div>')
+                del what["phases_"]
+            shown = ((name, words) for start, words in what.items() for name in names if name.startswith(start))
+            parts += [_picture(name, _alt(problem, words, members)) for name, words in shown]
     return "".join(parts)
 
 

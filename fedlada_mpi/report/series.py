@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import algorithms
 from .groups import Curve, Group
+from .measures import by_silo
 
 MEASURES = {
     "test_acc": "Test accuracy (%)",
@@ -36,6 +37,15 @@ MEASURES = {
 }
 PERCENT = tuple(measure for measure, name in MEASURES.items() if name.endswith("(%)"))
 LOGARITHMIC = ("consistency", "drift", "drift_ratio", "gradient_norm", "gradient_norm_z", "step_change")
+
+
+ONE_PANEL = 10  # groups; more cannot be distinguished in one panel
+
+
+def with_silos(groups: Sequence[Group]) -> list[Group]:
+    """Those whose values are known silo by silo; none where they are too many to show."""
+    known = [one for one in groups if len(by_silo(one.runs).get("silos", ())) > 1]
+    return known if len(known) <= ONE_PANEL else []
 
 
 class Look(NamedTuple):

@@ -17,7 +17,7 @@ from ..rundir.metrics import DIAGNOSED, PHASES
 from . import measures, usage
 from .groups import Group, Stat, by_problem, labels, slug, uneven
 from .load import Run
-from .series import MEASURES
+from .series import MEASURES, with_silos
 
 MISSING = "–"
 
@@ -210,6 +210,28 @@ def clients(groups: Sequence[Group]) -> Table:
         "accuracy of a client: the classes' test accuracies, weighted by the client's shares of the classes."
     ]
     return Table("clients", "Client by client", columns, rows, notes=notes)
+
+
+def silos(groups: Sequence[Group]) -> Table:
+    """How the silos fare one by one, in the last round in which clients were evaluated so."""
+    over = {"test_acc": ("test", "accuracy %", 100), "train_acc": ("train", "accuracy %", 100)}
+    over |= {"test_loss": ("test", "loss", 1), "train_loss": ("train", "loss", 1)}
+    columns = [*_HEAD, *map(Column, ("Silo", "Clients", "Images"))]
+    columns += [Column(part, what) for part, what, _ in over.values()]
+    rows = []
+    for members in by_problem(groups).values():
+        shown = {id(one) for one in with_silos(members)}
+        for one, head in _named(members):
+            values = measures.by_silo(one.runs) if id(one) in shown else {}
+            for i in range(len(values.get("silos", ()))):
+                about = [plain(float(values[name][i]), 0) for name in ("silos", "clients", "images")]
+                each = [(values[name][:, i], scale) for name, (_, _, scale) in over.items()]
+                known = [(Stat(tuple(v[np.isfinite(v)].tolist()), len(one.runs)), scale) for v, scale in each]
+                rows.append([*head, *about, *(stat(s, 2 if scale > 1 else 4, scale) for s, scale in known)])
+    notes = [
+        "Of all training images of a silo's clients; on the test images, the classes weighted by their shares in these."
+    ]
+    return Table("silos", "Silo by silo", columns, rows, notes=notes)
 
 
 def diagnostics(groups: Sequence[Group]) -> Table:

@@ -3,6 +3,7 @@
     rounds       [R]     after which the global model was evaluated
     clients      [m]     numbers of the clients
     images       [m]     training images of each
+    silos        [m]     number of the silo file that holds it, from 1
     train_acc    [R, m]  on the client's own training images; train_loss alike
     test_acc     [R, m]  on the test images, weighted as the client's classes are; test_loss alike
 
@@ -73,7 +74,8 @@ def _opened(path: Path) -> Iterator[h5py.File]:
         with h5py.File(path) as file:
             rows, columns = (len(file[name]) for name in ("rounds", "clients"))
             shapes = dict.fromkeys(VALUES, (rows, columns)) | {"rounds": (rows,), "clients": (columns,)}
-            for name, shape in {**shapes, "images": (columns,)}.items():
+            shapes |= dict.fromkeys(("images", *(("silos",) if "silos" in file else ())), (columns,))
+            for name, shape in shapes.items():
                 if file[name].shape != shape or file[name].dtype.kind != ("f" if name in VALUES else "i"):
                     raise ValueError(f"{name} is {file[name].dtype} {list(file[name].shape)}")
             yield file
@@ -91,17 +93,24 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def latest(path: Path, until: int) -> dict[str, np.ndarray]:
-    """The clients' values after the last round up to ``until``; empty if there is none."""
+    """The clients' values after the last round up to ``until``, empty if there is none; their images and silos."""
     with _opened(path) as file:
         rows = np.flatnonzero(file["rounds"][:] <= until)
-        return {name: file[name][int(rows[-1])] for name in VALUES} if len(rows) else {}
+        if not len(rows):
+            return {}
+        # Runs of version 0.1 have not recorded silos.
+        about = {name: file[name][:] for name in ("images", "silos") if name in file}
+        return {name: file[name][int(rows[-1])] for name in VALUES} | about
 
 
 class ClientValues:
-    """The values of the rounds so far; a run that goes on after ``resumed_at`` keeps those up to there."""
+    """The values of the rounds so far; a run that goes on after ``resumed_at`` keeps those up to there.
 
-    def __init__(self, out: Path, resumed_at: int, counts: np.ndarray):
-        self.path, self.counts = out / CLIENTS, counts
+    ``counts``: training images by client and class; ``silos``: the number of each client's silo file, from 1.
+    """
+
+    def __init__(self, out: Path, resumed_at: int, counts: np.ndarray, silos: np.ndarray):
+        self.path, self.counts, self.silos = out / CLIENTS, counts, silos
         self.rounds: list[int] = []
         self.values: dict[str, list[np.ndarray]] = {name: [] for name in VALUES}
         self.changed = False
@@ -131,9 +140,9 @@ class ClientValues:
         return {"rounds": self.rounds, **{name: [row.tolist() for row in self.values[name]] for name in VALUES}}
 
     @classmethod
-    def restored(cls, out: Path, counts: np.ndarray, known: dict[str, Any]) -> ClientValues:
+    def restored(cls, out: Path, counts: np.ndarray, silos: np.ndarray, known: dict[str, Any]) -> ClientValues:
         """With the values of another rank, and nothing of a file."""
-        values = cls(out, 0, counts)
+        values = cls(out, 0, counts, silos)
         values.rounds = list(known["rounds"])
         values.values = {name: [np.array(row, np.float32) for row in known[name]] for name in VALUES}
         values.changed = bool(values.rounds)
@@ -156,6 +165,7 @@ class ClientValues:
             "rounds": np.array(self.rounds, np.int64),
             "clients": np.arange(len(self.counts)),
             "images": self.counts.sum(axis=1),
+            "silos": self.silos,
             **{name: np.reshape(rows, (len(rows), len(self.counts))) for name, rows in self.values.items()},
         }
         import h5py

@@ -175,7 +175,7 @@ def hold(directory: Path, name: str = NAME, gone: Container[tuple[str, int]] = (
     ``gone``: hosts and numbers of processes that seem to be lost; whether they are, the lock shows.
     """
     path, me, done = directory / name, _me(), threading.Event()
-    with disk.writing(path):
+    with disk.writing(path, "then run it again"):
         directory.mkdir(parents=True, exist_ok=True)
         _take(path, me, gone)
 

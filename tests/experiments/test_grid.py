@@ -32,7 +32,8 @@ if behaviour == "fail":
     sys.exit(3)
 if behaviour in ("wait", "too late"):
     signals = []
-    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(75) if behaviour == "wait" else signals.append(1))
+    status = int(os.environ.get("STATUS", 75))
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(status) if behaviour == "wait" else signals.append(1))
     (out / "ready").touch()
     while not signals:
         time.sleep(0.02)
@@ -336,8 +337,10 @@ def test_several_runs_at_once(small, tmp_path, monkeypatch, capfd, gpu):
     assert capfd.readouterr().out.count("already finished") == 3
 
 
-def test_a_signal_stops_all_runs(small, tmp_path):
-    first = start([*small, "--all", "--parallel", "2"], PRETEND="wait")
+@pytest.mark.parametrize("status", ["75", "1"])
+def test_a_signal_stops_all_runs(status, small, tmp_path):
+    """With 1 where it came while Python was starting."""
+    first = start([*small, "--all", "--parallel", "2"], PRETEND="wait", STATUS=status)
     ready = [tmp_path / f"runs/digits_fedavg_seed={seed}/ready" for seed in range(3)]
     deadline = time.monotonic() + 30
     while not (ready[0].exists() and ready[1].exists()):
@@ -384,3 +387,19 @@ def test_paths_that_no_grid_can_have(small, capsys):
     for arguments in (["x" * 300 + ".toml"], ["\0.toml"], [small[0], "--runs", "x" * 5000], [small[0], "--runs", "\0"]):
         assert grid.main(arguments) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ranks_of_this_machine(small, capsys, monkeypatch):
+    monkeypatch.delenv("FEDLADA_LAUNCHER", raising=False)
+    assert grid.main([*small[:3], "--command", "1", "-n", "4"]) == 0
+    assert " -n 4 --out " in capsys.readouterr().out
+    assert grid.main([*small, "--command", "1", "-n", "4"]) == 2
+    assert "-n 4 starts the ranks without a launcher" in capsys.readouterr().err
+    assert grid.main([*small[:3], "--all", "-n", "four"]) == 2
+    assert capsys.readouterr().err == "error: -n: got 'four', expected a number of ranks from 1 to 4096\n"
+
+
+def test_runs_that_cannot_be_written(small, tmp_path, capsys):
+    (tmp_path / "runs").write_text("mine")
+    assert grid.main([*small, "--index", "0"]) == 2
+    assert capsys.readouterr().err.endswith("/grid.lock: Not a directory: make it writable, then run it again\n")

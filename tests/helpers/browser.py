@@ -13,7 +13,7 @@ from typing import Any
 
 OPTIONS = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update "
-    "--disable-sync --disable-quic --disable-dev-shm-usage --remote-debugging-pipe"
+    "--disable-sync --disable-quic --disable-dev-shm-usage --hide-scrollbars --remote-debugging-pipe"
 )
 
 

@@ -154,7 +154,7 @@ def try_report(files: dict[str, bytes], folder: Path) -> str:
         (folder / name).write_bytes(content)
 
     def report() -> None:
-        groups = group(runs.read_all([folder])[0])
+        groups = group(runs.read_all([folder], skip_broken=True)[0])
         levels = tables.levels(groups, paper.levels())
         made = [*paper.tables(groups), tables.overview(groups), *tables.targets(groups, levels)]
         made += [tables.phases(groups), tables.runs(groups)]

@@ -129,21 +129,28 @@ def test_environment_for_mpirun_keeps_what_the_user_set(tmp_path):
 def test_a_quickstart_that_trained_nothing_is_no_success(tmp_path):
     """mpirun can return 0 where it has lost a node."""
     (tmp_path / "bin").mkdir()
-    python = stub(tmp_path / "bin" / "python", f'exec {sys.executable} "$@"')
+    train = 'case "$*" in "-m fedlada_mpi.run "*) exit ${TRAINED:-0} ;; esac'
+    python = stub(tmp_path / "bin" / "python", f'{train}\nexec {sys.executable} "$@"')
     stub(tmp_path / "bin" / "mpirun", "exit 0")
     version = subprocess.run([python, "--version"], capture_output=True, check=True).stdout
     known = (ROOT / "pyproject.toml").read_bytes() + version + os.fsencode(ROOT)
-    (tmp_path / ".fedlada-mpi").write_text(f"{hashlib.sha256(known).hexdigest()}  -\n")
+    for extra in ("mpi", "report"):
+        (tmp_path / f".fedlada-{extra}").write_text(f"{hashlib.sha256(known).hexdigest()}  -\n")
     out = tmp_path / "out"
     done = script("quickstart.sh", "--out", str(out), FEDLADA_VENV=str(tmp_path))
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"error: the training has ended, but {out} is not finished: add --out {out} --resume to go on" in done.stderr
     done = script("quickstart.sh", "--out", str(out), "--print-config", FEDLADA_VENV=str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
+    for status, said in (("2", ""), ("75", ""), ("3", "the training ended with status 3; ")):
+        done = script("quickstart.sh", FEDLADA_VENV=str(tmp_path), TRAINED=status)
+        assert (done.returncode, said in done.stderr) == (2 if said else int(status), True)
+        assert bool(done.stderr) == bool(said)
 
 
 made_by_test_sh = pytest.mark.skipif(
-    not Path(sys.prefix, ".fedlada-mpi").exists(), reason="needs an environment made by jobs/test.sh"
+    not all(Path(sys.prefix, f".fedlada-{extra}").exists() for extra in ("mpi", "report")),
+    reason="needs an environment made by jobs/test.sh",
 )
 
 

@@ -47,7 +47,7 @@ def test_without_any_there_is_nothing_to_show():
     names = [name for name, _ in figures.plan(found)]
     assert not any(name.startswith("diagnostics") for name in names)
     assert tables.diagnostics(found).rows == speedup.tables(found) == []
-    assert page._diagnostics(found, [], names) == ""
+    assert page._diagnostics(found, [], names, page._files) == ""
 
 
 def test_many_diagnosed_groups_are_drawn_apart():

@@ -1,4 +1,4 @@
-"""Run directories in any condition: one that cannot be read is left out with the reason, the others are reported."""
+"""Run directories in any condition: one that cannot be read is named, and left out where that was asked for."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def runs(template, tmp_path):
 
 def report(folder, out, capsys) -> tuple[str, str]:
     """The terminal's lines and the page of a report that must be written."""
-    assert main([str(folder), "--out", str(out)]) == 0
+    assert main([str(folder), "--out", str(out), "--skip-broken"]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     assert all(one_line(line) for line in captured.out.splitlines())
@@ -79,6 +79,23 @@ def test_bad_folders_among_good_ones(runs, tmp_path, capsys, monkeypatch):
         assert re.search(rf"<li>{case}/\S+ cannot be read", text), case
     assert f"{1 + len(partly)} runs of" in terminal
     assert len(bad) + len(partly) > 50
+
+
+def test_a_broken_run_is_left_out_only_where_that_was_asked_for(runs, tmp_path, capsys):
+    folder, add = runs
+    for case in ("one", "two"):
+        damage_file(add(case) / "config.json", "garbage")
+    for more in ([], ["--pack", str(tmp_path / "records")]):
+        assert main([str(folder), "--out", str(tmp_path / "out"), *more]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {folder}/case-one/config.json cannot be read as settings: ")
+        assert error.endswith(
+            "(and 1 more): repair or remove it, or leave out what cannot be read with --skip-broken\n"
+        )
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["runs"]
+    assert main([str(folder), "--pack", str(tmp_path / "records"), "--skip-broken"]) == 0
+    assert capsys.readouterr().out.count("left out: ") == 2
+    assert [path.name for path in (tmp_path / "records").iterdir()] == ["good"]
 
 
 def test_values_of_any_type(runs, tmp_path, capsys, monkeypatch):
@@ -139,18 +156,18 @@ def test_where_nothing_is_readable(runs, tmp_path, capsys):
         assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_paths_that_are_not_there_are_left_out(runs, tmp_path, capsys):
+def test_paths_that_are_not_there_are_refused(runs, tmp_path, capsys):
     folder, _ = runs
     (folder / "loop").symlink_to(".")
     (tmp_path / "notes.txt").write_text("mine")
     odd = os.fsencode(tmp_path) + b"/\xff"
     shutil.copytree(folder / "good", os.fsdecode(odd))
-    paths = [str(folder), str(tmp_path / "notes.txt"), "nowhere", os.fsdecode(odd)]
-    assert main([*paths, "--out", str(tmp_path / "out")]) == 0
-    printed = capsys.readouterr().out
-    assert f"left out: there is no directory {tmp_path / 'notes.txt'}: " in printed
-    assert "left out: there is no directory nowhere: " in printed
-    assert "2 runs of 1 setting" in printed
+    paths = [str(folder), os.fsdecode(odd), "--out", str(tmp_path / "out")]
+    for wrong in (str(tmp_path / "notes.txt"), "nowhere"):
+        assert main([wrong, *paths, "--skip-broken"]) == 2
+        assert capsys.readouterr().err.startswith(f"error: there is no directory {wrong}: give run directories")
+    assert main(paths) == 0
+    assert "2 runs of 1 setting" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

@@ -85,7 +85,9 @@ def test_figures_for_a_paper(tmp_path: Path):
     }
     assert set(widths.values()) <= {3.4, 7.0}
     assert widths["curves_cifar_10"] == 7.0
+    text = (tmp_path / "report/index.html").read_text()
     for name in widths:
+        assert f'<a href="figures/{name}.pdf">PDF</a>, <a href="figures/{name}.tex">LaTeX</a>' in text
         assert (folder / f"{name}.pdf").read_bytes().startswith(b"%PDF")
         assert r"\caption{" in (folder / f"{name}.tex").read_text()
     assert "standard deviation" not in (folder / "curves_cifar_10.svg").read_text()

@@ -47,3 +47,18 @@ def test_keyboard_and_texts(tmp_path):
         nameless = "[...document.querySelectorAll('.chart, figure img')].filter(e => !(e.ariaLabel || e.alt)).length"
         assert browser.run(nameless) == 0
         assert browser.run("[...document.querySelectorAll('select, input')].every(e => e.labels.length)")
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path):
+    for share in (0.1, 0.2):
+        settings = {"algorithm": "fedlada", "rounds": 4, "participation": share, "lr": share / 1000, "alpha": share}
+        write_run(tmp_path / "runs" / str(share), settings, 4)
+    build([tmp_path / "runs"], tmp_path / "report")
+    with Browser(tmp_path / "profile", 390, 5000) as browser:
+        browser.open(tmp_path / "report/index.html", "document.body.dataset.drawn > 1")
+        assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
+        assert browser.run("[...document.querySelectorAll('.legend li')].map(e => e.innerText)") == [
+            "FedLADA participation=0.1 η_l=0.0001 α=0.1",
+            "FedLADA η_l=0.0002 α=0.2",
+        ]
+        assert browser.run("[...document.querySelectorAll('.chart')].every(e => e.scrollHeight <= e.clientHeight + 1)")

@@ -107,7 +107,8 @@ def test_a_resumed_run_has_the_values_of_the_whole(data, out):
     whole = run_here(data, out / "whole", **SHORT, rounds=6)
     run_here(data, out / "parts", **SHORT, rounds=3)
     if is_root():
-        ahead = ClientValues(out / "parts", 3, np.array([np.bincount(each, minlength=3) for each in data.labels]))
+        counts = np.array([np.bincount(each, minlength=3) for each in data.labels])
+        ahead = ClientValues(out / "parts", 3, counts, np.ones(5, int))
         ahead.add(4, np.ones((3, 5)), np.ones((3, 3)))
         ahead.write()
         assert read(out / "parts" / CLIENTS)["rounds"].tolist() == [2, 3, 4]
@@ -123,7 +124,7 @@ def test_a_resumed_run_has_the_values_of_the_whole(data, out):
 @pytest.mark.serial
 def test_a_run_that_goes_on_without_drops_what_it_repeats(data, out):
     run_here(data, out, **SHORT, rounds=3)
-    ahead = ClientValues(out, 3, np.zeros((5, 3), int))
+    ahead = ClientValues(out, 3, np.zeros((5, 3), int), np.ones(5, int))
     ahead.add(4, np.ones((3, 5)), np.ones((3, 3)))
     ahead.write()
     run = run_here(data, out, **{**SHORT, "eval_clients": 0}, rounds=4, resume=True)
@@ -161,4 +162,4 @@ def test_a_damaged_file_is_refused_in_one_line(data, out, damage, capsys):
 def test_what_is_no_file_is_refused(tmp_path):
     (tmp_path / CLIENTS).mkdir()
     with pytest.raises(UserError, match="is damaged"):
-        ClientValues(tmp_path, 1, np.zeros((2, 2), int))
+        ClientValues(tmp_path, 1, np.zeros((2, 2), int), np.ones(2, int))
