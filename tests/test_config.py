@@ -246,6 +246,18 @@ REFUSED = [
         {"clients": 20, "participation": 0.01},
         "--participation 0.01 of 20 clients selects none: expected at least 0.05, or --sampling bernoulli",
     ),
+    (
+        {"wire": "bf16", "sums": "exact"},
+        "--wire bf16 would round what --sums exact computes: got both, expected --wire fp32",
+    ),
+    (
+        {"wire": "bf16", "robust": "median"},
+        "--wire bf16 would round what --robust median computes: got both, expected --wire fp32",
+    ),
+    (
+        {"wire": "bf16", "precision": "fp64"},
+        "--wire bf16 would round what --precision fp64 computes: got both, expected --wire fp32",
+    ),
     ({"targets": [70]}, "--targets: got [70.0], expected fractions between 0 and 1, such as 0.7"),
 ]
 
