@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -73,6 +74,9 @@ def process_map(function: Callable[[T], R], items: Sequence[T], workers: int) ->
 
     pool = ProcessPoolExecutor(workers)
     try:
-        yield from pool.map(function, items)
+        # Not pool.map: after a Ctrl-C it cancels what is pending, on which loky's own thread fails with a traceback.
+        pending = deque(pool.submit(function, item) for item in items)
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(kill_workers=True)
