@@ -179,7 +179,7 @@ def test_another_order_of_sums_after_a_resume_is_noted(before, data, out, capsys
         with h5py.File(checkpoint.folder(out, 1) / "server.h5", "r+") as file:
             now = json.loads(file.attrs["order_of_sums"])
             transport = "host" if SIZE > 1 else "none"
-            assert now == {"ranks": SIZE, "transport": transport, "silo_per_rank": False}
+            assert now == {"ranks": SIZE, "transport": transport, "silo_per_rank": False, "nodes": 1}
             file.attrs["order_of_sums"] = json.dumps(before)
         (checkpoint.folder(out, 1) / "files.json").write_text('["server.h5"]')  # without its checksum
     capsys.readouterr()
