@@ -12,6 +12,7 @@ stopped by Ctrl-C, SIGTERM or SIGUSR1 with a checkpoint (--resume goes on).
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import Any, NoReturn, TextIO
 
 from . import ranks, signals
 from .config import SETTINGS, add_arguments, grouped, is_record, load, resolve
+from .data.datasets import ensure
 from .errors import DIVERGED, DivergedError, UserError
 from .launch import Request, launched
 from .options import Parser
@@ -123,7 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 0
             if count:
                 # What is refused is reported once, before the ranks start.
-                config = request.settle()[0].config
+                resolved, directory = request.settle()
+                config = resolved.config
+                ensure(config, directory, count - (not config.server_trains), print)
                 code = ranks.start("fedlada_mpi.run", count, argv)
                 if code == 0 and results.finished(Path(config.out)) is None:
                     # The launcher says 0 also where all ranks were killed.
@@ -146,9 +150,11 @@ def _print_on_root(text: str, stream: TextIO | None = None) -> None:
 def command() -> NoReturn:
     """The command: ``main``, and the end of this process."""
     code = main()
-    from .mpi import leave
+    if os.environ.get(signals.TOLERANT) == "1":
+        from .mpi import leave
 
-    leave(code)
+        leave(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":
