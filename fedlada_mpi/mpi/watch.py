@@ -1,4 +1,4 @@
-"""Ranks that stand still: those of a node look after each other, and end one that was stopped.
+"""Ranks that stand still: each looks after the next one of its node, and ends it when it was stopped.
 
 MPI waits for a stopped process for ever, also where it tolerates dead ones. Once it is ended it is a dead one.
 """

@@ -130,7 +130,7 @@ class World:
         self.places = list(range(self.size))  # of the ranks, in the world as it is now at the beginning
         self._abandoned: list[ExitStack] = []
         self.patience = Patience()
-        self.watch = Watch(self._neighbours_pids()) if self.tolerant else None
+        self.watch = Watch(self._next_on_node()) if self.tolerant else None
         self.seconds_waiting = 0.0
         self.bytes_moved = 0
 
@@ -212,11 +212,12 @@ class World:
         self._abandoned.append(self.at_close)
         self._join(comm)
         if self.watch:
-            self.watch.pids = self._neighbours_pids()
+            self.watch.pids = self._next_on_node()
 
-    def _neighbours_pids(self) -> list[int]:
-        """The other processes of this node."""
-        return [self.members[self.places[rank]].pid for rank in self.neighbours if rank != self.rank]
+    def _next_on_node(self) -> list[int]:
+        """The process that this rank looks after: that of the next rank of its node, if there is another."""
+        after = self.neighbours[(self.neighbours.index(self.rank) + 1) % len(self.neighbours)]
+        return [self.members[self.places[after]].pid] if after != self.rank else []
 
     def limit_waiting(self, seconds: int, hint: str, release: Callable[[], object]) -> None:
         """From now on, end this process where it waits for other ranks for longer than ``seconds`` (0: never).

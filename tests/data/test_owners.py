@@ -14,7 +14,7 @@ from training_runs import make_data, run_here
 
 from fedlada_mpi import session
 from fedlada_mpi.data import checksums
-from fedlada_mpi.data.owners import even_runs, owned_clients
+from fedlada_mpi.data.owners import even_runs, owned_clients, owners_left
 from fedlada_mpi.data.shards import files_of, read_clients, read_manifest, read_silos
 
 SIZES = [3, 9, 4, 6, 5, 8, 2]
@@ -27,6 +27,21 @@ def data(shared_tmp):
 
 def loads(sizes: list[int], ends: list[int]) -> list[int]:
     return [sum(sizes[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+@pytest.mark.serial
+def test_clients_of_lost_ranks_belong_to_nobody_or_are_shared_out(data):
+    manifest = read_manifest(data.shards)
+    server, *silos = owners_left(manifest, range(4), 4, first=1)
+    assert [server.tolist(), *map(list, silos)] == [[], *map(list, owned_clients(manifest, 3))]
+    left = owners_left(manifest, [0, 2, 3], 4, first=1)
+    assert [*map(list, left)] == [[], list(silos[1]), list(silos[2])]
+    adopted = owners_left(manifest, [0, 2, 3], 4, first=1, adopt=True)
+    assert [*map(list, adopted)] == [[], *map(list, owned_clients(manifest, 2))]
+    (alone,) = owners_left(manifest, [0], 4, first=1, adopt=True)
+    assert len(alone) == manifest.clients, "the server trains where nobody else is left"
+    taken_over = owners_left(manifest, [1, 2, 3], 4, first=1, adopt=True)
+    assert [*map(list, taken_over)] == [*map(list, silos)], "the new server goes on training"
 
 
 @pytest.mark.serial

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -43,6 +44,22 @@ def test_a_lock_of_a_dead_process_or_a_reused_number_is_taken_over(tmp_path):
             pass
     owned_by(tmp_path, host=host, pid=os.getpid(), started=start_time(os.getpid()))
     with pytest.raises(lock.Busy), lock.hold(tmp_path):
+        pass
+
+
+def test_a_rank_that_seems_lost_is_when_its_heart_does_not_beat(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "SILENT_SECONDS", 1.5)
+    gone = {("elsewhere", 1)}
+    owned_by(tmp_path)
+    begin = time.monotonic()
+    with lock.hold(tmp_path, gone=gone):
+        assert time.monotonic() - begin >= 1, "there was time for a beat"
+        assert lock.is_mine(tmp_path)
+    owned_by(tmp_path)
+    assert not lock.is_mine(tmp_path)
+    beats = threading.Timer(0.3, os.utime, (tmp_path / lock.NAME,))
+    beats.start()
+    with pytest.raises(lock.Busy), lock.hold(tmp_path, gone=gone):
         pass
 
 

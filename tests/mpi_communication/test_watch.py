@@ -1,0 +1,41 @@
+"""A rank that was stopped is ended by its neighbours, one that runs or sleeps is not."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+
+import pytest
+from ranks import SIZE
+
+from fedlada_mpi.mpi import watch
+
+pytestmark = pytest.mark.skipif(SIZE > 1, reason="one process is enough")
+
+
+@pytest.fixture
+def neighbour():
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.fixture
+def watching(neighbour, monkeypatch):
+    monkeypatch.setattr(watch, "PERIOD", 0.01)
+    watching = watch.Watch([neighbour.pid])
+    yield watching
+    watching.close()
+
+
+def test_a_stopped_one_is_ended(neighbour, watching, capfd):
+    neighbour.send_signal(signal.SIGSTOP)
+    assert neighbour.wait(20) == -signal.SIGKILL
+    assert f"process {neighbour.pid} of this run was stopped" in capfd.readouterr().err
+
+
+def test_one_that_sleeps_is_not(neighbour, watching):
+    assert not watching.end_stuck()
+    with pytest.raises(subprocess.TimeoutExpired):
+        neighbour.wait(0.3)
