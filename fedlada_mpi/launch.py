@@ -18,7 +18,7 @@ from .own import Given
 if TYPE_CHECKING:
     from .data.arrays import Data
     from .held import Held, Left
-    from .mpi import World
+    from .mpi import Member, World
     from .server import OnRound
     from .session import Session
 
@@ -161,7 +161,7 @@ class _Attempt:
 
     def _plan(self) -> dict[str, Any]:
         if self.own_plan is None:
-            self.own_plan, self.locked = _plan(self.request, self.at_end), True
+            self.own_plan, self.locked = _plan(self.request, self.at_end, self._gone()), True
         return self.own_plan
 
     def _recover(self) -> None:
@@ -195,6 +195,10 @@ class _Attempt:
             self.start = world.broadcast_json(world.on_root(self._last_checkpoint))["start"]
             self.held = None
 
+    def _gone(self) -> set[Member]:
+        """The processes of lost ranks."""
+        return {member for place, member in enumerate(self.world.members) if place not in self.world.places}
+
     def _take_over(self) -> None:
         """Hold the output directory, if another rank did."""
         from .rundir import lock
@@ -202,8 +206,7 @@ class _Attempt:
         assert self.plan is not None
         out = Path(self.plan["config"]["out"])
         if not self.locked:
-            gone = {member for place, member in enumerate(self.world.members) if place not in self.world.places}
-            self.at_end.enter_context(lock.hold(out, gone=gone))
+            self.at_end.enter_context(lock.hold(out, gone=self._gone()))
             self.locked = True
         elif not lock.is_mine(out):
             raise UserError(f"the other ranks have lost this one, and go on in {out} without it")
@@ -232,10 +235,11 @@ def _one_at_a_time(what: str) -> Iterator[None]:
         _running.release()
 
 
-def _plan(request: Request, at_end: ExitStack) -> dict[str, Any]:
+def _plan(request: Request, at_end: ExitStack, gone: set[Member]) -> dict[str, Any]:
     """What the root decides for all ranks: the settings, where the shards are, and the round to start after.
 
-    Unless there is nothing left to do, it holds the output directory until the end of the run.
+    Unless there is nothing left to do, it holds the output directory until the end of the run; processes that are
+    ``gone`` do not.
     """
     from .rundir import claim, lock, results
 
@@ -245,7 +249,7 @@ def _plan(request: Request, at_end: ExitStack) -> dict[str, Any]:
         at_end.callback(_remove_if_empty, out)  # where the run is refused before it writes anything
     start = claim.claim(config, request.resume, request.overwrite)
     if start != claim.FINISHED:
-        at_end.enter_context(lock.hold(out))
+        at_end.enter_context(lock.hold(out, gone=gone))
         # Again, as another run may have written there until now.
         start = claim.claim(config, request.resume, request.overwrite)
     if start == claim.FINISHED and not request.quiet:
