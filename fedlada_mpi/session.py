@@ -241,8 +241,8 @@ class Session:
     def _kept(self) -> Kept:
         """What the root keeps of the run, as it was at the round that the run goes on from."""
         out, start = Path(self.config.out), self.start
+        sinks = Sinks(self.config, start)  # which may refuse; with its settings, the directory is a run's
         write_atomically(out / "config.json", dumps(self.config))
-        sinks = Sinks(self.config, start)
         if self.held:
             past = self.held.past
             if past.best:
