@@ -80,9 +80,9 @@ class Held:
     def _advance(self, silo: Silo, done: Done) -> None:
         self.round, self.done = done["record"]["round"], None
         self.past.add(done, silo.s.x)
+        self.before, self.s["x"] = self.s["x"], self.before  # the x of the round before, which is not copied again
         for name, vector in vars(silo.s).items():
             self.s[name].copy_(vector)
-        self.before.copy_(silo.before)
         silo.trainer.client_state.keep_replaced()
 
     def back_to(self, t: int) -> None:
