@@ -147,13 +147,14 @@ def _print_on_root(text: str, stream: TextIO | None = None) -> None:
         print(text, file=stream)
 
 
-def command() -> NoReturn:
+def command(argv: Sequence[str] | None = None) -> NoReturn:
     """The command: ``main``, and the end of this process."""
-    code = main()
+    code = main(argv)
     if os.environ.get(signals.TOLERANT) == "1":
-        from .mpi import leave
-
-        leave(code)
+        # MPI_Finalize may wait for ranks that are lost, or have left.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

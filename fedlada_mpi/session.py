@@ -89,6 +89,7 @@ class Session:
         self.dtype = set_precision(config.precision)
         whose = (world.places, world.began_with, first, config.silo_per_rank, config.adopt)
         self.clients_of = owners_left(self.manifest, *whose)
+        self.too_few = self._too_few()
         self.only_serve = [place < first for place in world.places]
         self.lost = np.setdiff1d(np.arange(self.manifest.clients), np.concatenate(self.clients_of))
         world.collectively(self._verify)
@@ -209,9 +210,13 @@ class Session:
             getattr(silo.s, name).copy_(vector)
         silo.before.copy_(held.before)
         state = silo.trainer.client_state.vectors = held.state
-        saved = checkpoint.complete(out)
-        if saved and state and self.world.rank == 0:
-            checkpoint.load_state(out, int(saved[-1].name[6:]), silo.s.x, state, set(self.lost.tolist()))
+
+        def keep_state_of_lost_clients() -> None:
+            if saved := checkpoint.complete(out):
+                checkpoint.load_state(out, int(saved[-1].name[6:]), silo.s.x, state, set(self.lost.tolist()))
+
+        if state:
+            self.world.on_root(keep_state_of_lost_clients)
 
     def _hold(self, kept: Kept | None) -> Held:
         """What the root keeps, on every rank."""
@@ -274,7 +279,9 @@ class Session:
                 about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, *kept[1:5], self.on_round)
                 silo.clock.take()  # services take seconds to start, which are no part of the first round
                 server = Server(silo, *about, self.lost, self.left)
-                status = server.save_and_stop(start) if self._too_few() else server.run(start)
+                if self.too_few:
+                    self._print(f"note: {self.too_few}: stopped, --resume {config.out} goes on")
+                status = server.save_and_stop(start) if self.too_few else server.run(start)
             summary = {
                 "status": status,
                 "method": self.algorithm.title(),
@@ -301,16 +308,15 @@ class Session:
         ranks = f"{self.world.size} of {plural(self.world.began_with, 'rank')}"
         return f"{who} left after round {self.start}: {ranks} go on, {kept}"
 
-    def _too_few(self) -> bool:
-        """Whether so few silos are left that the run is to stop."""
+    def _too_few(self) -> str:
+        """That so few silos are left that the run is to stop; empty if it is not. On all ranks alike."""
         silos = sum(len(clients) > 0 for clients in self.clients_of)
         if not self.left or silos >= self.config.min_silos:
-            return False
+            return ""
         few = f"{plural(silos, 'silo')} left, and --min-silos is {self.config.min_silos}"
         if not self.start:
             raise UserError(f"{few}: start again, there is no round to go on from")
-        self._print(f"note: {few}: stopped, --resume {self.config.out} goes on")
-        return True
+        return few
 
     def trained_module(self) -> nn.Module:
         """The network's own module, on the CPU, with the values of the last round."""
@@ -352,11 +358,12 @@ class Session:
         )
 
     def _segments(self) -> provenance.Segments:
-        out, known = Path(self.config.out), self.start and not self.held
-        stored = checkpoint.read_more(out, self.start, checkpoint.SEGMENTS) if known else None
-        earlier = [] if stored is None else provenance.decode(stored.tobytes())
+        earlier: list[provenance.Segment] = []
         if self.held:
             earlier = self.held.past.segments.until(self.start)
+        elif self.start:
+            stored = checkpoint.read_more(Path(self.config.out), self.start, checkpoint.SEGMENTS)
+            earlier = [] if stored is None else provenance.decode(stored.tobytes())
         about = {**self.environment(), **provenance.commit(), "nodes": provenance.nodes(self.ranks)}
         if self.left:
             about |= {"left": [left._asdict() for left in self.left], "clients_left_out": len(self.lost)}

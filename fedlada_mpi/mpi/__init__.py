@@ -5,6 +5,6 @@
 This file and ``world`` do not import torch: a wrong launcher is noticed in the time that MPI itself takes to start.
 """
 
-from .world import Member, RankLost, World, implementation, is_root, leave, several_ranks, tolerant
+from .world import Member, RankLost, World, implementation, is_root, several_ranks
 
-__all__ = ["Member", "RankLost", "World", "implementation", "is_root", "leave", "several_ranks", "tolerant"]
+__all__ = ["Member", "RankLost", "World", "implementation", "is_root", "several_ranks"]

@@ -440,16 +440,6 @@ def several_ranks() -> bool:
     return _left.size > 1
 
 
-def leave(code: int) -> NoReturn:
-    """End this process."""
-    if tolerant():
-        # MPI_Finalize may wait for ranks that are lost, or have left.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
-
-
 def implementation() -> str:
     """The MPI library's name and version, in a few words."""
     text = MPI.Get_library_version().replace("\0", "").strip()

@@ -65,13 +65,13 @@ def hurry() -> None:
 
 def main(argv: list[str]) -> None:
     from fedlada_mpi.mpi import world
-    from fedlada_mpi.run import main as run
+    from fedlada_mpi.run import command
 
     hurry()
     fault = json.loads(argv[0]).get(str(world.MPI.COMM_WORLD.rank))
     if fault:
         arm(*fault)
-    world.leave(run(argv[1:]))
+    command(argv[1:])
 
 
 if __name__ == "__main__":

@@ -65,6 +65,13 @@ def test_too_few_silos_stop_with_a_checkpoint(campaign):
     assert (status, summary["status"]) == (0, "finished"), printed
 
 
+def test_too_few_silos_before_the_first_round_end_all_ranks(campaign):
+    words = campaign.words({1: ("train", 1, BEFORE)}, "fedavg", False, "--min-silos", "3")
+    status, printed = campaign.run(4, words)
+    assert status == 2, printed
+    assert printed.count("error: 2 silos left, and --min-silos is 3: start again") == 1
+
+
 def test_a_defect_ends_all_ranks(campaign):
     words = campaign.words({1: ("defect", 2, BEFORE)}, "fedavg", False)
     status, printed = campaign.run(3, words)
