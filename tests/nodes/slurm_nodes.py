@@ -10,14 +10,15 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pretend import PATH, Nodes, wait_until
+from slurm_settings import COMMON, INSTALL, pmix_missing
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun")
-INSTALL = "apt-get install --no-install-recommends slurm-wlm munge libpmix-dev"
 # TmpFS: files are shared, but what PMIx keeps there belongs to one node.
-CONF = """\
+CONF = (
+    COMMON
+    + """\
 ClusterName=pretend
 SlurmctldHost=head(10.78.0.254)
 SlurmctldPort=17002
@@ -34,26 +35,17 @@ SlurmctldPidFile={root}/slurmctld.pid
 SlurmdPidFile={root}/slurmd.%n.pid
 SlurmctldLogFile={root}/slurmctld.log
 SlurmdLogFile={root}/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SlurmdParameters=config_overrides
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=0
-MpiDefault=none
 PartitionName=normal Nodes=ALL Default=YES DefaultTime=10
 """
+)
 
 
 def missing() -> str:
     """Why there is no SLURM here; empty if there is."""
     if absent := [name for name in PROGRAMS if not shutil.which(name, path=PATH)]:
         return f"no {' and '.join(absent)}: {INSTALL}"
-    if not list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so")):
-        return f"no libpmix.so for srun --mpi=pmix: {INSTALL}"
-    return ""
+    return pmix_missing()
 
 
 class SlurmNodes:

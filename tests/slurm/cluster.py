@@ -23,12 +23,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from slurm_settings import COMMON, INSTALL, pmix_missing
+
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
-INSTALL = "apt-get install --no-install-recommends slurm-wlm munge libpmix-dev"
 # The jobs' own resume logic is under test, so SLURM must be quick: cred_expire is also the delay of a requeue
 # (120 s by default and for values below 5). FirstJobId and TmpFS: what a killed job has left in /dev/shm and for PMIx
 # would be in the way of one that bears the same number.
-CONF = """\
+CONF = (
+    COMMON
+    + """\
 ClusterName=throwaway
 FirstJobId={first_job}
 SlurmctldHost={host}(127.0.0.1)
@@ -46,13 +49,6 @@ SlurmctldPidFile={root}/slurmctld.pid
 SlurmdPidFile={root}/slurmd.pid
 SlurmctldLogFile={root}/log/slurmctld.log
 SlurmdLogFile={root}/log/slurmd.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-SlurmdParameters=config_overrides
-SelectType=select/cons_tres
-SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0,sched_min_interval=0
 PreemptType=preempt/partition_prio
@@ -60,11 +56,11 @@ PreemptMode=CANCEL
 KillWait=30
 MinJobAge=3600
 ReturnToService=2
-MpiDefault=none
 NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_port} CPUs={cpus} RealMemory={memory} State=UNKNOWN
 PartitionName=normal Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=10 PriorityTier=1 GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE DefaultTime=10 PriorityTier=2
 """
+)
 END_STATES = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
 
 
@@ -73,9 +69,8 @@ def missing() -> str | None:
     absent = [program for program in PROGRAMS if not shutil.which(program)]
     if absent:
         return f"no {', '.join(absent)}: {INSTALL}"
-    # Slurm's plug-in opens this link, which only the -dev package has.
-    if not list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so")):
-        return f"no libpmix.so for srun --mpi=pmix: {INSTALL}"
+    if reason := pmix_missing():
+        return reason
     if os.geteuid() != 0:
         return "a throw-away SLURM cluster needs root"
     host = node_name()
