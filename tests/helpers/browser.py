@@ -15,6 +15,7 @@ OPTIONS = (
     "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update "
     "--disable-sync --disable-quic --disable-dev-shm-usage --hide-scrollbars --remote-debugging-pipe"
 )
+CONSOLE = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")
 
 
 def chromium() -> str | None:
@@ -41,9 +42,12 @@ class Browser:
         os.close(self.answers[1])
         self.reading = os.fdopen(self.answers[0], "rb", buffering=0)
         self.number, self.rest, self.session = 0, b"", ""
+        self.messages: list[dict[str, Any]] = []  # what stands on the console
         target = next(t for t in self.call("Target.getTargets")["targetInfos"] if t["type"] == "page")
         self.session = self.call("Target.attachToTarget", targetId=target["targetId"], flatten=True)["sessionId"]
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Runtime.enable")
+        self.call("Log.enable")
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -68,6 +72,8 @@ class Browser:
                 self.rest += part
             line, _, self.rest = self.rest.partition(b"\0")
             answer = json.loads(line)
+            if answer.get("method") in CONSOLE:
+                self.messages.append(answer)
             if answer.get("id") == self.number:
                 assert "error" not in answer, answer
                 return answer["result"]
@@ -78,13 +84,14 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def open(self, page: Path, until: str = "true") -> float:
-        """Go to the page; returns the seconds until it is loaded and the expression holds."""
-        start = time.perf_counter()
+    def open(self, page: Path, until: str = "true") -> None:
+        """Go to the page, until it is loaded and the expression holds."""
         self.call("Page.navigate", url=page.as_uri())
-        while not self.run(f"location.protocol === 'file:' && document.readyState === 'complete' && ({until})"):
+        self.wait(f"location.protocol === 'file:' && document.readyState === 'complete' && ({until})")
+
+    def wait(self, condition: str) -> None:
+        while not self.run(condition):
             time.sleep(0.02)
-        return time.perf_counter() - start
 
     def press(self, key: str) -> None:
         text = {"Enter": "\r"}.get(key, "")

@@ -4,12 +4,11 @@ import csv
 import json
 import math
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+from browser import Browser, chromium
 from synthetic_runs import write_run
 
 from fedlada_mpi import algorithms, config
@@ -637,25 +636,14 @@ def test_mistakes_are_reported_in_one_line(tmp_path, capsys):
 
 
 @pytest.mark.browser
+@pytest.mark.skipif(not chromium(), reason="no browser: apt-get install chromium")
 def test_the_page_in_a_browser(report, tmp_path):
     """No message on the console, and the tables and curves are in the document."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if not browser:
-        pytest.skip("no browser: apt-get install chromium")
-    quiet = "--no-first-run --disable-background-networking --disable-component-update --disable-sync --disable-quic"
     # High enough for all charts, which are drawn only when they are near what is read.
-    dump = "--window-size=1280,20000 --enable-logging=stderr --v=0 --virtual-time-budget=30000 --dump-dom"
-    options = ["--headless", "--no-sandbox", "--disable-gpu", *quiet.split(), *dump.split()]
-    done = subprocess.run(
-        [browser, *options, f"--user-data-dir={tmp_path}", f"file://{report[0]}/index.html"],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=True,
-    )
-    assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    document = done.stdout
-    assert re.search(r'<body[^>]* data-drawn="2"', document)
+    with Browser(tmp_path / "profile", height=20000) as browser:
+        browser.open(report[0] / "index.html", "document.body.dataset.drawn == 2")
+        document = browser.run("document.documentElement.outerHTML")
+        assert browser.messages == []
     curves = document[document.index('data-curves="0"') :]
     assert curves.count('class="js-line"') >= 3
     assert all(name in curves for name in ("FedAvg", "SCAFFOLD", "FedLADA"))
