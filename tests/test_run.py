@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -358,13 +357,11 @@ def own(tmp_path):
 @pytest.mark.serial
 def test_an_exception_on_one_rank_ends_all(data, tmp_path, mpirun):
     words = arguments(data, tmp_path / "out", {**SHORT, "init": ""})
-    start = time.monotonic()
     done = mpirun(3, *words, command=("-c", FAILS), cwd=tmp_path, timeout=60)
     assert done.returncode == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "rank 1 of 3 failed:" in done.stderr
     assert "RuntimeError: a defect on this silo" in done.stderr
-    assert time.monotonic() - start < 45
 
 
 @pytest.mark.serial

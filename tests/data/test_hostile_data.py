@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import tracemalloc
 
 import numpy as np
@@ -26,14 +25,12 @@ def test_refused(tmp_path, make, message):
     folder.mkdir()
     kind, raw = make(folder)
     tracemalloc.start()
-    start = time.monotonic()
     with pytest.raises(UserError, match=message) as refused:
         prepare(PrepareSettings(kind, tmp_path / "out", raw, clients=2, silos=1, workers=1))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(str(refused.value).splitlines()) == 1
     assert peak < 20e6
-    assert time.monotonic() - start < 20
     assert not (tmp_path / "out").exists()
 
 

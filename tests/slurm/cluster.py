@@ -53,7 +53,7 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=2,batch_sched_delay=0,sched_min_interval=0
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
-KillWait=30
+KillWait=100
 MinJobAge=3600
 ReturnToService=2
 NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={node_port} CPUs={cpus} RealMemory={memory} State=UNKNOWN

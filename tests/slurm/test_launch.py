@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 
 import pytest
 
@@ -24,11 +23,9 @@ def test_eleven_ranks_end_with_one_summary(user):
     assert done.stdout.count("finished after 2 rounds") == 1, done.stdout  # eleven ranks, one report
 
 
-def test_without_mpi_the_hint_comes_in_seconds_and_nothing_is_written(user):
-    before = time.monotonic()
+def test_without_mpi_there_is_a_hint_and_nothing_is_written(user):
     done = user.run("srun", "--mpi=none", "-n", 3, *RUN, "--rounds", 2, "--out", "run", check=False)
     assert done.returncode == 2, done.stderr
     assert "srun --mpi=pmix" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (user.folder / "run").exists()
-    assert time.monotonic() - before < 60
