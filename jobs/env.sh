@@ -10,7 +10,7 @@
 : "${FEDLADA_CPUS_PER_RANK:=1}" # cores, and threads, of a rank
 : "${FEDLADA_MODULES:=}"        # for `module load`, separated by spaces
 : "${FEDLADA_VENV:=}"           # virtual or conda environment; empty: .venv of the clone if there, else python as found
-: "${FEDLADA_MPI:=auto}"        # srun --mpi=KIND; auto: pmix for Open MPI, pmi2 for the MPICH family; ulfm: mpirun, whose ranks outlive each other
+: "${FEDLADA_MPI:=auto}"        # auto: mpirun --with-ft ulfm where it can, else srun; ulfm: the former; another: srun --mpi=KIND
 : "${FEDLADA_SBATCH:=}"         # more sbatch options for every job, separated by spaces
 : "${FEDLADA_MAX_FAILURES:=5}"  # failures in a row after which a job is not requeued any more
 : "${FEDLADA_LOGS:=logs}"       # folder of the jobs' output
@@ -41,23 +41,25 @@ fi
 # Jobs run this clone, whatever folder they were submitted from.
 export PYTHONPATH=$FEDLADA_HOME${PYTHONPATH:+:$PYTHONPATH}
 
-# For use inside a job: MPI_KIND for srun, and the environment of the ranks.
+# For use inside a job: MPI_KIND for srun, LAUNCH_KIND for launch.sh, and the environment of the ranks.
 prepare_ranks() {
+    local line name library
+    # Such as "Open MPI 5.0.11".
+    library=$(python -c 'import mpi4py; mpi4py.rc.initialize = False
+from mpi4py import MPI; print(MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1])))') || {
+        echo "error: cannot import mpi4py with $(command -v python): see FEDLADA_VENV and FEDLADA_MODULES" >&2
+        exit 2
+    }
+    case $FEDLADA_MPI:$library in
+        auto:"Open MPI"* | ulfm:*) MPI_KIND=pmix ;;
+        auto:*) MPI_KIND=pmi2 ;;
+        *) MPI_KIND=$FEDLADA_MPI ;;
+    esac
     # shellcheck disable=SC2034
-    MPI_KIND=$FEDLADA_MPI
-    if [ "$MPI_KIND" = auto ]; then
-        case $(python -c 'import mpi4py; mpi4py.rc.initialize = False
-from mpi4py import MPI; print(MPI.get_vendor()[0])') in
-            "Open MPI") MPI_KIND=pmix ;;
-            "")
-                echo "error: cannot import mpi4py with $(command -v python): see FEDLADA_VENV and FEDLADA_MODULES" >&2
-                exit 2
-                ;;
-            *) MPI_KIND=pmi2 ;;
-        esac
-    fi
-    if [ "$MPI_KIND" = ulfm ]; then
-        local line name
+    LAUNCH_KIND=$MPI_KIND
+    if [ "$FEDLADA_MPI" = ulfm ] || { [ "$FEDLADA_MPI" = auto ] && outlive_each_other "$library"; }; then
+        # shellcheck disable=SC2034
+        LAUNCH_KIND=ulfm
         while read -r line; do
             name=${line%%=*}
             case $line in [A-Z]*) [ -n "${!name:-}" ] || export "${line?}" ;; esac
@@ -68,4 +70,12 @@ from mpi4py import MPI; print(MPI.get_vendor()[0])') in
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$SRUN_CPUS_PER_TASK}
     # Under srun Open MPI cannot know that it shares cores, and would spin while it waits.
     export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
+}
+
+# Whether the ranks are to be started by mpirun with ULFM: Open MPI from 5 on, and that of this mpirun. It moves vectors through
+# shared memory and TCP alone, so not where nodes have a faster network.
+outlive_each_other() {
+    case $1 in "Open MPI "[5-9].* | "Open MPI "[1-9][0-9].*) ;; *) return 1 ;; esac
+    [[ $(mpirun --version 2>/dev/null) = *"(Open MPI) ${1#Open MPI }"* ]] || return 1
+    [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ] || [ -z "$(ls -A /sys/class/infiniband /sys/class/cxi 2>/dev/null)" ]
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs COMMAND on all ranks of a job and returns one status for them: bash jobs/launch.sh MPI_KIND COMMAND...
+# Runs COMMAND on all ranks of a job and returns one status for them: bash jobs/launch.sh LAUNCH_KIND COMMAND...
 # srun alone reports the largest status of all ranks, kills the others at the first that is not 0, and can return 0 when it failed to
 # start any. So the ranks note in FEDLADA_STATE how they ended.
 state=${FEDLADA_STATE:?set by jobs/supervise.sh}
@@ -12,6 +12,8 @@ trap : TERM USR1 # SLURM signals the ranks itself
 rank=$(dirname "$0")/rank.sh
 if [ "$1" = ulfm ]; then
     echo "ranks by mpirun: where one dies, the others go on"
+    # By which mpirun's own step would have the cores of one rank on every other node.
+    unset SRUN_CPUS_PER_TASK
     mpirun --with-ft ulfm -n "$SLURM_NTASKS" bash "$rank" "${@:2}" &
     echo $! >"$state/mpirun" # which passes USR1 on, as SLURM sees no ranks
     while kill -0 $! 2>/dev/null; do wait $!; done
@@ -30,5 +32,5 @@ if [ -e "$state/diverged" ]; then exit 3; fi
 if [ $code != 0 ]; then exit $code; fi
 if [ -e "$state/stopped" ]; then exit 75; fi
 if [ -e "$state/finished" ]; then exit 0; fi
-echo "error: srun could not start the ranks" >&2
+echo "error: the ranks could not be started, or were lost with their node" >&2
 exit 1

