@@ -33,6 +33,11 @@ class Patience:
     def __exit__(self, *_: object) -> None:
         self._depth -= 1
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the rank is in such a block."""
+        return self._depth > 0
+
     def close(self) -> None:
         """End the counting; nothing of it is left behind."""
         self._closed.set()

@@ -33,6 +33,7 @@ from ..errors import NO_ANSWER, DivergedError, OtherRankError, UserError
 from ..ranks import launched_processes
 from ..signals import TOLERANT
 from .patience import Patience
+from .pulse import Peer, Pulse
 from .watch import Watch
 
 T = TypeVar("T")
@@ -130,6 +131,7 @@ class World:
         self.places = list(range(self.size))  # of the ranks, in the world as it is now at the beginning
         self._abandoned: list[ExitStack] = []
         self.patience = Patience()
+        self.pulse: Pulse | None = None
         self.watch = Watch(self._next_on_node()) if self.tolerant else None
         self.seconds_waiting = 0.0
         self.bytes_moved = 0
@@ -220,7 +222,8 @@ class World:
         return [self.members[self.places[after]].pid] if after != self.rank else []
 
     def limit_waiting(self, seconds: int, hint: str, release: Callable[[], object]) -> None:
-        """From now on, end this process where it waits for other ranks for longer than ``seconds`` (0: never).
+        """From now on, end this process where it waits for other ranks for longer than ``seconds`` (0: never), or while
+        another node gives no sign of life; collective.
 
         Before that, ``release`` gives back what the process holds.
         """
@@ -228,13 +231,18 @@ class World:
         def give_up() -> bool:
             if self.watch and self.watch.end_stuck():
                 return True
+            leave(f"has waited {seconds} s for other ranks: one of them hangs, or its node cannot be reached")
+            return False
+
+        def missed(host: str, silent: float) -> None:
+            if self.patience.waiting:
+                leave(f"waits for other ranks, and {host} has given no sign of life for {silent:.0f} s")
+
+        def leave(why: str) -> NoReturn:
             # One message is enough: where the first rank of a node gives up, the launcher ends the others meanwhile.
             time.sleep(GRACE if self.node.rank else 0)
             sys.stdout.flush()
-            sys.stderr.write(
-                f"error: rank {self.rank} of {self.size} on {platform.node()} has waited {seconds} s for other "
-                f"ranks: one of them hangs, or its node cannot be reached: {hint}\n"
-            )
+            sys.stderr.write(f"error: rank {self.rank} of {self.size} on {platform.node()} {why}: {hint}\n")
             sys.stderr.flush()
             # In a thread: the disk may hang, too.
             releasing = threading.Thread(target=release, daemon=True)
@@ -245,13 +253,29 @@ class World:
 
         self.patience.close()
         self.patience = Patience(seconds if self.size > 1 else 0, give_up)
+        if self.pulse:
+            self.pulse.close()
+        self.pulse = self._pulse(missed) if seconds and self.size > 1 else None
+
+    def _pulse(self, missed: Callable[[str, float], object]) -> Pulse | None:
+        """Signs of life between the nodes, if there are several."""
+        if self.holds_everywhere(len(self.neighbours) == self.size):
+            return None
+        with ExitStack() as failed:
+            pulse = Pulse(self.neighbours[0])
+            failed.callback(pulse.close)
+            peers = self.allgather_json([*pulse.own, os.urandom(8).hex()])
+            pulse.start([Peer(*peer) for *peer, _ in peers], peers[0][-1], missed)
+            failed.pop_all()
+        return pulse
 
     def close(self) -> None:
         """Free what the ranks share; collective."""
         self._free()
         self.patience.close()
-        if self.watch:
-            self.watch.close()
+        for other in (self.pulse, self.watch):
+            if other:
+                other.close()
 
     @waits
     def _free(self) -> None:

@@ -1,0 +1,63 @@
+"""Signs of life between nodes, here of one process: two nodes of one rank each."""
+
+import threading
+import time
+
+import pytest
+
+from fedlada_mpi.mpi import pulse
+from fedlada_mpi.mpi.pulse import Pulse
+
+pytestmark = pytest.mark.serial
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(pulse, "PERIOD", 0.05)
+    monkeypatch.setattr(pulse, "SILENT", 30)
+
+
+@pytest.fixture
+def pulses():
+    made = [Pulse(0), Pulse(3)]
+    yield made
+    for each in made:
+        each.close()
+
+
+def peers(pulses):
+    return [each.own._replace(host=f"n{each.own.node}", addresses=["127.0.0.1"]) for each in pulses]
+
+
+def test_a_node_that_falls_silent_is_missed(pulses):
+    missed, alarm = [], threading.Event()
+
+    def note(*words):
+        missed.append(words)
+        alarm.set()
+
+    pulses[0].start(peers(pulses), "run", note)
+    pulses[1].start(peers(pulses), "run", lambda *_: None)
+    assert not alarm.wait(3), "twice as long as it may be silent"
+    pulses[1].close()
+    assert alarm.wait(60)
+    host, seconds = missed[0]
+    assert (host, seconds) == ("n3", pytest.approx(1.5))
+
+
+@pytest.mark.parametrize("other", ["", "another run"])
+def test_a_node_that_was_never_heard_is_not(pulses, other):
+    """Nothing comes from it, or what comes is of another run."""
+    alarm = threading.Event()
+    everyone = peers(pulses)
+    pulses[0].start(everyone, "run", lambda *_: alarm.set())
+    if other:
+        pulses[1].start(everyone, "walk", lambda *_: None)
+    time.sleep(3)
+    assert not alarm.is_set()
+
+
+def test_closed_without_a_start():
+    before = threading.active_count()
+    Pulse(0).close()
+    assert threading.active_count() == before
