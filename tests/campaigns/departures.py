@@ -1,11 +1,12 @@
 """Runs that lose ranks under ``mpirun --with-ft ulfm``: each must end, with the result of a run with these departures.
 
-    python tests/campaigns/departures.py                         200 silos, 50 servers, 20 stopped ranks, 20 nodes
-    python tests/campaigns/departures.py --silo 10 --server 5 --stop 0 --node 0 --seed 3
+    python tests/campaigns/departures.py      200 silos, 50 servers, 20 stopped ranks, 20 nodes' ranks, 20 whole nodes
+    python tests/campaigns/departures.py --silo 10 --server 5 --stop 0 --node 0 --power 0 --seed 3
 
 Every run has 4 to 8 ranks, a random method, victim and moment. It is compared with a run of one process in which the
 clients of the lost ranks take no part from the same round on, or with ``--adopt`` with an undisturbed one: ``--sums
-exact`` gives the same bits on any ranks. Prints one row per kind, and ends with 1 if a run differs or hangs.
+exact`` gives the same bits on any ranks. A whole node goes with the daemon of mpirun, which then ends the job; the run
+is resumed on the other nodes. Prints one row per kind, and ends with 1 if a run differs or hangs.
 """
 
 # ruff: noqa: E402  (the path comes first)
@@ -30,7 +31,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers"), str(ROOT / "tests" /
 import departing
 import numpy as np
 import torch
-from pretend import Nodes
+from pretend import Nodes, wait_until
 from ranks import find_mpirun
 from zygote import Zygote
 
@@ -39,6 +40,7 @@ import fedlada_mpi.trainer  # noqa: F401  (once for all forked references)
 from data_prep import PrepareSettings, prepare
 from fedlada_mpi.data.manifest import read_manifest
 from fedlada_mpi.data.owners import owned_clients
+from fedlada_mpi.rundir import lock
 
 ROUNDS, CLIENTS = 6, 20
 LIMIT, HANGS = 150, -1  # seconds, and the status of a run that took longer
@@ -95,7 +97,9 @@ class Campaign:
             os.killpg(process.pid, signal.SIGKILL)
             return HANGS, log.read_text()
 
-    def words(self, faults: dict[int, tuple[str, int, float]], method: str, adopt: bool, *more: str) -> list[str]:
+    def words(
+        self, faults: dict[int, tuple[str, int, float | None]], method: str, adopt: bool, *more: str
+    ) -> list[str]:
         options = ["--algorithm", method, "--checkpoint-every", "2", *(["--adopt"] if adopt else []), *more]
         return [json.dumps(faults), *SETTINGS, *options, "--dataset", str(self.data), "--out", str(self.out())]
 
@@ -115,6 +119,50 @@ class Campaign:
         except AssertionError as error:
             status, printed = HANGS, str(error)
         self.judge("node", " ".join(words), method, 6, adopt, Path(words[-1]), status, printed)
+
+    def power(self) -> None:
+        """A whole node goes, the daemon of mpirun too, whose job must end; then the run is resumed on the others."""
+        draw = self.random
+        method, victim, told = draw.choice(METHODS), draw.randrange(3), draw.random() < 0.5
+        rank = 2 * victim + draw.randrange(2)
+        place = draw.choice([place for place in PLACES if place != "recovery" and (not rank or place not in ON_ROOT)])
+        number = 1 if place in ("start", "results") else draw.randint(1, ROUNDS)
+        words = self.words({rank: (place, number, None)}, method, True)
+        out, moment = Path(words[-1]), self.work / "moment"
+        moment.unlink(missing_ok=True)
+        line = [
+            find_mpirun() or "",
+            "--with-ft",
+            "ulfm",
+            "-x",
+            "PYTHONPATH",
+            "-x",
+            "OMP_NUM_THREADS",
+            "-x",
+            "DEPARTING",
+        ]
+        command = [sys.executable, ROOT / "tests" / "helpers" / "departing.py"]
+        status, printed = HANGS, ""
+        try:
+            with Nodes(3) as nodes:
+                # mpirun itself waits for a node without power until the kernel gives up, by default after 15 minutes.
+                nodes.on("head", "sh", "-c", "echo 3 >/proc/sys/net/ipv4/tcp_retries2")
+                started = nodes.start(
+                    [*line, "-n", "6", *command, *words], [2, 2, 2], {**os.environ, "DEPARTING": str(moment)}
+                )
+                wait_until(moment.exists, LIMIT, lambda: f"the moment does not come: {started.err.read_text()[-2000:]}")
+                nodes.lose(nodes.names[victim], told)
+                printed = str(started.finish(LIMIT))
+                if lock.owner(out) and json.loads((out / lock.NAME).read_text())["host"] == nodes.names[victim]:
+                    (out / lock.NAME).unlink()  # as the error says, or it is stale after three minutes
+                slots = [2 if i != victim else 0 for i in range(3)]
+                done = nodes.run(
+                    [*line[:-2], "-n", "4", *command, "{}", *words[1:], "--resume"], slots, os.environ, LIMIT
+                )
+                status, printed = done.returncode, f"{printed}\n{done.stdout}{done.stderr}"
+        except AssertionError as error:
+            printed += str(error)
+        self.judge("power", f"{'told' if told else 'cut'} {' '.join(words)}", method, 6, True, out, status, printed)
 
     def judge(
         self, kind: str, what: str, method: str, ranks: int, adopt: bool, out: Path, status: int, printed: str
@@ -181,7 +229,8 @@ def main() -> int:
     parser.add_argument("--silo", type=int, default=200)
     parser.add_argument("--server", type=int, default=50)
     parser.add_argument("--stop", type=int, default=20)
-    parser.add_argument("--node", type=int, default=20, help="needs root, for pretend nodes")
+    parser.add_argument("--node", type=int, default=20, help="ranks of a node; needs root, for pretend nodes")
+    parser.add_argument("--power", type=int, default=20, help="whole nodes; the same")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     start = time.monotonic()
@@ -195,6 +244,8 @@ def main() -> int:
             with Nodes(3) as nodes:
                 for _ in range(options.node):
                     campaign.node(nodes)
+        for _ in range(options.power):
+            campaign.power()
         for kind, count in campaign.tried.items():
             wrong = campaign.wrong[kind]
             print(f"{kind} | {count} | {'as expected' if not wrong else f'{wrong} WRONG'}", flush=True)

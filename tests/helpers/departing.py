@@ -2,7 +2,8 @@
 
     python tests/helpers/departing.py '{"1": ["reduce", 3, 0.002]}' --rounds 6 ...    rank 1, 2 ms into its third Reduce
 
-Rank, place, number of the call and delay: 0 is before the call, less than 0 a stop (SIGSTOP) in place of the kill.
+Rank, place, number of the call and delay: 0 is before the call, less than 0 a stop (SIGSTOP) in place of the kill, and
+null makes the file DEPARTING in the environment, for others to act on, and waits.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import json
 import os
 import signal
 import sys
+import time
+from pathlib import Path
 
 PLACES = {
     "start": ("fedlada_mpi.session", "Session._local_data"),
@@ -31,7 +34,7 @@ PLACES = {
 }
 
 
-def arm(place: str, number: int, delay: float) -> None:
+def arm(place: str, number: int, delay: float | None) -> None:
     module, path = PLACES[place]
     *owner, name = path.split(".")
     holder = importlib.import_module(module)
@@ -45,6 +48,9 @@ def arm(place: str, number: int, delay: float) -> None:
         if calls == number:
             if place == "defect":
                 raise RuntimeError("a defect on this rank alone")
+            if delay is None:
+                Path(os.environ["DEPARTING"]).touch()
+                time.sleep(3600)
             if delay == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             if delay < 0:
@@ -57,10 +63,11 @@ def arm(place: str, number: int, delay: float) -> None:
 
 
 def hurry() -> None:
-    """Ranks that are stopped are ended after two seconds."""
-    from fedlada_mpi.mpi import watch
+    """Ranks that are stopped are ended after two seconds, and nodes may be silent for ten."""
+    from fedlada_mpi.mpi import pulse, watch
 
     watch.PERIOD = 0.5
+    pulse.PERIOD, pulse.SILENT = 0.5, 20
 
 
 def main(argv: list[str]) -> None:

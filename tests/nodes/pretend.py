@@ -127,6 +127,13 @@ class Nodes:
     def join(self, name: str) -> None:
         self._ip("head", f"link set {name} up")
 
+    def lose(self, name: str, told: bool) -> None:
+        """End all that runs on the node; ``told``: its connections are closed, as those of killed processes are."""
+        if not told:
+            self.cut(name)
+        self.keepers[name].kill()
+        self.keepers[name].wait()
+
     def slow(self, name: str, rate: str) -> None:
         """Limit the node's cable, both ways, such as to 100mbit; "" for no limit."""
         for where, device in (("head", name), (name, "eth0")):
@@ -152,7 +159,7 @@ class Nodes:
         """Start mpirun on head, with that many slots on the nodes; the environment is ``env`` and the path."""
         name = uuid.uuid4().hex[:6]
         hosts = self.folder / f"hostfile-{name}"
-        hosts.write_text("".join(f"{name} slots={n}\n" for name, n in zip(self.names, slots, strict=False)))
+        hosts.write_text("".join(f"{name} slots={n}\n" for name, n in zip(self.names, slots, strict=False) if n))
         settings = {
             "PATH": PATH,
             "HOME": str(self.folder / "head"),
