@@ -87,7 +87,7 @@ class Campaign:
 
     def run(self, ranks: int, words: list[str]) -> tuple[int, str]:
         """Its status, and what it printed."""
-        line = [find_mpirun() or "", "--with-ft", "ulfm", "-n", str(ranks), *self.zygote.command, *words]
+        line = [find_mpirun() or "", "--with-ft", "ulfm", "-n", str(ranks), *self.zygote.command, "departing", *words]
         log = self.work / "log"
         with open(log, "w") as file:
             process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)

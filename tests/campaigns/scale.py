@@ -5,7 +5,8 @@
     python -m tests.campaigns.scale clients --numbers 100 1000 --json scale.json
 
 Clients have four random images of 8x8 pixels each, ten of them train in a round, and SCAFFOLD keeps a vector for every
-client that has trained. Ranks share 128 such clients. What other programs on the same cores take is left out: prepare,
+client that has trained. Ranks share 128 such clients; more than 16 ranks are forked from one process, which saves their
+memory and their start. What other programs on the same cores take is left out: prepare,
 start and report are seconds of the processor (of the rank that took most); of rounds, transport and checkpoints the
 shortest counts. ``start_elapsed`` is what a clock shows.
 """
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,36 +31,11 @@ from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import PrepareSettings
 from tests.helpers.ranks import find_mpirun
 from tests.helpers.repository import ROOT
+from tests.helpers.zygote import Zygote
 
 CLIENTS, RANKS = (100, 1_000, 10_000, 100_000), (1, 2, 4, 8, 16, 32, 64)
 PARTICIPANTS, ROUNDS, IMAGES = 10, 4, 4
-# A run that reports the moment of its first round, its checkpoints' seconds and its ranks' memory.
-RUN = """
-import json, resource, sys, time
-from pathlib import Path
-from fedlada_mpi import silo, server
-from fedlada_mpi.run import main
-
-first, saved, save, round_ = [], [], silo.checkpoint.save, server.Server.round
-
-def timed(*arguments):
-    start = time.perf_counter()
-    save(*arguments)
-    saved.append(time.perf_counter() - start)
-
-def noted(self, t):
-    first.append((time.time(), time.process_time()))
-    return round_(self, t)
-
-silo.checkpoint.save, server.Server.round = timed, noted
-status = main(sys.argv[2:])
-lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-pss = next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-about = {"first": first[:1], "checkpoint": min(saved), "own_bytes": pss, "peak_bytes": peak}
-Path(sys.argv[1], f"rank-{time.time_ns()}.json").write_text(json.dumps(about))
-sys.exit(status)
-"""
+FORKED = 16  # ranks; more are forked from one process, as each of its own would need more memory than there may be
 
 
 def shards(folder: Path, clients: int) -> tuple[Path, float]:
@@ -99,8 +76,13 @@ def run(folder: Path, data: Path, clients: int, ranks: int, name: str, *more: ob
     settings = ["--dataset", data, "--clients", clients, "--participation", PARTICIPANTS / clients, "--model", "cnn"]
     settings += ["--algorithm", "scaffold", "--local-steps", 2, "--rounds", ROUNDS, "--checkpoint-every", 1]
     settings += [] if "--eval-clients" in more else ["--eval-every", 0]
-    begin = time.time()
-    timed([*launcher, sys.executable, "-c", RUN, notes, *settings, *more, "--out", out], environment())
+    with ExitStack() as forking:
+        if ranks > FORKED:
+            program = [*forking.enter_context(Zygote()).command, "measured_run"]
+        else:
+            program = [sys.executable, ROOT / "tests" / "helpers" / "measured_run.py"]
+        begin = time.time()
+        timed([*launcher, *program, notes, *settings, *more, "--out", out], environment())
     by_rank = [json.loads(path.read_text()) for path in notes.glob("rank-*.json")]
     records = [json.loads(line)["seconds"] for line in (out / "metrics.jsonl").read_text().splitlines()]
     last = max((out / "checkpoint").glob("round_*"))

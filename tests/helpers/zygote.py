@@ -1,7 +1,7 @@
 """Ranks that start in a fraction of a second: forked from a process that has imported everything but started no MPI.
 
     with Zygote() as zygote:
-        subprocess.run([mpirun, "-n", "4", *zygote.command, "departing", ...])
+        subprocess.run([mpirun, "-n", "4", *zygote.command, "departing", ...])     # departing.main([...])
 
 mpirun starts a small process for every rank: it passes on its environment and files, waits, and ends as the rank does.
 """
@@ -9,6 +9,7 @@ mpirun starts a small process for every rank: it passes on its environment and f
 from __future__ import annotations
 
 import array
+import importlib
 import json
 import os
 import signal
@@ -115,11 +116,12 @@ def _become(handles: array.array, environment: dict[str, str], words: list[str],
     from mpi4py import MPI
 
     MPI.Init_thread()
-    import departing
-
     code = 1
     try:
-        departing.main(words)
+        importlib.import_module(words[0]).main(words[1:])
+    except SystemExit as ended:
+        code = ended.code
+        MPI.Finalize()
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
