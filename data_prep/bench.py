@@ -18,6 +18,7 @@ import numpy as np
 from fedlada_mpi.data.manifest import Manifest, read_manifest, silo_file
 from fedlada_mpi.data.shards import read_silos
 from fedlada_mpi.errors import UserError
+from fedlada_mpi.options import Parser
 
 
 def plain_read(path: Path) -> None:
@@ -66,13 +67,13 @@ def compare(manifest: Manifest, repeats: int, cold: bool) -> tuple[np.ndarray, n
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data_prep.bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path, help="directory of shards")
     parser.add_argument("--repeats", type=int, default=30, help="reads of each file by each reader [30]")
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_all(arguments)
         manifest = read_manifest(options.directory)
         size = manifest.files[silo_file(0)]["bytes"]
         print(f"{manifest.root}: {manifest.silos} silo files, {size / 1e6:.1f} MB the first")

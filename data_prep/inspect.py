@@ -17,6 +17,7 @@ from fedlada_mpi.data.picture import PICTURE, draw
 from fedlada_mpi.data.shards import check_files, read_silos, read_test
 from fedlada_mpi.data.sources.base import KNOWN
 from fedlada_mpi.errors import UserError
+from fedlada_mpi.options import Parser
 
 
 def verify(manifest: Manifest) -> None:
@@ -80,15 +81,15 @@ def _decimals(values: tuple[float, ...]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m data_prep.inspect", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("directory", type=Path, help="directory of shards")
     parser.add_argument(
         "--picture", type=Path, metavar="FILE", help="draw here [DIR/label_distribution.png if it is missing]"
     )
-    options = parser.parse_args(arguments)
     try:
+        options = parser.parse_all(arguments)
         manifest = read_manifest(options.directory)
         print(heading(manifest), table(manifest), sep="\n\n")
         verify(manifest)

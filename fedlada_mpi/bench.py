@@ -17,6 +17,7 @@ import json
 import math
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -40,6 +41,7 @@ from .gpu.graphs import capture_on
 from .gradients import create_engine
 from .mpi import timing
 from .mpi.plan import plan_transport
+from .options import Parser
 from .processes import start_time
 from .silo import named_rows
 from .sums import KeptSums, wire_type
@@ -360,7 +362,8 @@ def table(report: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="python -m fedlada_mpi.bench", description=__doc__, formatter_class=form)
     parser.add_argument("--dataset", default="cifar10", choices=SHAPES, help="whose shapes and settings [cifar10]")
     parser.add_argument("--model", nargs="*", default=[], help="built-in, mlp, torchvision:NAME or your own")
     parser.add_argument("--algorithm", nargs="*", default=["fedlada"], help="methods [fedlada]")
@@ -374,8 +377,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto", help="as for fedlada_mpi.run [auto]")
     parser.add_argument("--baseline", action="store_true", help="also time an ordinary client-by-client loop")
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
-    options = parser.parse_args(argv)
-    world = mpi.World()
+    try:
+        options = parser.parse_all(argv)
+        if options.json and not Path(options.json).parent.is_dir():
+            raise UserError(f"--json: there is no directory {Path(options.json).parent}")
+        with mpi.World() as world:
+            measure(world, options)
+    except UserError as error:
+        if mpi.is_root():
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def measure(world: mpi.World, options: argparse.Namespace) -> None:
+    """Time what was asked for, and report it."""
     device = choose_device(world, resolve({"device": options.device}).config, asked_threads(world))
     cuda = device.type == "cuda"
     repeats = options.rounds or (20 if cuda else 3)
@@ -426,8 +442,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(table(report), flush=True)
         if options.json:
             Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
-    world.close()
-    return 0
 
 
 if __name__ == "__main__":

@@ -18,9 +18,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+
+from .errors import UserError
+from .options import Parser
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PIECE = 1 << 18  # as in mpi/relay.py, which needs MPI
@@ -109,14 +113,19 @@ def draw(setups: dict[str, Setup], path: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog="python -m fedlada_mpi.scaling", description=__doc__, formatter_class=form)
     for field in fields(Setup):
         kind = type(getattr(Setup(), field.name))
         choices = ("fp32", "bf16") if field.name == "wire" else None
         name = f"--{field.name.replace('_', '-')}"
         parser.add_argument(name, type=kind, default=field.default, choices=choices, help=f"[{field.default}]")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, also over 1 Gbit/s")
-    options = vars(parser.parse_args(argv))
+    try:
+        options = vars(parser.parse_all(argv))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     path = options.pop("plot")
     setup = Setup(**options)
     print(table(setup))

@@ -4,8 +4,11 @@ import errno
 
 import pytest
 
+from data_prep import bench as prep_bench
+from data_prep import inspect
 from data_prep.__main__ import main as prep
-from fedlada_mpi import grid, predict
+from fedlada_mpi import bench, grid, predict, scaling
+from fedlada_mpi.doctor import __main__ as doctor
 from fedlada_mpi.report import __main__ as report
 
 pytestmark = pytest.mark.serial  # nothing of it depends on ranks
@@ -20,6 +23,12 @@ pytestmark = pytest.mark.serial  # nothing of it depends on ranks
         (grid.main, ["digits", "--statu=1"], "got '--statu' (did you mean '--status'?): --help lists the options"),
         (predict.main, ["run", "new.jpg", "--x"], "got '--x': --help lists the options"),
         (prep, ["--dataset", "npz", "--raww", "x"], "got '--raww' (did you mean '--raw'?): --help lists the options"),
+        (prep_bench.main, [], "the following arguments are required: directory"),
+        (inspect.main, ["x", "--pic"], "got '--pic' (did you mean '--picture'?): --help lists the options"),
+        (doctor.main, ["--jsno", "x"], "got '--jsno' (did you mean '--json'?): --help lists the options"),
+        (scaling.main, ["--bandwidth", "x"], "argument --bandwidth: invalid float value: 'x'"),
+        (bench.main, ["--algoritm", "x"], "got '--algoritm' (did you mean '--algorithm'?): --help lists the options"),
+        (bench.main, ["--json", "no/such/file"], "--json: there is no directory no/such"),
     ],
 )
 def test_a_mistake_is_one_line(main, words, said, capsys):

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from .. import __version__
 from ..errors import UserError
+from ..options import Parser
 from . import installation, machine  # noqa: F401  (they register their checks, in the order of the report)
 from .check import CHECKS, FAIL, OK, SKIP, WARN, Check, Here
 
@@ -102,15 +103,20 @@ def report(out: Path, root: bool) -> tuple[list[Row], list[tuple[str, list[Row]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m fedlada_mpi.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="also write what every rank found to this file")
     parser.add_argument("--out", metavar="DIR", type=Path, default="runs", help="where runs will be written [runs]")
-    options = parser.parse_args(argv)
+    rank = next((os.environ[name] for name in RANKS if name in os.environ), "0")
+    try:
+        options = parser.parse_all(argv)
+    except UserError as error:
+        if rank == "0":
+            print(f"error: {error}", file=sys.stderr)
+        return 2
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    rank = next((os.environ[name] for name in RANKS if name in os.environ), "0")
     rows, everyone = report(options.out, root=rank == "0")
     failed, warnings = (sum(row.status == status for row in rows) for status in (FAIL, WARN))
     if rank == "0":
