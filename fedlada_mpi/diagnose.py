@@ -1,7 +1,8 @@
 """What the paper's theory speaks of, measured in a run (``--diagnose N``).
 
 F(x) = mean over all m clients of F_i(x) (``--weighting size``: weighted by n_i), where F_i is the mean loss on client
-i's training images: without augmentation, clip and decay, and with Dropout off. D^t = x^t - x^{t+1} is the global step.
+i's training images: without augmentation, clip and decay, and with Dropout off; once ranks are lost with their clients,
+over those that are left. D^t = x^t - x^{t+1} is the global step.
 
 drift              mean over S^t of ||x_{i,K} - x^t||^2
 drift_ratio        drift / ||D^t||^2
@@ -40,7 +41,7 @@ class Objective:
     """The gradient of F, of which a rank computes its clients' part; its buffers are made when first used."""
 
     def __init__(self, config: Config, engine: Engine, data: LocalData, sizes: np.ndarray, like: Tensor):
-        """``sizes`` are those of all clients, on all ranks; vectors have the shape and type of ``like``."""
+        """``sizes``: of all clients that are left, on all ranks; vectors have the shape and type of ``like``."""
         self.config, self.engine, self.data, self.sizes, self.like = config, engine, data, sizes, like
         self.batch = BATCH[like.device.type]
 
@@ -72,7 +73,7 @@ class Objective:
         for client, start, n in zip(data.client_ids.tolist(), data.starts.tolist(), data.sizes.tolist(), strict=True):
             chosen = rng.chosen(n, share, config.seed, client)
             index.append(start + chosen)
-            mine = n / total if config.weighting == "size" else 1 / config.clients
+            mine = n / total if config.weighting == "size" else 1 / len(self.sizes)
             weights.append(np.full(len(chosen), mine / len(chosen)))
         like = self.like
         return (

@@ -117,7 +117,7 @@ class Session:
         s = Vectors(**named_rows(names, size, self.dtype, self.device))
         self.sums_changed = ""
         evaluator = Evaluator(engine, data.normalise, self.trainer.compute, capture)
-        objective = Objective(config, engine, data, self.manifest.sizes, s.x)
+        objective = Objective(config, engine, data, np.delete(self.manifest.sizes, self.lost), s.x)
         self.silo = Silo(world, config, a, self.trainer, self.transport, s, evaluator, held_out, digests, objective)
 
     def _network(self) -> models.Network:

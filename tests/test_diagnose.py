@@ -10,7 +10,8 @@ import torch
 from ranks import barrier, is_root
 from training_runs import Run, arguments, make_data, run_here, run_reference, same
 
-from fedlada_mpi import rng
+from fedlada_mpi import rng, session
+from fedlada_mpi.data.owners import owners_left
 from fedlada_mpi.diagnose import Objective
 from fedlada_mpi.run import main
 from fedlada_mpi.rundir.metrics import DIAGNOSED
@@ -76,6 +77,27 @@ def test_one_step_of_gradient_descent(data, out):
         )
         x, last = x - lr * g, g
     check(run.metrics, expected)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "size"])
+def test_without_lost_clients(data, out, weighting, monkeypatch):
+    """F is the mean over the clients that are left, here without the third: a step is lr grad F."""
+    lost = 2
+
+    def without(*arguments):
+        return [clients[clients != lost] for clients in owners_left(*arguments)]
+
+    monkeypatch.setattr(session, "owners_left", without)
+    settings = {**COMMON, "local_steps": 1, "weight_decay": 0, "weighting": weighting}
+    run = run_here(data, out, **settings, algorithm="fedavg", lr_decay=1)
+    weights = np.array(data.sizes if weighting == "size" else [1] * len(data.sizes), float)
+    weights[lost] = 0
+    x, last = data.start, None
+    for record in run.metrics:
+        g = sum(w * gradient(x) for w, gradient in zip(weights / weights.sum(), data.gradients, strict=True))
+        assert record["gradient_norm"] == pytest.approx(math.sqrt(g @ g), rel=1e-6)
+        assert record["direction_cosine"] == (None if last is None else pytest.approx(cosine(last, g), rel=1e-6))
+        x, last = x - COMMON["lr"] * g, g
 
 
 @pytest.mark.parametrize("algorithm", CASES)
