@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Sourced by the other scripts here: a virtual environment with the package, and the environment for mpirun.
 #
 #   FEDLADA_VENV     the virtual environment            (.venv in the repository)
@@ -90,7 +91,7 @@ ensure_installed() {
     log "installing fedlada_mpi[$extras] into $venv (the first time: a few minutes and several GB, most of it PyTorch)"
     local quiet=()
     [ -t 1 ] || quiet=(-q)
-    "$python" -m pip install --disable-pip-version-check "${quiet[@]}" -e "$root[$extras]" ||
+    "$python" -m pip install --disable-pip-version-check "${quiet[@]}" -e "${root}[$extras]" ||
         die "pip could not install fedlada_mpi[$extras] (its messages are above); without a network see docs/install.md"
     for extra in "$@"; do
         printf '%s\n' "$key" >"$venv/.fedlada-$extra"

@@ -57,7 +57,12 @@ from mpi4py import MPI; print(MPI.get_vendor()[0], ".".join(map(str, MPI.get_ven
     esac
     # shellcheck disable=SC2034
     LAUNCH_KIND=$MPI_KIND
-    if [ "$FEDLADA_MPI" = ulfm ] || { [ "$FEDLADA_MPI" = auto ] && outlive_each_other "$library"; }; then
+    if [ "$FEDLADA_MPI" = ulfm ] && ! has_ulfm "$library"; then
+        echo "error: FEDLADA_MPI=ulfm needs Open MPI 5, and its mpirun on the path; mpi4py uses $library," \
+            "mpirun is $(command -v mpirun || echo missing)" >&2
+        exit 2
+    fi
+    if [ "$FEDLADA_MPI" = ulfm ] || { [ "$FEDLADA_MPI" = auto ] && has_ulfm "$library" && tcp_is_the_network; }; then
         # shellcheck disable=SC2034
         LAUNCH_KIND=ulfm
         while read -r line; do
@@ -72,10 +77,11 @@ from mpi4py import MPI; print(MPI.get_vendor()[0], ".".join(map(str, MPI.get_ven
     export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
 }
 
-# Whether the ranks are to be started by mpirun with ULFM: Open MPI from 5 on, and that of this mpirun. It moves vectors through
-# shared memory and TCP alone, so not where nodes have a faster network.
-outlive_each_other() {
+# has_ulfm LIBRARY: whether it is Open MPI from 5 on, and this mpirun its own.
+has_ulfm() {
     case $1 in "Open MPI "[5-9].* | "Open MPI "[1-9][0-9].*) ;; *) return 1 ;; esac
-    [[ $(mpirun --version 2>/dev/null) = *"(Open MPI) ${1#Open MPI }"* ]] || return 1
-    [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ] || [ -z "$(ls -A /sys/class/infiniband /sys/class/cxi 2>/dev/null)" ]
+    [[ $(mpirun --version 2>/dev/null) = *"(Open MPI) ${1#Open MPI }"* ]]
 }
+
+# With ULFM, Open MPI moves vectors through shared memory and TCP alone.
+tcp_is_the_network() { [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ] || [ -z "$(ls -A /sys/class/infiniband /sys/class/cxi 2>/dev/null)" ]; }

@@ -19,7 +19,7 @@ kill_if_another_rank_died &>/dev/null &
 trap '' TERM # a `wait` that a trap ends can lose the status of a process that ends with it (bash 5.2)
 
 handles_usr1() { ((0x$(sed -n 's/^SigCgt:\s*//p' /proc/$rank/status) >> ($(kill -l USR1) - 1) & 1)) 2>/dev/null; }
-if [ "${SLURM_PROCID:-0}" = 0 ]; then
+if [ "${OMPI_COMM_WORLD_RANK:-${SLURM_PROCID:-0}}" = 0 ]; then
     while kill -0 $rank 2>/dev/null && ! handles_usr1; do sleep 0.2; done
     : >"$state/ready"
 fi

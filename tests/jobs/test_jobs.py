@@ -99,6 +99,8 @@ echo "$MPI_KIND $LAUNCH_KIND ${OMPI_ALLOW_RUN_AS_ROOT-}"
         ("auto", "Open MPI", "5.0.11", 3, "", "pmix ulfm 1"),
         ("auto", "Open MPI", "5.0.11", 3, "mlx5_0", "pmix pmix "),
         ("ulfm", "Open MPI", "5.0.11", 3, "mlx5_0", "pmix ulfm 1"),
+        ("ulfm", "Open MPI", "4.1.6", 1, "", None),
+        ("ulfm", "MPICH", "4.2.2", 1, "", None),
         ("auto", "Open MPI", "4.1.6", 1, "", "pmix pmix "),
         ("auto", "Open MPI", "5.0.10", 1, "", "pmix pmix "),  # not the one of mpirun
         ("auto", "MPICH", "4.2.2", 1, "", "pmi2 pmi2 "),
@@ -124,4 +126,8 @@ def test_how_jobs_start_ranks(chosen, library, version, nodes, network, kinds, t
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "python").rename(tmp_path / "venv/bin/python")
     done = subprocess.run(["bash", "-c", KIND], env=environment, capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout) == (0, f"{kinds}\n"), done.stderr
+    if kinds:
+        assert (done.returncode, done.stdout) == (0, f"{kinds}\n"), done.stderr
+    else:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("error: FEDLADA_MPI=ulfm needs Open MPI 5")
