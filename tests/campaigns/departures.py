@@ -121,44 +121,37 @@ class Campaign:
         self.judge("node", " ".join(words), method, 6, adopt, Path(words[-1]), status, printed)
 
     def power(self) -> None:
-        """A whole node goes, the daemon of mpirun too, whose job must end; then the run is resumed on the others."""
+        """A whole node goes, the daemon of mpirun too, whose job must end; then the run is resumed on the others.
+
+        Where the moment for it does not come, the run does not count.
+        """
         draw = self.random
         method, victim, told = draw.choice(METHODS), draw.randrange(3), draw.random() < 0.5
         rank = 2 * victim + draw.randrange(2)
-        place = draw.choice([place for place in PLACES if place != "recovery" and (not rank or place not in ON_ROOT)])
-        number = 1 if place in ("start", "results") else draw.randint(1, ROUNDS)
+        elsewhere = ("train",) if rank == 0 else ON_ROOT
+        place = draw.choice([place for place in PLACES if place not in ("recovery", *elsewhere)])
+        number = draw.randint(1, 1 if place in ("start", "results") else 3)
         words = self.words({rank: (place, number, None)}, method, True)
-        out, moment = Path(words[-1]), self.work / "moment"
-        moment.unlink(missing_ok=True)
-        line = [
-            find_mpirun() or "",
-            "--with-ft",
-            "ulfm",
-            "-x",
-            "PYTHONPATH",
-            "-x",
-            "OMP_NUM_THREADS",
-            "-x",
-            "DEPARTING",
-        ]
-        command = [sys.executable, ROOT / "tests" / "helpers" / "departing.py"]
+        out, moment = Path(words[-1]), self.work / f"moment-{Path(words[-1]).name}"
+        passed = [word for name in ("PYTHONPATH", "OMP_NUM_THREADS", "DEPARTING") for word in ("-x", name)]
+        program = [sys.executable, ROOT / "tests" / "helpers" / "departing.py"]
         status, printed = HANGS, ""
         try:
             with Nodes(3) as nodes:
                 # mpirun itself waits for a node without power until the kernel gives up, by default after 15 minutes.
                 nodes.on("head", "sh", "-c", "echo 3 >/proc/sys/net/ipv4/tcp_retries2")
-                started = nodes.start(
-                    [*line, "-n", "6", *command, *words], [2, 2, 2], {**os.environ, "DEPARTING": str(moment)}
-                )
-                wait_until(moment.exists, LIMIT, lambda: f"the moment does not come: {started.err.read_text()[-2000:]}")
+                env = {**os.environ, "DEPARTING": str(moment)}
+                mpirun = [find_mpirun() or "", "--with-ft", "ulfm", *passed]
+                started = nodes.start([*mpirun, "-n", "6", *program, *words], [2, 2, 2], env)
+                wait_until(lambda: moment.exists() or started.process.poll() is not None, LIMIT, started.err.read_text)
+                if not moment.exists():
+                    return
                 nodes.lose(nodes.names[victim], told)
                 printed = str(started.finish(LIMIT))
                 if lock.owner(out) and json.loads((out / lock.NAME).read_text())["host"] == nodes.names[victim]:
                     (out / lock.NAME).unlink()  # as the error says, or it is stale after three minutes
                 slots = [2 if i != victim else 0 for i in range(3)]
-                done = nodes.run(
-                    [*line[:-2], "-n", "4", *command, "{}", *words[1:], "--resume"], slots, os.environ, LIMIT
-                )
+                done = nodes.run([*mpirun, "-n", "4", *program, "{}", *words[1:], "--resume"], slots, env, LIMIT)
                 status, printed = done.returncode, f"{printed}\n{done.stdout}{done.stderr}"
         except AssertionError as error:
             printed += str(error)
@@ -244,7 +237,7 @@ def main() -> int:
             with Nodes(3) as nodes:
                 for _ in range(options.node):
                     campaign.node(nodes)
-        for _ in range(options.power):
+        while campaign.tried["power"] < options.power:
             campaign.power()
         for kind, count in campaign.tried.items():
             wrong = campaign.wrong[kind]
