@@ -109,7 +109,7 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
         *arguments: object,
         module: str = "fedlada_mpi.run",
         command: tuple[str, ...] | None = None,
-        timeout: float = 90,
+        timeout: float = 250,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         check: bool = False,

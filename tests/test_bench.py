@@ -39,7 +39,7 @@ def test_participants_are_divided_among_the_ranks(tmp_path):
     path = tmp_path / "bench.json"
     command = [find_mpirun(), "-n", "2", sys.executable, "-m", "fedlada_mpi.bench", *SMALL]
     command += ["--participants", "1", "3", "--baseline", "--json", str(path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    subprocess.run(command, check=True, capture_output=True, timeout=250)
     rows = json.loads(path.read_text())["results"]
     assert [row["what"].split(",")[1] for row in rows] == [" 1 participant on 2 ranks", " 3 participants on 2 ranks"]
 

@@ -74,14 +74,14 @@ def place(tmp_path, digits_dir, monkeypatch):
 
 
 def test_refused_before_ranks_start(place):
-    done = subprocess.run(command(place, "-n", "2", "--rounds", "-1"), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command(place, "-n", "2", "--rounds", "-1"), capture_output=True, text=True, timeout=150)
     assert done.returncode == 2
     assert done.stderr == "error: --rounds: got -1, expected at least 0\n"
     assert not place.exists()
 
 
 def wait_for_rounds(out: Path, process: subprocess.Popen, count: int = 2) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 150
     while not (out / "metrics.jsonl").exists() or (out / "metrics.jsonl").read_text().count("\n") < count:
         assert process.poll() is None
         assert time.monotonic() < end
@@ -93,13 +93,13 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on(place, count):
     with subprocess.Popen(command(place, "-n", count, *LONG), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
         wait_for_rounds(place, run)
         run.send_signal(signal.SIGINT)
-        output = run.communicate(timeout=60)[0].decode()
+        output = run.communicate(timeout=150)[0].decode()
     assert run.returncode == STOPPED
     assert output.count("stopping after this round; Ctrl-C again stops at once") == 1
     assert f"go on with     python -m fedlada_mpi.run --resume {place}\n" in output
     done = json.loads((place / "summary.json").read_text())["rounds"]
     again = [sys.executable, "-m", "fedlada_mpi.run", "--resume", str(place), "--rounds", str(done + 2)]
-    resumed = subprocess.run(again, capture_output=True, text=True, timeout=60)
+    resumed = subprocess.run(again, capture_output=True, text=True, timeout=150)
     assert resumed.returncode == 0, resumed.stderr
     assert f"resumed after round {done}" in resumed.stdout
     assert json.loads((place / "summary.json").read_text())["rounds"] == done + 2
@@ -116,7 +116,7 @@ def test_a_second_ctrl_c_ends_it_at_once(place, count):
         for _ in range(2):
             time.sleep(1)
             run.send_signal(signal.SIGINT)
-        run.communicate(timeout=30)
+        run.communicate(timeout=120)
     assert run.returncode not in (0, STOPPED)
 
 
@@ -142,7 +142,7 @@ def test_a_bar_on_a_terminal_with_the_evaluated_rounds_above(place):
 def test_resume_names_what_is_missing(tmp_path):
     def refused(*words: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "fedlada_mpi.run", *words], capture_output=True, text=True, timeout=60, cwd=tmp_path
+            [sys.executable, "-m", "fedlada_mpi.run", *words], capture_output=True, text=True, timeout=150, cwd=tmp_path
         )
         assert done.returncode == 2
         return done.stderr

@@ -29,7 +29,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stdout + done.stderr
     return zipfile.ZipFile(next(out.glob("fedlada_mpi-*.whl")))
 
@@ -71,7 +71,7 @@ def test_wheel_has_the_commands(wheel):
 
 def script(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", str(ROOT / "jobs" / name), *arguments]
-    return subprocess.run(command, env={**os.environ, **env}, cwd="/", capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env={**os.environ, **env}, cwd="/", capture_output=True, text=True, timeout=250)
 
 
 def stub(path: Path, text: str) -> Path:

@@ -81,7 +81,7 @@ def test_a_status_is_never_lost_to_a_signal(start):
 def test_what_would_fail_again_is_not_requeued(status, words, start):
     job = start(100 + status, f"raise SystemExit({status})")
     assert f"{words}, see above: not requeued" in until(job, "requeued")
-    assert job.wait(timeout=30) == status
+    assert job.wait(timeout=120) == status
 
 
 KIND = """\
@@ -125,7 +125,7 @@ def test_how_jobs_start_ranks(chosen, library, version, nodes, network, kinds, t
     environment["FEDLADA_VENV"] = str(tmp_path / "venv")
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "python").rename(tmp_path / "venv/bin/python")
-    done = subprocess.run(["bash", "-c", KIND], env=environment, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["bash", "-c", KIND], env=environment, capture_output=True, text=True, timeout=120)
     if kinds:
         assert (done.returncode, done.stdout) == (0, f"{kinds}\n"), done.stderr
     else:

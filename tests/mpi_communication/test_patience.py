@@ -13,7 +13,7 @@ from fedlada_mpi.mpi.patience import Patience
 
 
 def wait_until(condition) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 100
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -31,7 +31,7 @@ def watching(neighbour, monkeypatch):
 
 def test_a_stopped_one_is_ended(neighbour, watching, capfd):
     neighbour.send_signal(signal.SIGSTOP)
-    assert neighbour.wait(20) == -signal.SIGKILL
+    assert neighbour.wait(100) == -signal.SIGKILL
     assert f"process {neighbour.pid} of this run was stopped" in capfd.readouterr().err
 
 

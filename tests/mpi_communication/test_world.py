@@ -20,7 +20,7 @@ several = pytest.mark.skipif(SIZE == 1, reason="needs several ranks")
 @pytest.mark.serial
 def test_this_folder_on_two_ranks(mpirun):
     done = mpirun(
-        2, "-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider", "--timeout=60",
+        2, "-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider", "--timeout=150",
         "--timeout-method=thread", Path(__file__).parent, command=("-m", "mpi4py"), cwd=Path(__file__).parent,
     )  # fmt: skip
     output = done.stdout + done.stderr

@@ -17,7 +17,7 @@ from training_runs import Run, arguments, disagreement, make_data, run_here
 
 from fedlada_mpi.ranks import settings, tolerance
 
-pytestmark = [pytest.mark.serial, pytest.mark.nodes, pytest.mark.slurm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.serial, pytest.mark.nodes, pytest.mark.slurm, pytest.mark.timeout(900)]
 
 # The last rank, in the second round.
 DIES = """

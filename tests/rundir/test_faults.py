@@ -29,7 +29,7 @@ def start(data, out, ranks, fault, *more):
     words = [*map(str, fault), str(out), *arguments(data, out, SETTINGS), *more]
     line = [*launcher, sys.executable, str(ROOT / "tests" / "helpers" / "faults.py"), *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=90)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=250)
 
 
 def undisturbed(data, out, ranks, *more) -> Run:

@@ -139,7 +139,7 @@ def test_nothing_is_imported_that_is_not_asked_for(data, tmp_path):
     code = "import sys; from fedlada_mpi.run import main; main(sys.argv[1:])"
     code += "; assert not {'wandb', 'mlflow'} & {*sys.modules}"
     words = arguments(data, tmp_path / "run", {**SHORT, "rounds": 1})
-    subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, check=True, capture_output=True, timeout=90)
+    subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, check=True, capture_output=True, timeout=250)
 
 
 def test_a_service_that_cannot_start(data, tmp_path, offline, monkeypatch, capsys):

@@ -147,10 +147,10 @@ class Cluster:
         munge_socket = self.root / "munge.socket"
         self._daemon("munged", "--foreground", f"--socket={munge_socket}", f"--log-file={self.root}/log/munged.log",
                      "--num-threads=2", *files.values())  # fmt: skip
-        wait_for(munge_socket.exists, "munged's socket", 10)
+        wait_for(munge_socket.exists, "munged's socket", 60)
         self._daemon("slurmctld", "-D", "-c", "-f", str(conf))
         self._daemon("slurmd", "-D", "-N", node_name(), "-f", str(conf))
-        wait_for(self._idle, "an idle node", 30)
+        wait_for(self._idle, "an idle node", 100)
 
     def _daemon(self, *command: str) -> None:
         with (self.root / "log" / f"{command[0]}.out").open("wb") as output:
@@ -173,7 +173,7 @@ class Cluster:
             if len(self.daemons) == 3 and all(daemon.poll() is None for daemon in self.daemons):
                 for options in (("--full", "--signal=KILL"), ()):
                     self.run("scancel", *options, "--user=root", check=False)
-                wait_for(lambda: not self.run("squeue", "-h", check=False).stdout.strip(), "the end of all jobs", 30)
+                wait_for(lambda: not self.run("squeue", "-h", check=False).stdout.strip(), "the end of all jobs", 100)
         except (TimeoutError, subprocess.TimeoutExpired) as error:
             print(f"jobs may be left behind: {error}", file=sys.stderr)
         finally:
@@ -194,7 +194,7 @@ class Cluster:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.root.glob("log/*")))
 
     def run(
-        self, *command: object, check: bool = True, timeout: float = 60, env: Mapping[str, str] | None = None,
+        self, *command: object, check: bool = True, timeout: float = 250, env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """A client's command on this cluster."""

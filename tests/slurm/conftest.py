@@ -38,7 +38,7 @@ class User:
             "OMPI_MCA_mpi_yield_when_idle": "1",
         }
 
-    def run(self, *command: object, check: bool = True, timeout: float = 100):
+    def run(self, *command: object, check: bool = True, timeout: float = 250):
         return self.cluster.run(*command, check=check, timeout=timeout, cwd=self.folder, env=self.environment)
 
     def submit(self, *arguments: object) -> str:
@@ -69,7 +69,7 @@ class User:
             assert self.cluster.job(job)["JobState"] not in END_STATES, output
             return self.last_round(out) >= number
 
-        wait_for(reached, f"round {number} in {out}", 100, interval=0.05)
+        wait_for(reached, f"round {number} in {out}", 200, interval=0.05)
 
 
 @pytest.fixture

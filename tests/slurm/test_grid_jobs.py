@@ -7,7 +7,7 @@ import time
 import pytest
 from cluster import END_STATES
 
-pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(900)]
 GRID = """\
 title = "Three runs, and one whose shards do not exist"
 [base]

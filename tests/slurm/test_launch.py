@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(900)]
 RUN = (sys.executable, "-m", "fedlada_mpi.run")
 
 

@@ -15,7 +15,7 @@ from repository import ROOT
 
 from fedlada_mpi.ranks import tolerance
 
-pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(900)]
 TRAIN = ("--participation", 0.1, "--local-epochs", 1, "--rounds", 40)
 
 
@@ -125,7 +125,7 @@ def stand_in_output(user, job: str) -> str:
 
 def wait_for_stand_in(user, job: str) -> None:
     """Until both ranks handle signals."""
-    wait_for(lambda: stand_in_output(user, job).count("started") == 2, "the start", 20)
+    wait_for(lambda: stand_in_output(user, job).count("started") == 2, "the start", 100)
 
 
 def test_preempted_job_uses_its_grace_time_and_comes_back(user):

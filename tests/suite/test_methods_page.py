@@ -24,6 +24,7 @@ def test_lines_of_code():
 
 
 @pytest.mark.serial
+@pytest.mark.timeout(900)
 def test_tutorial(tmp_path):
     """Its files and commands, literally, in an empty directory."""
     tutorial = PAGE.partition("## A method of your own")[2]
@@ -42,7 +43,7 @@ def test_tutorial(tmp_path):
             env={**os.environ, **paths, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=250,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         shown += done.stdout

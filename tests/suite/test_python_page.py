@@ -27,7 +27,7 @@ def test_examples_of_the_page(tmp_path):
     code, _ = blocks()
     (tmp_path / "page.py").write_text("\n".join(code) + "\nprint([r.config['seed'] for r in runs], torch.rand(1))\n")
     done = subprocess.run(
-        [sys.executable, "page.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=100
+        [sys.executable, "page.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unknown setting 'round' (did you mean 'rounds'?)" in done.stdout
@@ -46,7 +46,7 @@ def test_the_script_on_ranks(mpirun, tmp_path):
     assert done.stdout.count("2 ranks") == 2
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_notebook(tmp_path, monkeypatch):
     import nbclient
     import nbformat
@@ -54,7 +54,7 @@ def test_notebook(tmp_path, monkeypatch):
     notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
     stored = [cell.get("outputs", []) for cell in notebook.cells]
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=250, resources={"metadata": {"path": str(tmp_path)}}).execute()
     for cell, before in zip(notebook.cells, stored, strict=True):
         assert kinds(cell.get("outputs", [])) == kinds(before), cell.source
 

@@ -26,7 +26,7 @@ def test_the_commands_after_the_quickstart(tmp_path, digits_dir):
     (tmp_path / "data").symlink_to(digits_dir.parent)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_"))}
     done = subprocess.run(
-        ["bash", "-euc", after], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110
+        ["bash", "-euc", after], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/digits-scaffold-seed0/summary.json").read_text())
