@@ -43,13 +43,16 @@ export PYTHONPATH=$FEDLADA_HOME${PYTHONPATH:+:$PYTHONPATH}
 
 # For use inside a job: MPI_KIND for srun, LAUNCH_KIND for launch.sh, and the environment of the ranks.
 prepare_ranks() {
-    local line name library
-    # Such as "Open MPI 5.0.11".
-    library=$(python -c 'import mpi4py; mpi4py.rc.initialize = False
+    local line name library=''
+    case $FEDLADA_MPI in
+        auto | ulfm) # such as "Open MPI 5.0.11"
+            library=$(python -c 'import mpi4py; mpi4py.rc.initialize = False
 from mpi4py import MPI; print(MPI.get_vendor()[0], ".".join(map(str, MPI.get_vendor()[1])))') || {
-        echo "error: cannot import mpi4py with $(command -v python): see FEDLADA_VENV and FEDLADA_MODULES" >&2
-        exit 2
-    }
+                echo "error: cannot import mpi4py with $(command -v python): see FEDLADA_VENV and FEDLADA_MODULES" >&2
+                exit 2
+            }
+            ;;
+    esac
     case $FEDLADA_MPI:$library in
         auto:"Open MPI"* | ulfm:*) MPI_KIND=pmix ;;
         auto:*) MPI_KIND=pmi2 ;;

@@ -232,7 +232,6 @@ class World:
             if self.watch and self.watch.end_stuck():
                 return True
             leave(f"has waited {seconds} s for other ranks: one of them hangs, or its node cannot be reached")
-            return False
 
         def missed(host: str, silent: float) -> None:
             if self.patience.waiting:
