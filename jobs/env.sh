@@ -10,7 +10,7 @@
 : "${FEDLADA_CPUS_PER_RANK:=1}" # cores, and threads, of a rank
 : "${FEDLADA_MODULES:=}"        # for `module load`, separated by spaces
 : "${FEDLADA_VENV:=}"           # virtual or conda environment; empty: .venv of the clone if there, else python as found
-: "${FEDLADA_MPI:=auto}"        # auto: mpirun --with-ft ulfm where it can, else srun; ulfm: the former; another: srun --mpi=KIND
+: "${FEDLADA_MPI:=auto}"        # auto: mpirun --with-ft ulfm on one node where it can, else srun; ulfm: the former; another: srun --mpi=KIND
 : "${FEDLADA_SBATCH:=}"         # more sbatch options for every job, separated by spaces
 : "${FEDLADA_MAX_FAILURES:=5}"  # failures in a row after which a job is not requeued any more
 : "${FEDLADA_LOGS:=logs}"       # folder of the jobs' output
@@ -65,7 +65,7 @@ from mpi4py import MPI; print(MPI.get_vendor()[0], ".".join(map(str, MPI.get_ven
             "mpirun is $(command -v mpirun || echo missing)" >&2
         exit 2
     fi
-    if [ "$FEDLADA_MPI" = ulfm ] || { [ "$FEDLADA_MPI" = auto ] && has_ulfm "$library" && tcp_is_the_network; }; then
+    if [ "$FEDLADA_MPI" = ulfm ] || { [ "$FEDLADA_MPI" = auto ] && on_one_node && has_ulfm "$library"; }; then
         # shellcheck disable=SC2034
         LAUNCH_KIND=ulfm
         while read -r line; do
@@ -86,5 +86,6 @@ has_ulfm() {
     [[ $(mpirun --version 2>/dev/null) = *"(Open MPI) ${1#Open MPI }"* ]]
 }
 
-# With ULFM, Open MPI moves vectors through shared memory and TCP alone.
-tcp_is_the_network() { [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ] || [ -z "$(ls -A /sys/class/infiniband /sys/class/cxi 2>/dev/null)" ]; }
+# On several, Open MPI would with ULFM move vectors by TCP alone; and a SLURM that cancels or preempts the job ends mpirun's daemons
+# on other nodes with their ranks, without which the others would do another round.
+on_one_node() { [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ]; }

@@ -229,9 +229,10 @@ class World:
         """
 
         def give_up() -> bool:
-            if self.watch and self.watch.end_stuck():
-                return True
-            leave(f"has waited {seconds} s for other ranks: one of them hangs, or its node cannot be reached")
+            ended = self.watch is not None and self.watch.end_stuck()
+            if not ended:
+                leave(f"has waited {seconds} s for other ranks: one of them hangs, or its node cannot be reached")
+            return ended
 
         def missed(host: str, silent: float) -> None:
             if self.patience.waiting:
