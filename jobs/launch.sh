@@ -12,14 +12,23 @@ trap : TERM USR1 # SLURM signals the ranks itself
 rank=$(dirname "$0")/rank.sh
 if [ "$1" = ulfm ]; then
     echo "ranks by mpirun: where one dies, the others go on"
-    # By which mpirun's own step would have the cores of one rank on every other node.
+    # At a TERM, mpirun would kill the ranks a second later; a blocked signal stays so in a new program, but not in mpirun's ranks.
+    blocked='import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); os.execvp(sys.argv[1], sys.argv[1:])'
+    ranks=(python -c "$blocked" mpirun --with-ft ulfm -n "$SLURM_NTASKS" bash "$rank" "${@:2}")
+    # SRUN_CPUS_PER_TASK: by it mpirun's own step on other nodes would have the cores of one rank.
     unset SRUN_CPUS_PER_TASK
-    mpirun --with-ft ulfm -n "$SLURM_NTASKS" bash "$rank" "${@:2}" &
-    echo $! >"$state/mpirun" # which passes USR1 on, as SLURM sees no ranks
-    while kill -0 $! 2>/dev/null; do wait $!; done
-    wait $!
-    code=$?
-    rm -f "$state/mpirun"
+    if [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ]; then
+        # In a step, whose processes SLURM signals when it preempts the job.
+        srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_ON_NODE:-1}" --mpi=none "${ranks[@]}"
+        code=$?
+    else
+        "${ranks[@]}" &
+        echo $! >"$state/mpirun" # which passes USR1 on, as SLURM sees no ranks
+        while kill -0 $! 2>/dev/null; do wait $!; done
+        wait $!
+        code=$?
+        rm -f "$state/mpirun"
+    fi
     if [ -e "$state/finished" ] || [ -e "$state/stopped" ]; then code=0; fi # but for ranks that died
 else
     echo "ranks by srun: where one dies, all end, and the job starts again"

@@ -32,9 +32,9 @@ case $code in
     # All ranks agreed to stop: for srun that is no reason to kill the slower ones.
     75) : >"$state/stopped" && code=0 ;;
     *)
-        : >"$state/died"
-        # The others learn of it by mpirun, to which an exit with a status is no death.
+        # The others go on, and learn of it by mpirun, to which an exit with a status is no death.
         if [ "${OMPI_MCA_mpi_ft_enable:-}" = 1 ]; then kill -KILL $$; fi
+        : >"$state/died"
         ;;
 esac
 exit $code

@@ -33,6 +33,8 @@ supervise() {
     local child=$!
     # bash runs traps between commands and in `wait` only, so nothing here may block for long.
     while kill -0 "$child" 2>/dev/null; do
+        # A cancelled job's ranks are signalled by SLURM, unless it does not know them.
+        if [ $terminated = yes ] && [ $stop = no ] && [ -e "$FEDLADA_STATE/mpirun" ]; then stop=yes; fi
         # Once, and not before they listen.
         if [ $stop = yes ] && [ -e "$FEDLADA_STATE/ready" ]; then
             log "asking the ranks to stop with a checkpoint"
@@ -43,8 +45,6 @@ supervise() {
             fi
             stop=asked
         fi
-        # A cancelled job's ranks are signalled by SLURM, unless it does not know them.
-        if [ $terminated = yes ] && [ $stop = no ] && [ -e "$FEDLADA_STATE/mpirun" ]; then stop=yes; fi
         sleep 1 &
         wait $! || true
     done
