@@ -1,7 +1,7 @@
 """Pretend nodes on one machine: host names, networks, processes and shared memory of their own, files in common.
 
     with Nodes(2) as nodes:
-        nodes.run([mpirun, "-n", "4", "hostname"], slots=[3, 1])
+        nodes.run([mpirun, "-n", "4", "python", "script.py"], slots=[3, 1])
         nodes.slow("n2", "100mbit")
         nodes.cut("n2")
 
@@ -156,7 +156,10 @@ class Nodes:
         return [line for line in found if line and "keeper" not in line and not line.startswith("sleep 3600")]
 
     def start(self, command: Sequence[object], slots: Sequence[int], env: Mapping[str, str] | None = None) -> Started:
-        """Start mpirun on head, with that many slots on the nodes; the environment is ``env`` and the path."""
+        """Start mpirun on head, with that many slots on the nodes; the environment is ``env`` and the path.
+
+        It must start a program with MPI: Open MPI 5.0's mpirun can miss the end of very short processes, and waits.
+        """
         name = uuid.uuid4().hex[:6]
         hosts = self.folder / f"hostfile-{name}"
         hosts.write_text("".join(f"{name} slots={n}\n" for name, n in zip(self.names, slots, strict=False) if n))

@@ -75,16 +75,20 @@ def launch(nodes, mpi_env, passed_on):
     return run
 
 
-def test_ranks_are_on_all_nodes(nodes, mpi_env):
+def test_ranks_are_on_all_nodes(launch):
     """Without a policy of its own, mpi.env would put them all on the first."""
-    done = nodes.run([MPIRUN, "-n", "6", "hostname"], [2, 3, 1], mpi_env)
+    done = launch((2, 3, 1), "-c", "from mpi4py import MPI; print(MPI.Get_processor_name())")
     assert sorted(done.stdout.split()) == ["n1", "n1", "n2", "n2", "n2", "n3"], done.stderr
 
 
 def test_a_grid_passes_on_what_runs_need(nodes, mpi_env, passed_on, tmp_path):
     (tmp_path / "grid.toml").write_text('title = "t"\n[base]\nrounds = 1\n[[runs]]\nalgorithm = "fedavg"\n')
+    (tmp_path / "show.py").write_text(
+        "import os; from mpi4py import MPI\n"
+        "print(MPI.Get_processor_name(), os.environ['FEDLADA_DATA'], os.environ['OMP_NUM_THREADS'])\n"
+    )
     show = tmp_path / "mpirun"
-    show.write_text(f"#!/bin/sh\nexec {MPIRUN} -n 2 sh -c 'echo \"$(hostname) $FEDLADA_DATA $OMP_NUM_THREADS\"'\n")
+    show.write_text(f"#!/bin/sh\nexec {MPIRUN} -n 2 {sys.executable} {tmp_path}/show.py\n")
     show.chmod(0o755)
     grid = [sys.executable, "-m", "fedlada_mpi.grid", tmp_path / "grid.toml", "--runs", tmp_path, "--index", "0"]
     env = {**mpi_env, **passed_on, "FEDLADA_DATA": str(tmp_path), "OMP_NUM_THREADS": "3"}
