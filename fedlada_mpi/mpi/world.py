@@ -25,13 +25,17 @@ from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar, c
 
 # Open MPI's UCX window component complains on every machine without UCX; shared windows do not use it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+from ..signals import TOLERANT
+
+if os.environ.get(TOLERANT) == "1":
+    # Its collectives over several nodes have communicators of their own, in which ranks wait for the dead.
+    os.environ.setdefault("OMPI_MCA_coll", "^han")
 
 import numpy as np
 from mpi4py import MPI
 
 from ..errors import NO_ANSWER, DivergedError, OtherRankError, UserError
 from ..ranks import launched_processes
-from ..signals import TOLERANT
 from .patience import Patience
 from .pulse import Peer, Pulse
 from .watch import Watch
@@ -42,6 +46,8 @@ P = ParamSpec("P")
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 
 GRACE = 2.0  # seconds for the first rank of a node to say why it gives up, and to release what it holds
+
+TOGETHER = 0.5  # seconds in which MPI learns of all ranks that die at once, as with their node
 
 # What a call raises where another rank has died; seldom with an error class that says so.
 RankLost = MPI.Exception
@@ -199,7 +205,11 @@ class World:
         """Go on with the ranks that are left."""
         global _left
         self._revoke()
-        before, comm = self.comm, cast(MPI.Intracomm, self.comm.Shrink())
+        if self.pulse:  # it would miss the nodes of lost ranks; ``limit_waiting`` begins another
+            self.pulse.close()
+            self.pulse = None
+        time.sleep(TOGETHER)
+        before, comm = self.comm, self._of_those_left()
         new, old = comm.Get_group(), before.Get_group()
         kept = MPI.Group.Translate_ranks(new, list(range(comm.size)), old)
         lost = [place for rank, place in enumerate(self.places) if rank not in kept]
@@ -215,6 +225,9 @@ class World:
         self._join(comm)
         if self.watch:
             self.watch.pids = self._next_on_node()
+
+    def _of_those_left(self) -> MPI.Intracomm:
+        return cast(MPI.Intracomm, self.comm.Shrink())
 
     def _next_on_node(self) -> list[int]:
         """The process that this rank looks after: that of the next rank of its node, if there is another."""

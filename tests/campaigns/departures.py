@@ -98,7 +98,7 @@ class Campaign:
             return HANGS, log.read_text()
 
     def words(
-        self, faults: dict[int, tuple[str, int, float | None]], method: str, adopt: bool, *more: str
+        self, faults: dict[int, tuple[str, int, float | str | None]], method: str, adopt: bool, *more: str
     ) -> list[str]:
         options = ["--algorithm", method, "--checkpoint-every", "2", *(["--adopt"] if adopt else []), *more]
         return [json.dumps(faults), *SETTINGS, *options, "--dataset", str(self.data), "--out", str(self.out())]

@@ -117,6 +117,13 @@ def test_world_of_one_by_mistake(mpirun, tmp_path):
     assert (quiet.returncode, quiet.stdout) == (1, "")
 
 
+@pytest.mark.parametrize(("version", "status"), [("4.1.6", OK), ("5.0.9", OK), ("5.0.10", WARN), ("5.1.0", WARN)])
+def test_an_open_mpi_that_crashes_at_a_second_loss(monkeypatch, version, status):
+    monkeypatch.setattr("fedlada_mpi.mpi.implementation", lambda: f"Open MPI v{version}")
+    monkeypatch.setattr("importlib.metadata.distributions", list)
+    assert installation.mpi_loads(Here())[0] == status
+
+
 @pytest.mark.serial
 @pytest.mark.parametrize(("version", "status"), [("mpirun (Open MPI) 5.0.8", OK), ("HYDRA build details:", WARN)])
 def test_launcher_of_another_family(tmp_path, monkeypatch, version, status):

@@ -3,7 +3,8 @@
     python tests/helpers/departing.py '{"1": ["reduce", 3, 0.002]}' --rounds 6 ...    rank 1, 2 ms into its third Reduce
 
 Rank, place, number of the call and delay: 0 is before the call, less than 0 a stop (SIGSTOP) in place of the kill, and
-null makes the file DEPARTING in the environment, for others to act on, and waits.
+null makes the file DEPARTING in the environment, for others to act on, and waits. "asked" is no departure: the rank is
+asked to stop (SIGTERM).
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ PLACES = {
     "file": ("fedlada_mpi.rundir.checkpoint", "_write"),
     "results": ("fedlada_mpi.rundir.results", "write"),
     "defect": ("fedlada_mpi.trainer", "Trainer._train"),
-    "recovery": ("fedlada_mpi.mpi.world", "World.shrink"),
+    "recovery": ("fedlada_mpi.mpi.world", "World._of_those_left"),
 }
 
 
-def arm(place: str, number: int, delay: float | None) -> None:
+def arm(place: str, number: int, delay: float | str | None) -> None:
     module, path = PLACES[place]
     *owner, name = path.split(".")
     holder = importlib.import_module(module)
@@ -51,6 +52,9 @@ def arm(place: str, number: int, delay: float | None) -> None:
             if delay is None:
                 Path(os.environ["DEPARTING"]).touch()
                 time.sleep(3600)
+            if delay == "asked":
+                signal.raise_signal(signal.SIGTERM)
+                return original(*arguments, **options)
             if delay == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             if delay < 0:
@@ -63,11 +67,13 @@ def arm(place: str, number: int, delay: float | None) -> None:
 
 
 def hurry() -> None:
-    """Ranks that are stopped are ended after two seconds, and nodes may be silent for ten."""
+    """Ranks that are stopped are ended after 2 s; nodes may be silent for 10 s, who holds the directory for 12 s."""
     from fedlada_mpi.mpi import pulse, watch
+    from fedlada_mpi.rundir import lock
 
     watch.PERIOD = 0.5
     pulse.PERIOD, pulse.SILENT = 0.5, 20
+    lock.BEAT_SECONDS, lock.SILENT_SECONDS = 5.0, 12.0
 
 
 def main(argv: list[str]) -> None:

