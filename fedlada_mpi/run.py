@@ -150,7 +150,7 @@ def _print_on_root(text: str, stream: TextIO | None = None) -> None:
 def command(argv: Sequence[str] | None = None) -> NoReturn:
     """The command: ``main``, and the end of this process."""
     code = main(argv)
-    if os.environ.get(signals.TOLERANT) == "1":
+    if signals.tolerant():
         # MPI_Finalize may wait for ranks that are lost, or have left.
         sys.stdout.flush()
         sys.stderr.flush()

@@ -58,7 +58,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     now, stops = time.monotonic(), list(_stops.values())
     grace = GRACE_OF_HANDS if number == signal.SIGINT else GRACE
     if any(stop.at is not None and now - stop.at > grace for stop in stops):
-        if os.environ.get(TOLERANT) == "1":
+        if tolerant():
             # The other ranks learn of a death, not of an exit.
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(128 + number)
@@ -66,6 +66,11 @@ def _handle(number: int, frame: FrameType | None) -> None:
         os.write(2, b"\nstopping after this round; Ctrl-C again stops at once\n")
     for stop in stops:
         stop.at = now if stop.at is None else stop.at
+
+
+def tolerant() -> bool:
+    """Whether this process is one of ranks that go on where another dies."""
+    return os.environ.get(TOLERANT) == "1"
 
 
 def stop_requested() -> bool:

@@ -25,9 +25,9 @@ from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar, c
 
 # Open MPI's UCX window component complains on every machine without UCX; shared windows do not use it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-from ..signals import TOLERANT
+from .. import signals
 
-if os.environ.get(TOLERANT) == "1":
+if signals.tolerant():
     # Its collectives over several nodes have communicators of their own, in which ranks wait for the dead.
     os.environ.setdefault("OMPI_MCA_coll", "^han")
 
@@ -59,7 +59,7 @@ _left: MPI.Intracomm = MPI.COMM_WORLD  # of MPI's own world, those ranks that ar
 
 def tolerant() -> bool:
     """Whether MPI lets the other ranks go on where one dies."""
-    return os.environ.get(TOLERANT) == "1" and MPI.COMM_WORLD.size > 1
+    return signals.tolerant() and MPI.COMM_WORLD.size > 1
 
 
 def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -102,6 +102,11 @@ def _agreed(comm: MPI.Intracomm, flags: int) -> int:
             return comm.Agree(flags)
         except RankLost:  # on all ranks alike, where not all knew of a loss
             comm.Ack_failed()
+
+
+def _shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Of its ranks, those that are left."""
+    return cast(MPI.Intracomm, comm.Shrink())
 
 
 class Member(NamedTuple):
@@ -158,7 +163,7 @@ class World:
             if not self.tolerant or _agreed(_left, good):
                 return
             _left.Revoke()
-            _left = cast(MPI.Intracomm, _left.Shrink())
+            _left = _shrunk(_left)
 
     def _members(self) -> list[Member]:
         """Every rank's process, by place; empty where nobody would ask."""
@@ -209,7 +214,7 @@ class World:
             self.pulse.close()
             self.pulse = None
         time.sleep(TOGETHER)
-        before, comm = self.comm, self._of_those_left()
+        before, comm = self.comm, _shrunk(self.comm)
         new, old = comm.Get_group(), before.Get_group()
         kept = MPI.Group.Translate_ranks(new, list(range(comm.size)), old)
         lost = [place for rank, place in enumerate(self.places) if rank not in kept]
@@ -225,9 +230,6 @@ class World:
         self._join(comm)
         if self.watch:
             self.watch.pids = self._next_on_node()
-
-    def _of_those_left(self) -> MPI.Intracomm:
-        return cast(MPI.Intracomm, self.comm.Shrink())
 
     def _next_on_node(self) -> list[int]:
         """The process that this rank looks after: that of the next rank of its node, if there is another."""
@@ -266,8 +268,6 @@ class World:
 
         self.patience.close()
         self.patience = Patience(seconds if self.size > 1 else 0, give_up)
-        if self.pulse:
-            self.pulse.close()
         self.pulse = self._pulse(missed) if seconds and self.size > 1 else None
 
     def _pulse(self, missed: Callable[[str, float], object]) -> Pulse | None:

