@@ -1,7 +1,4 @@
-"""The ranks of a run: start-up and launcher checks, failures, barriers, and small messages.
-
-Ranks that wait do not spin: they poll a non-blocking barrier with short sleeps, so that waiting takes no core
-and Python signal handlers still run.
+"""The ranks of a run: start-up and launcher checks, failures, and ranks that are lost.
 
 Where MPI tolerates it (``mpirun --with-ft ulfm``), the ranks that are left when others die agree, shrink and go on:
 ``World.agree`` and ``World.shrink``, which ``launch.py`` calls. What MPI raises then is ``RankLost``.
@@ -17,11 +14,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from functools import wraps
 from types import TracebackType
-from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, cast
 
 # Open MPI's UCX window component complains on every machine without UCX; shared windows do not use it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
@@ -36,12 +32,10 @@ from mpi4py import MPI
 
 from ..errors import NO_ANSWER, DivergedError, OtherRankError, UserError
 from ..ranks import launched_processes
+from .messages import Messages, waits
 from .patience import Patience
 from .pulse import Peer, Pulse
 from .watch import Watch
-
-T = TypeVar("T")
-P = ParamSpec("P")
 
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 
@@ -85,17 +79,6 @@ def _print_failure(
     sys.stderr.flush()
 
 
-def waits(method: Callable[Concatenate[World, P], T]) -> Callable[Concatenate[World, P], T]:
-    """Decorator of what waits for other ranks, which ``World.limit_waiting`` limits."""
-
-    @wraps(method)
-    def limited(self: World, *arguments: P.args, **options: P.kwargs) -> T:
-        with self.patience:
-            return method(self, *arguments, **options)
-
-    return cast("Callable[Concatenate[World, P], T]", limited)
-
-
 def _agreed(comm: MPI.Intracomm, flags: int) -> int:
     while True:
         try:
@@ -106,6 +89,7 @@ def _agreed(comm: MPI.Intracomm, flags: int) -> int:
 
 def _shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
     """Of its ranks, those that are left."""
+    time.sleep(TOGETHER)
     return cast(MPI.Intracomm, comm.Shrink())
 
 
@@ -119,12 +103,13 @@ class Member(NamedTuple):
 MEMBER = 400  # bytes, as text
 
 
-class World:
-    """The ranks of this run, and the small messages between them."""
+class World(Messages):
+    """The ranks of this run."""
 
     _excepthook_before: Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
     def __init__(self) -> None:
+        super().__init__()
         self.tolerant = tolerant()
         launched = launched_processes()
         if MPI.COMM_WORLD.size == 1 and launched > 1:
@@ -141,11 +126,8 @@ class World:
             sys.excepthook = _end_all_ranks
         self.places = list(range(self.size))  # of the ranks, in the world as it is now at the beginning
         self._abandoned: list[ExitStack] = []
-        self.patience = Patience()
         self.pulse: Pulse | None = None
         self.watch = Watch(self._next_on_node()) if self.tolerant else None
-        self.seconds_waiting = 0.0
-        self.bytes_moved = 0
 
     def _begin(self) -> None:
         """With the ranks that there are; where one is lost meanwhile, all agree on that and begin again."""
@@ -213,7 +195,6 @@ class World:
         if self.pulse:  # it would miss the nodes of lost ranks; ``limit_waiting`` begins another
             self.pulse.close()
             self.pulse = None
-        time.sleep(TOGETHER)
         before, comm = self.comm, _shrunk(self.comm)
         new, old = comm.Get_group(), before.Get_group()
         kept = MPI.Group.Translate_ranks(new, list(range(comm.size)), old)
@@ -331,140 +312,6 @@ class World:
             if os.environ.get(name, "").isdigit():
                 return int(os.environ[name])
         return self.node.rank
-
-    def barrier(self) -> None:
-        """Wait until every rank is here."""
-        if self.size > 1:
-            self.wait_for(self.comm.Ibarrier())
-
-    @waits
-    def wait_for(self, request: MPI.Request) -> None:
-        """Poll a request until it is complete, without spinning."""
-        start = time.perf_counter()
-        while not request.Test():
-            # A twentieth of the time waited so far: short waits end promptly, long ones cost nothing.
-            time.sleep(min(max(2e-5, (time.perf_counter() - start) / 20), 1e-3))
-        self.seconds_waiting += time.perf_counter() - start
-
-    @waits
-    def broadcast_json(self, message: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The root's small message, on every rank."""
-        if self.size == 1:
-            return message or {}
-        self.barrier()
-        text = np.frombuffer(json.dumps(message).encode(), np.uint8) if self.rank == 0 else None
-        length = np.array(0 if text is None else len(text), np.int64)
-        self.comm.Bcast(length)
-        buffer = text.copy() if text is not None else np.empty(int(length), np.uint8)
-        self.comm.Bcast(buffer)
-        return cast("dict[str, Any]", json.loads(buffer.tobytes()))
-
-    @waits
-    def gather(self, row: Sequence[float]) -> np.ndarray:
-        """Every rank's few numbers, [ranks, numbers], on the root (elsewhere: empty)."""
-        mine = np.asarray(row, np.float64)
-        if self.size == 1:
-            return mine[None]
-        table = np.empty((self.size if self.rank == 0 else 0, len(mine)), np.float64)
-        self.barrier()
-        self.comm.Gather(mine, table)
-        return table
-
-    @waits
-    def sum(self, table: np.ndarray) -> np.ndarray:
-        """The ranks' tables of the same shape, added up on the root (elsewhere: this rank's own)."""
-        mine = np.ascontiguousarray(table, np.float64)
-        if self.size == 1:
-            return mine
-        total = np.empty_like(mine) if self.rank == 0 else mine
-        self.barrier()
-        self.comm.Reduce(mine, total if self.rank == 0 else None, MPI.SUM)
-        return total
-
-    def sum_everywhere(self, table: np.ndarray) -> np.ndarray:
-        """The ranks' small tables of the same shape, added up on every rank."""
-        total = np.array(table, np.float64)
-        if self.size > 1:
-            self.barrier()
-            self.comm.Allreduce(MPI.IN_PLACE, total)
-        return total
-
-    def least_everywhere(self, numbers: Sequence[int]) -> list[int]:
-        """The least of all ranks' numbers, one by one, on every rank."""
-        least = np.array(numbers, np.int64)
-        if self.size > 1:
-            self.barrier()
-            self.comm.Allreduce(MPI.IN_PLACE, least, MPI.MIN)
-        return cast("list[int]", least.tolist())
-
-    def max_everywhere(self, array: np.ndarray) -> None:
-        """The largest values of all ranks in place, on every rank; counted as moved up and down."""
-        if self.size > 1:
-            self.barrier()
-            self.comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
-            self.bytes_moved += 2 * (self.size - 1) * array.nbytes
-
-    def allgather_json(self, item: Any) -> list[Any]:
-        """Every rank's small item, on every rank."""
-        text = json.dumps(item).encode()
-        width = self.broadcast_json({"width": int(self.gather([len(text)]).max(initial=0))})["width"]
-        table = self.gather([*text.ljust(width)]).astype("uint8")
-        items: list[Any] = self.broadcast_json({"items": [json.loads(row.tobytes()) for row in table]})["items"]
-        return items
-
-    @waits
-    def holds_everywhere(self, condition: bool) -> bool:
-        """Whether the condition holds on every rank."""
-        if self.size == 1:
-            return condition
-        flag = np.array(int(condition))
-        self.barrier()
-        self.comm.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)
-        return bool(flag)
-
-    @waits
-    def holds_on_node(self, condition: bool) -> bool:
-        """Whether the condition holds on every rank of this node."""
-        flag = np.array(int(condition))
-        self.node.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)
-        return bool(flag)
-
-    def collectively(self, action: Callable[[], T]) -> T:
-        """Do on every rank what may fail on some of them; then all raise, with the message of the first that failed."""
-        result, message = None, ""
-        try:
-            result = action()
-        except UserError as error:
-            message = str(error) or "failed"
-            if 0 not in self.neighbours:  # what is wrong there may be right where the user looks
-                message += f" (rank {self.rank} on {platform.node()})"
-        message = self._first_message(message)
-        if message:
-            raise UserError(message)
-        return cast(T, result)
-
-    def on_root(self, action: Callable[[], T]) -> T | None:
-        """Do something on the root alone; all ranks wait for it, and raise if it fails."""
-        return self.collectively(action if self.rank == 0 else lambda: None)
-
-    @waits
-    def _first_message(self, message: str) -> str:
-        """The first rank's text that is not empty, on every rank."""
-        if self.size == 1:
-            return message
-        self.barrier()
-        lengths = np.empty(self.size, np.int64)
-        text = message.encode()
-        self.comm.Allgather(np.array(len(text), np.int64), lengths)
-        failed = np.flatnonzero(lengths)
-        if not len(failed):
-            return ""
-        first = int(failed[0])
-        buffer = np.empty(int(lengths[first]), np.uint8)
-        if self.rank == first:
-            buffer[:] = np.frombuffer(text, np.uint8)
-        self.comm.Bcast(buffer, root=first)
-        return buffer.tobytes().decode()
 
 
 def is_root() -> bool:
