@@ -240,7 +240,7 @@ def _paper(spec: paper.Figure, style: Style) -> Drawing:
                     marked = True
         axes.set_title(panel.title)
         _axis(axes, panel.measure)
-        if panel.marked and panel.measure in PERCENT:
+        if panel.measure in PERCENT:
             # The first rounds would take most of the height; what counts is where curves end, and the paper's values.
             ends = [float(values[-1]) for line in axes.lines if len(values := np.asarray(line.get_ydata()))]
             axes.set_ylim(bottom=max(0, min(ends, default=0) - BELOW_THE_LOWEST))

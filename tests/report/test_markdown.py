@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from synthetic_runs import write_run
@@ -19,7 +20,7 @@ PAGES = {
     "docs/reproduction/runs": ("docs/reproduction.md", "README.md"),
     "docs/reproduction/runs docs/reproduction/tuning": ("docs/experiments.md",),
 }
-FOLDERS = ("reproduction/runs", "reproduction/tuning", "reproduction/theory", "methods/runs")
+FOLDERS = (*(f"reproduction/{name}" for name in ("runs", "tuning", "readings", "theory")), "methods/runs")
 
 
 def recorded(folders: str) -> list[groups.Group]:
@@ -49,6 +50,18 @@ def test_the_tuned_presets_are_those_of_the_rule():
         tuned = {"": {"weight_decay": chosen[method]}} if method in chosen else {}
         preset = resolve({"dataset": "cifar10", "algorithm": method}).config.weight_decay
         assert algorithms.find(method).tuned == (tuned if chosen.get(method, preset) != preset else {}), method
+
+
+def test_the_readings_are_those_of_their_records():
+    page = (ROOT / "docs/reproduction.md").read_text()
+    section = page.partition("## Readings that were tried")[2].partition("\n## ")[0]
+    runs = [one.runs[0] for one in recorded("docs/reproduction/readings")]
+    assert len(runs) == 5
+    for run in runs:
+        after = [100 * run.series["test_acc"][run.rounds == last].item() for last in (186, 250)]
+        first = int(run.rounds[np.nanargmax(run.series["test_acc"] >= 0.7)])
+        rows = [row for row in section.splitlines() if " / ".join(f"{value:.1f}" for value in after) in row]
+        assert any(str(first) in row.split("|")[2].split() for row in rows), run.path.name
 
 
 def test_records_are_small_and_name_no_machine():
