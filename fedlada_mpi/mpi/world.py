@@ -89,7 +89,6 @@ def _agreed(comm: MPI.Intracomm, flags: int) -> int:
 
 def _shrunk(comm: MPI.Intracomm) -> MPI.Intracomm:
     """Of its ranks, those that are left."""
-    time.sleep(TOGETHER)
     return cast(MPI.Intracomm, comm.Shrink())
 
 
@@ -145,6 +144,7 @@ class World(Messages):
             if not self.tolerant or _agreed(_left, good):
                 return
             _left.Revoke()
+            time.sleep(TOGETHER)
             _left = _shrunk(_left)
 
     def _members(self) -> list[Member]:
@@ -195,6 +195,7 @@ class World(Messages):
         if self.pulse:  # it would miss the nodes of lost ranks; ``limit_waiting`` begins another
             self.pulse.close()
             self.pulse = None
+        time.sleep(TOGETHER)
         before, comm = self.comm, _shrunk(self.comm)
         new, old = comm.Get_group(), before.Get_group()
         kept = MPI.Group.Translate_ranks(new, list(range(comm.size)), old)
