@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,14 +46,26 @@ from fedlada_mpi.rundir import lock
 ROUNDS, CLIENTS = 6, 20
 LIMIT, HANGS = 150, -1  # seconds, and the status of a run that took longer
 METHODS = ("fedlada", "scaffold", "fedadam", "fedcm")
+VARIED = (  # what users bring: their models, aggregation and methods
+    "fedlada --model model_zoo:Dropping",
+    "fedcm --model model_zoo:Dropping --engine generic",
+    "fedavg --model model_zoo:Skipping",
+    "fedlada --robust median",
+    "fedyogi --robust trimmed --trim 0.2",
+    "fedprox --weighting size --sampling bernoulli",
+    "feddyn --precision fp64",
+    "mimelite --lr-schedule cosine --lr-warmup 2",
+    "localadam --on-nonfinite skip --lr 3",
+    "fedadam_amended --eval-clients 2",
+)
 SETTINGS = f"--rounds {ROUNDS} --local-steps 2 --participation 0.4 --eval-every 2 --sums exact --device cpu".split()
 ON_ROOT = ("server", "record", "results")
 PLACES = [place for place in departing.PLACES if place != "defect"]
 
 
 class Campaign:
-    def __init__(self, work: Path, seed: int, zygote: Zygote):
-        self.zygote, self.work, self.random = zygote, work, random.Random(seed)
+    def __init__(self, work: Path, seed: int, zygote: Zygote, methods: Sequence[str]):
+        self.zygote, self.work, self.random, self.methods = zygote, work, random.Random(seed), methods
         self.data = work / "digits"
         prepare(PrepareSettings("digits", self.data, clients=CLIENTS, silos=3))
         self.manifest = read_manifest(self.data)
@@ -72,7 +85,7 @@ class Campaign:
     def trial(self, kind: str) -> None:
         """One run with a loss of this kind."""
         draw = self.random
-        ranks, method, adopt = draw.randint(4, 8), draw.choice(METHODS), draw.random() < 0.3
+        ranks, method, adopt = draw.randint(4, 8), draw.choice(self.methods), draw.random() < 0.3
         victim = 0 if kind == "server" else draw.randrange(1, ranks)
         place = draw.choice([place for place in PLACES if victim == 0 or place not in ON_ROOT])
         number = 1 if place in ("start", "recovery", "results") else draw.randint(1, ROUNDS)
@@ -100,13 +113,13 @@ class Campaign:
     def words(
         self, faults: dict[int, tuple[str, int, float | str | None]], method: str, adopt: bool, *more: str
     ) -> list[str]:
-        options = ["--algorithm", method, "--checkpoint-every", "2", *(["--adopt"] if adopt else []), *more]
+        options = ["--algorithm", *method.split(), "--checkpoint-every", "2", *(["--adopt"] if adopt else []), *more]
         return [json.dumps(faults), *SETTINGS, *options, "--dataset", str(self.data), "--out", str(self.out())]
 
     def node(self, nodes: Nodes) -> None:
         """All ranks of one of three nodes die together, that of the server too."""
         draw = self.random
-        method, adopt, victim = draw.choice(METHODS), draw.random() < 0.3, draw.randrange(3)
+        method, adopt, victim = draw.choice(self.methods), draw.random() < 0.3, draw.randrange(3)
         place = draw.choice([place for place in PLACES if place not in (*ON_ROOT, "recovery")])
         number = 1 if place == "start" else draw.randint(1, ROUNDS)
         faults = {rank: (place, number, draw.choice((0.0, 1e-3))) for rank in (2 * victim, 2 * victim + 1)}
@@ -126,7 +139,7 @@ class Campaign:
         Where the moment for it does not come, the run does not count.
         """
         draw = self.random
-        method, victim, told = draw.choice(METHODS), draw.randrange(3), draw.random() < 0.5
+        method, victim, told = draw.choice(self.methods), draw.randrange(3), draw.random() < 0.5
         rank = 2 * victim + draw.randrange(2)
         elsewhere = ("train",) if rank == 0 else ON_ROOT
         place = draw.choice([place for place in PLACES if place not in ("recovery", *elsewhere)])
@@ -195,7 +208,8 @@ class Campaign:
             out = self.references[key] = self.out()
             pid = os.fork()
             if not pid:
-                os._exit(_forked(["--algorithm", method, "--dataset", str(self.data), "--out", str(out)], gone, out))
+                words = ["--algorithm", *method.split(), "--dataset", str(self.data), "--out", str(out)]
+                os._exit(_forked(words, gone, out))
             assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, f"the reference failed: {out}"
         return self.references[key]
 
@@ -224,12 +238,13 @@ def main() -> int:
     parser.add_argument("--stop", type=int, default=20)
     parser.add_argument("--node", type=int, default=20, help="ranks of a node; needs root, for pretend nodes")
     parser.add_argument("--power", type=int, default=20, help="whole nodes; the same")
+    parser.add_argument("--varied", action="store_true", help="Dropout, robust means, other methods and more")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     start = time.monotonic()
     os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "helpers")))
     with tempfile.TemporaryDirectory(prefix="departures-") as work, Zygote() as zygote:
-        campaign = Campaign(Path(work), options.seed, zygote)
+        campaign = Campaign(Path(work), options.seed, zygote, VARIED if options.varied else METHODS)
         for kind in ("silo", "server", "stop"):
             for _ in range(getattr(options, kind)):
                 campaign.trial(kind)
