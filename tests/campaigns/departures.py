@@ -64,7 +64,7 @@ PLACES = [place for place in departing.PLACES if place != "defect"]
 
 
 class Campaign:
-    def __init__(self, work: Path, seed: int, zygote: Zygote, methods: Sequence[str]):
+    def __init__(self, work: Path, seed: int, zygote: Zygote, methods: Sequence[str] = METHODS):
         self.zygote, self.work, self.random, self.methods = zygote, work, random.Random(seed), methods
         self.data = work / "digits"
         prepare(PrepareSettings("digits", self.data, clients=CLIENTS, silos=3))
