@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 from synthetic_runs import write_run
@@ -10,7 +9,7 @@ from synthetic_runs import write_run
 from fedlada_mpi import algorithms
 from fedlada_mpi.config import resolve
 from fedlada_mpi.errors import UserError
-from fedlada_mpi.report import groups, load, markdown, paper, tables_of, tuning
+from fedlada_mpi.report import groups, load, markdown, measures, paper, tables_of, tuning
 from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.tables import Cell, Column, Table
 
@@ -58,10 +57,10 @@ def test_the_readings_are_those_of_their_records():
     runs = [one.runs[0] for one in recorded("docs/reproduction/readings")]
     assert len(runs) == 5
     for run in runs:
-        after = [100 * run.series["test_acc"][run.rounds == last].item() for last in (186, 250)]
-        first = int(run.rounds[np.nanargmax(run.series["test_acc"] >= 0.7)])
-        rows = [row for row in section.splitlines() if " / ".join(f"{value:.1f}" for value in after) in row]
-        assert any(str(first) in row.split("|")[2].split() for row in rows), run.path.name
+        first = measures.rounds_to("test_acc", 0.7)(run)
+        after = " / ".join(f"{measures.test_at(last)(run):.1f}" for last in (186, 250))
+        rows = [row for row in section.splitlines() if after in row]
+        assert any(f"{first:.0f}" in row.split("|")[2].split() for row in rows), run.path.name
 
 
 def test_records_are_small_and_name_no_machine():
