@@ -34,7 +34,7 @@ from .algorithms import Round, Vectors
 from .algorithms.fedlada import LocalAdam
 from .batches import LocalData, Normaliser, PlanBuffer, gather, local_steps, plan
 from .config import Config, resolve
-from .device import asked_threads, choose_device, device_name, limit_threads, set_precision, synchronize
+from .device import asked_threads, choose_device, device_name, limit_threads, set_onednn, set_precision, synchronize
 from .errors import UserError
 from .evaluate import Evaluation, Evaluator
 from .gpu.graphs import capture_on
@@ -408,12 +408,14 @@ def measure(world: mpi.World, options: argparse.Namespace) -> None:
     flags |= {"local_steps": options.local_steps} if options.local_steps else {}
     named = [OWN.get(name, name) for name in options.model] or [resolve(flags).config.model]
     results = report["results"]
+    onednn = bool(torch.backends.mkldnn.enabled)
     if "start" in options.only:
         config = resolve({**flags, "model": named[0], "precision": precisions[0], "algorithm": options.algorithm[0]})
         set_precision(precisions[0])
         row = world.on_root(partial(first_step, config.config, options.participants[0], device))
         results += [row] if row else []
     for precision in precisions if {"roofline", "round", "evaluation"} & set(options.only) else ():
+        set_onednn(onednn)  # which bf16 may have switched off
         set_precision(precision)
         limits = world.broadcast_json(world.on_root(partial(roofline, device, precision)))
         report["roofline"][precision] = limits

@@ -43,6 +43,7 @@ class Overview:
     algorithm: Algorithm
     start: int  # the round that the run is resumed after, 0 for a new one
     parameters: int
+    arithmetic: str  # which types it computes in
     engine: str
     on_cpu: bool
     ranks_on_node: int
@@ -50,7 +51,7 @@ class Overview:
     cuda_aware: bool
     environment: dict[str, Any]
     sums_changed: str  # how the order of sums differs from before a resume
-    model_notes: list[str]
+    model_notes: list[str]  # on the model, and on its arithmetic here
     costs: Costs
 
     def banner(self) -> str:
@@ -66,7 +67,7 @@ class Overview:
         return [
             ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}, preset {c.preset}"),
             ("data", f"{m.dataset}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients"),
-            ("model", f"{c.model}, {self.parameters:,} parameters, {c.precision}, {self.engine}"),
+            ("model", f"{c.model}, {self.parameters:,} parameters, {self.arithmetic}, {self.engine}"),
         ]
 
     def _where(self) -> list[tuple[str, str]]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -83,7 +85,62 @@ def set_precision(precision: str) -> torch.dtype:
     tf32 = precision in ("tf32", "bf16")
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32
+    if precision == "bf16" and onednn_refuses_bf16():
+        # As torch does by itself, with a warning, at the first product that oneDNN refuses; its own kernels follow.
+        set_onednn(False)
     return torch.float64 if precision == "fp64" else torch.float32
+
+
+def set_onednn(enabled: bool) -> None:
+    """Whether torch may compute with oneDNN on the CPU."""
+    switches: Any = torch.backends.mkldnn
+    switches.enabled = enabled
+
+
+def onednn_refuses_bf16() -> bool:
+    """Whether torch has oneDNN, and that has no bf16 products for this CPU: x86 before AVX-512, ARM without BF16."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return torch.backends.mkldnn.is_available() and supported is not None and not supported()
+
+
+AMPERE = (8, 0)  # the first compute capability with tensor cores for TF32 and bf16
+CPUINFO = Path("/proc/cpuinfo")
+BF16_FLAGS = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}  # of x86, then of ARM
+
+
+def arithmetic(precision: str, device: torch.device) -> str:
+    """What is computed in which type, for the banner."""
+    if precision == "tf32":
+        if device.type == "cpu":
+            return "fp32 (tf32 is for GPUs)"
+        return "tf32 products, all else fp32" if _tensor_cores(device) else "fp32 (this GPU has no tf32)"
+    return "bf16 forward and backward, fp32 states and sums" if precision == "bf16" else precision
+
+
+def precision_notes(precision: str, device: torch.device) -> list[str]:
+    """What a user should know of ``precision`` on this device."""
+    if precision != "bf16" or (_tensor_cores(device) if device.type == "cuda" else _bf16_instructions()):
+        return []
+    lacks = "GPU has no bf16 tensor cores" if device.type == "cuda" else "CPU has no bf16 instructions"
+    return [f"this {lacks}: bf16 is emulated, --precision fp32 is faster"]
+
+
+def _tensor_cores(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= AMPERE
+
+
+def _bf16_instructions() -> bool:
+    flags = cpu_flags()
+    return not flags.isdisjoint(BF16_FLAGS) if flags else not onednn_refuses_bf16()
+
+
+def cpu_flags() -> set[str]:
+    """The features of the processor, as Linux names them; empty where they are not known."""
+    try:
+        lines = CPUINFO.read_text().splitlines()
+    except OSError:
+        return set()
+    return set(next((line.partition(":")[2] for line in lines if line.startswith(("flags", "Features"))), "").split())
 
 
 def synchronize(device: torch.device) -> None:

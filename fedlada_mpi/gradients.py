@@ -271,6 +271,7 @@ class GenericEngine(Engine):
             target.copy_(computed[name])
         return losses
 
+    @torch.no_grad()  # but for the forward pass; materialised gradients of unused parameters may require gradients
     def _one_by_one(
         self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:

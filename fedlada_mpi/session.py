@@ -23,7 +23,15 @@ from .data.datasets import ensure
 from .data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from .data.owners import owners_left
 from .data.shards import check_files, files_of, read_clients, read_test
-from .device import asked_threads, choose_device, device_name, limit_threads, set_precision
+from .device import (
+    arithmetic,
+    asked_threads,
+    choose_device,
+    device_name,
+    limit_threads,
+    precision_notes,
+    set_precision,
+)
 from .diagnose import Objective
 from .disk import WriteError
 from .errors import CallbackError, UserError
@@ -356,6 +364,7 @@ class Session:
             self.algorithm,
             self.start,
             parameters=layout.numel,
+            arithmetic=arithmetic(self.config.precision, self.device),
             engine=self.trainer.engine.description,
             on_cpu=self.device.type == "cpu",
             ranks_on_node=self.world.node.size,
@@ -363,7 +372,7 @@ class Session:
             cuda_aware=cuda_aware(),
             environment=self.environment(),
             sums_changed=self.sums_changed,
-            model_notes=self.network.notes,
+            model_notes=[*self.network.notes, *precision_notes(self.config.precision, self.device)],
             costs=self._costs(self.start, memory),
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .device import release_freed_memory
+from .device import release_freed_memory, set_onednn
 
 _lock = threading.Lock()
 _running = 0
@@ -42,6 +42,7 @@ def _actions() -> list[Callable[[], object]]:
     actions: list[Callable[[], object]] = [partial(_set_threads, threads), partial(_set_gpu, gpu), release_freed_memory]
     for switches in (torch.backends.cuda.matmul, torch.backends.cudnn):
         actions.append(partial(setattr, switches, *_precision(switches)))
+    actions.append(partial(set_onednn, bool(torch.backends.mkldnn.enabled)))
     return actions
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# The whole test suite, with all its set-up: ruff, mypy, then pytest alone, on 2 and on 4 ranks.
+# The tests, with all their set-up: ruff, mypy, then pytest alone and on several ranks.
 #
-#   bash jobs/test.sh                  everything
+#   bash jobs/test.sh                  what a change is likely to break; on 2 ranks, too
+#   bash jobs/test.sh --all            everything; on 2 and 4 ranks, too
 #   bash jobs/test.sh -k transport     the same with options for pytest
 #
 # The tests against a real SLURM, a real browser and several nodes need Debian packages, installed here when run as root.
@@ -9,6 +10,12 @@
 [ -n "${BASH_VERSION:-}" ] || exec bash "$0" "$@"
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+everything='' tier=(-m "not slow")
+if [ "${1:-}" = --all ]; then
+    everything=1 tier=()
+    shift
+fi
 
 # need WHAT COMMAND PACKAGE...: install the packages unless the command succeeds already.
 need() {
@@ -40,16 +47,15 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 counts='' failed='' selected=$*
 
-# check NAME COMMAND...: run a static check, go on after a failure.
-check() {
-    local name=$1
-    shift
-    log "$name"
-    if "$@"; then counts+="   $name: clean"$'\n'; else counts+="   $name: FAILED"$'\n' failed=1; fi
+# Beside the tests, which often wait for processes that they have started.
+static_checks() {
+    local status=0
+    { "$venv/bin/ruff" check . && "$venv/bin/ruff" format --check .; } >"$logs/ruff" 2>&1 || { touch "$logs/ruff-failed"; status=1; }
+    "$venv/bin/mypy" >"$logs/mypy" 2>&1 || { touch "$logs/mypy-failed"; status=1; }
+    return $status
 }
-ruff_clean() { "$venv/bin/ruff" check . && "$venv/bin/ruff" format --check .; }
-check "ruff   " ruff_clean
-check "mypy   " "$venv/bin/mypy"
+static_checks &
+checks=$!
 
 # suite NAME SECONDS COMMAND...: run one pytest, keep its last line, go on after a failure.
 suite() {
@@ -61,20 +67,47 @@ suite() {
     case $status in
         # A suite in which everything is skipped has shown nothing.
         0) [[ $count = *passed* || -n $selected ]] || failed=1 count="FAILED: no test passed ($count)" ;;
+        5) [[ -n $selected ]] || failed=1 ;; # nothing was selected
         124 | 137) failed=1 count="stopped after $limit s" ;;
         *) failed=1 count="FAILED with status $status${count:+ ($count)}" ;;
     esac
     counts+="   $name: $count"$'\n'
 }
 
+# on_ranks N SECONDS OPTION...: where a failure ends all ranks, the tests behind it run in another start.
+on_ranks() {
+    local ranks=$1 limit=$2 before
+    shift 2
+    export FEDLADA_TEST_LOG=$logs/ranks-$ranks
+    : >"$FEDLADA_TEST_LOG"
+    while :; do
+        before=$(wc -l <"$FEDLADA_TEST_LOG")
+        suite "$ranks ranks" "$limit" "$mpirun" -n "$ranks" "$python" -m mpi4py -m pytest --with-mpi --durations=5 "$@"
+        if grep -q '^finished' "$FEDLADA_TEST_LOG" || [ "$(wc -l <"$FEDLADA_TEST_LOG")" = "$before" ]; then break; fi
+    done
+    unset FEDLADA_TEST_LOG
+}
+
 colour=no
 [ ! -t 1 ] || colour=yes
-suite "alone  " 3000 "$python" -m pytest --durations=15 --color="$colour" "$@"
-for ranks in 2 4; do
-    suite "$ranks ranks" 1500 "$mpirun" -n "$ranks" "$python" -m mpi4py -m pytest --with-mpi --durations=5 --color="$colour" "$@"
+options=(--color="$colour" "$@")
+cores=$(nproc)
+suite "alone  " 2400 "$python" -m pytest -n "$((cores < 2 ? 2 : cores))" --dist worksteal --durations=15 "${tier[@]}" "${options[@]}"
+on_ranks 2 900 -m "not slow" "${options[@]}"
+[ -z "$everything" ] || on_ranks 4 900 "${options[@]}"
+
+wait $checks || failed=1
+for name in ruff mypy; do
+    if [ -e "$logs/$name-failed" ]; then
+        log "$name"
+        cat "$logs/$name"
+        counts+="   $name   : FAILED"$'\n'
+    else
+        counts+="   $name   : clean"$'\n'
+    fi
 done
 
 log "counts"
 printf '%s' "$counts"
 [ -z "$failed" ] || { log "FAILED"; exit 1; }
-log "all passed"
+log "all passed in $((SECONDS / 60)) min $((SECONDS % 60)) s"

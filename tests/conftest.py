@@ -1,10 +1,10 @@
 """One suite for a single process and for a world of ranks.
 
-    python -m pytest
-    mpirun -n 4 python -m mpi4py -m pytest --with-mpi
+    python -m pytest                everything
+    mpirun -n 4 pytest              what communicates, which is marked ``ranks``
 
-Tests marked ``serial`` start processes of their own, and are skipped in a world. Folders bear the names of the
-package's, but for ``mpi_communication``: pytest-mpi takes ``mpi`` for its marker, and would skip that folder.
+Folders bear the names of the package's, but for ``mpi_communication``: pytest-mpi takes ``mpi`` for its marker, and
+would skip that folder.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from rank_plugin import RankPlugin
-from ranks import SIZE, barrier, communicator, find_mpirun, is_root
+from ranks import SIZE, barrier, communicator, find_mpirun, is_root, python
 from repository import ROOT
 
 LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_FIRST_", "PMIX_", "PMI_", "PRTE_LAUNCHED")
@@ -101,7 +100,9 @@ def digits_dir(shared_tmp) -> Path:
 def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
     """``mpirun(4, "--rounds", 2)`` runs ``python -m fedlada_mpi.run --rounds 2`` on 4 ranks, or alone for 1.
 
-    ``module`` names another one, ``command`` replaces ``-m module``; ``check`` fails the test on a non-zero status.
+    ``module`` names another one, ``command`` replaces ``-m module``; ``check`` fails the test on a non-zero status. The
+    ranks are forked from a process that has imported torch: they start in a fraction of a second; those of another
+    ``interpreter``, such as sys.executable, do not.
     """
 
     def run(
@@ -113,12 +114,13 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         check: bool = False,
+        interpreter: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         launcher = []
         if ranks > 1:
             program = find_mpirun() or pytest.skip("no mpirun: install the extra [mpi] or load an MPI module")
             launcher = [program, "-n", str(ranks)]
-        line = [*launcher, sys.executable, *(command or ("-m", module)), *map(str, arguments)]
+        line = [*launcher, interpreter or python(), *(command or ("-m", module)), *map(str, arguments)]
         # The child must not take this process for its launcher.
         clean = {k: v for k, v in os.environ.items() if not k.startswith(LAUNCHER_PREFIXES)}
         clean["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), clean.get("PYTHONPATH")]))

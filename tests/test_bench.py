@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 import torch
-from ranks import find_mpirun
+from ranks import find_mpirun, python
 
 from fedlada_mpi import bench
 
-pytestmark = pytest.mark.serial
 SMALL = ["--dataset", "digits", "--only", "round", "--local-steps", "1", "--rounds", "1"]
 
 
@@ -34,10 +32,11 @@ def test_rows_of_several_models(tmp_path, capsys):
     assert "fedlada_mpi.bench:mlp: fedlada round" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_mpirun() is None, reason="no mpirun")
 def test_participants_are_divided_among_the_ranks(tmp_path):
     path = tmp_path / "bench.json"
-    command = [find_mpirun(), "-n", "2", sys.executable, "-m", "fedlada_mpi.bench", *SMALL]
+    command = [find_mpirun(), "-n", "2", python(), "-m", "fedlada_mpi.bench", *SMALL]
     command += ["--participants", "1", "3", "--baseline", "--json", str(path)]
     subprocess.run(command, check=True, capture_output=True, timeout=250)
     rows = json.loads(path.read_text())["results"]

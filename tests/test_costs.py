@@ -72,6 +72,7 @@ def over_ranks(value: int) -> list[int]:
     return [value] if SIZE == 1 else communicator().allgather(value)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("kind", ["host", "shared"])
 @pytest.mark.parametrize("algorithm", CASES)
 def test_bytes_are_those_that_moved(algorithm, kind, one_each, out, sessions, sent):
@@ -95,6 +96,7 @@ def test_bytes_are_those_that_moved(algorithm, kind, one_each, out, sessions, se
         assert run.summary[name] == sum(record[name] for record in run.metrics)
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("algorithm", ["fedlada", "scaffold", "fedadam"])
 @pytest.mark.parametrize("limit", [0, 2])
 @pytest.mark.parametrize("sampling", ["fixed", "bernoulli"])
@@ -125,6 +127,7 @@ def test_clients_at_once_and_memory_are_those_allocated(algorithm, limit, sampli
         assert (sampling == "fixed") == ({len(p) for p in run.participants} == {session.costs.participants})
 
 
+@pytest.mark.ranks
 def test_the_banner_by_hand(data, out, capsys):
     """Half of an odd number of clients is rounded up, as the draw does."""
     run = run_here(data, out, algorithm="fedlada", participation=0.5, rounds=1, local_steps=1)
@@ -142,7 +145,18 @@ def test_the_banner_by_hand(data, out, capsys):
     assert len(run.participants[0]) == number
 
 
-@pytest.mark.serial
+@pytest.mark.parametrize("instructions", [True, False])
+def test_the_banner_says_what_is_computed_in_bf16(data, out, capsys, monkeypatch, instructions):
+    monkeypatch.setattr("fedlada_mpi.device.cpu_flags", lambda: {"fp", "bf16"} if instructions else {"fp"})
+    run_here(data, out, precision="bf16", rounds=1, local_steps=1)
+    if not is_root():
+        return
+    printed = capsys.readouterr().out
+    assert " parameters, bf16 forward and backward, fp32 states and sums, stacked\n" in printed
+    note = "  note     this CPU has no bf16 instructions: bf16 is emulated, --precision fp32 is faster\n"
+    assert (note in printed) != instructions
+
+
 def test_who_trains_at_once_by_hand():
     assert [chunk_count(n, limit) for n, limit in ((0, 0), (5, 0), (5, 2), (4, 2), (0, 3))] == [0, 1, 3, 2, 0]
     config = Config(algorithm="fedavg", clients=50, participation=0.25, rounds=30, seed=1, max_clients_at_once=3)
@@ -165,6 +179,7 @@ def test_a_run_of_very_many_rounds_starts_at_once():
     assert most_participants(config, np.arange(50) // 20, 0).tolist() == [13, 13, 10], "the most that there can be"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     "before", [dict(ranks=SIZE + 1, transport="host"), dict(ranks=SIZE, transport="elsewhere"), {}]
 )

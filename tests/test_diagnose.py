@@ -55,6 +55,7 @@ def check(records, expected) -> None:
                 assert record[name] == pytest.approx(value, rel=1e-6, abs=1e-9), (record["round"], name)
 
 
+@pytest.mark.ranks
 def test_one_step_of_gradient_descent(data, out):
     """FedAvg with K = 1 and all clients: x_i = x - lr g_i and D = lr grad F."""
     lr = COMMON["lr"]
@@ -79,6 +80,7 @@ def test_one_step_of_gradient_descent(data, out):
     check(run.metrics, expected)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 def test_without_lost_clients(data, out, weighting, monkeypatch):
     """F is the mean over the clients that are left, here without the third: a step is lr grad F."""
@@ -100,6 +102,7 @@ def test_without_lost_clients(data, out, weighting, monkeypatch):
         x, last = x - COMMON["lr"] * g, g
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("algorithm", CASES)
 def test_against_the_reference(data, out, algorithm):
     settings = {"lr_decay": 1.0, **COMMON, **CASES[algorithm]}
@@ -132,6 +135,7 @@ def test_against_the_reference(data, out, algorithm):
     check(run.metrics, expected)
 
 
+@pytest.mark.ranks
 def test_nothing_else_changes(data, out):
     """Bits and bytes of a run are those of one without; numbers are there every N-th round."""
     settings = dict(rounds=5, algorithm="fedlada", precision="fp32", batch_size=2, eval_every=2, participation=0.6)
@@ -144,6 +148,7 @@ def test_nothing_else_changes(data, out):
     assert all(torch.equal(ours.model[name], plain.model[name]) for name in data.names)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedlada"])
 def test_a_resumed_run_has_the_numbers_of_the_whole(data, out, algorithm):
     settings = dict(algorithm=algorithm, precision="fp32", batch_size=2, participation=0.6, eval_every=1, diagnose=2)
@@ -152,6 +157,7 @@ def test_a_resumed_run_has_the_numbers_of_the_whole(data, out, algorithm):
     same(run_here(data, out / "parts", **settings, rounds=6, resume=True), whole)
 
 
+@pytest.mark.ranks
 def test_a_run_that_is_diagnosed_from_a_checkpoint_on_does_not_know_the_step_before(data, out):
     settings = dict(algorithm="fedlada", local_steps=1)
     run_here(data, out, **settings, rounds=2)
@@ -173,6 +179,7 @@ def features(classes, image_shape):
 """
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("engine", ["stacked", "generic"])
 @pytest.mark.parametrize("images", [0, 12])
 def test_softmax_regression_on_frozen_features_with_dropout(data, out, engine, images):
@@ -226,12 +233,14 @@ def test_a_gpu_without_room_takes_smaller_batches():
     assert tried == [500, 250, 125]
 
 
+@pytest.mark.ranks
 def test_images_without_a_diagnosis_are_refused(capsys):
     assert main(["--diagnose-images", "5"]) == 2
     if is_root():
         assert "--diagnose-images: got no --diagnose" in capsys.readouterr().err
 
 
+@pytest.mark.ranks
 def test_exact_sums_take_another_way_to_the_same_gradient(data, out):
     """Their transport is planned for integers."""
     settings = dict(algorithm="fedavg", rounds=2, local_steps=1, eval_every=1, lr=0.1, diagnose=1)

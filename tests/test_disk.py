@@ -16,8 +16,6 @@ from fedlada_mpi import disk
 from fedlada_mpi.errors import UserError
 from fedlada_mpi.rundir.files import write_atomically
 
-pytestmark = pytest.mark.serial
-
 # Files may not become longer than a limit, which is tried in steps of 1500 bytes; HDF5 alone would crash the process.
 LIMITED = """
 import resource, signal, sys

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from repository import ROOT
 
 PACKAGE = ROOT / "fedlada_mpi"
@@ -41,7 +40,6 @@ def test_the_package_does_not_import_its_commands_for_data():
     assert {path for path in importers("data_prep") if path.startswith("fedlada_mpi/")} == set()
 
 
-@pytest.mark.serial
 def test_importing_mpi_needs_no_torch():
     """A wrong launcher is reported without waiting for torch."""
     code = "import sys, fedlada_mpi.mpi; sys.exit('torch' in sys.modules or 'mpi4py.MPI' not in sys.modules)"

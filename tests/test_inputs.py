@@ -18,8 +18,6 @@ from fedlada_mpi.config import load, resolve
 from fedlada_mpi.errors import UserError, printable
 from fedlada_mpi.run import main
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
-
 
 @settings(derandomize=True, deadline=None, max_examples=200, database=None)
 @given(flags)

@@ -37,6 +37,7 @@ def strict(line: str):
     return json.loads(line, parse_constant=refuse)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedlada"])
 def test_a_diverging_run_ends_before_anything_is_lost(algorithm, data, out, capsys):
     """Decay by a factor of -999 per step overflows after some rounds; the round before is the last that is kept."""
@@ -79,6 +80,7 @@ def spoil(monkeypatch, which):
     monkeypatch.setitem(algorithms._built_in(), "spoilt", Spoilt)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 @pytest.mark.parametrize("at_once", [0, 1])
 def test_a_client_that_is_left_out(weighting, at_once, data, out, monkeypatch):
@@ -99,6 +101,7 @@ def test_a_client_that_is_left_out(weighting, at_once, data, out, monkeypatch):
         assert record["consistency"] == pytest.approx(reference.consistency, rel=1e-9)
 
 
+@pytest.mark.ranks
 def test_one_such_client_ends_the_run_by_default(data, out, monkeypatch, capsys):
     spoil(monkeypatch, lambda steps: steps == STEPS[SPOILT])
     settings = dict(algorithm="spoilt", rounds=2, local_epochs=2, batch_size=3, participation=1.0, **SGD)
@@ -110,6 +113,7 @@ def test_one_such_client_ends_the_run_by_default(data, out, monkeypatch, capsys)
     assert (out / "metrics.jsonl").read_text() == ""
 
 
+@pytest.mark.ranks
 def test_rounds_without_any_finite_client(data, out, monkeypatch, capsys):
     spoil(monkeypatch, lambda steps: steps > 0)
     settings = dict(
@@ -123,6 +127,7 @@ def test_rounds_without_any_finite_client(data, out, monkeypatch, capsys):
     assert all(record["consistency"] is None and record["local_loss"] is None for record in metrics)
 
 
+@pytest.mark.ranks
 def test_a_server_step_that_overflows_is_named_as_such(data, out, monkeypatch, capsys):
     """Also where clients were left out in the same round."""
     spoil(monkeypatch, lambda steps: steps == STEPS[SPOILT])

@@ -11,8 +11,6 @@ from fedlada_mpi import bench, grid, predict, scaling
 from fedlada_mpi.doctor import __main__ as doctor
 from fedlada_mpi.report import __main__ as report
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
-
 
 @pytest.mark.parametrize(
     ("main", "words", "said"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from ranks import python
 from repository import ROOT
 
 from fedlada_mpi.processes import is_alive, process_map, start_time, usable_cores
@@ -39,7 +40,6 @@ def test_one_worker_is_this_process(items, workers):
     assert seen == items
 
 
-@pytest.mark.serial
 def test_workers_of_a_plain_script_keep_the_order(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
@@ -58,9 +58,8 @@ def test_usable_cores():
     assert 1 <= usable_cores() <= os.cpu_count()
 
 
-@pytest.mark.serial
 def test_which_processes_are_alive():
-    me, gone = os.getpid(), subprocess.Popen([sys.executable, "-c", ""])
+    me, gone = os.getpid(), subprocess.Popen([python(), "-c", ""])
     gone.wait()
     assert is_alive(me)
     assert is_alive(me, start_time(me))

@@ -28,7 +28,6 @@ from fedlada_mpi.mpi import world
 
 SIZES = [4, 6, 5, 3]
 SHORT = dict(algorithm="fedlada", rounds=3, local_steps=2, eval_every=2, lr=0.01)
-alone = pytest.mark.skipif(SIZE > 1, reason="about the threads or the signals of a single process")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +94,6 @@ def refusal(**given) -> str:
     return str(found.value)
 
 
-@pytest.mark.serial
 def test_importing_the_package_is_cheap():
     code = (
         "import sys, fedlada_mpi; sys.exit(bool({'torch', 'numpy', 'mpi4py', 'fedlada_mpi.config'} & {*sys.modules}))"
@@ -111,6 +109,7 @@ def test_public_names():
         _ = fedlada_mpi.trian
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("precision", ["fp32", "fp64", "bf16"])
 def test_same_as_the_command(data, out, settings, precision):
     given = {**settings, "precision": precision, "targets": [0.1]}
@@ -129,6 +128,7 @@ def test_same_as_the_command(data, out, settings, precision):
     assert (run.dir, run.config["lr"], run.config["rounds"]) == (out / "python", 0.01, 3)
 
 
+@pytest.mark.ranks
 def test_load_is_what_train_gave(settings, out):
     run = train(**settings)
     again = load(out)
@@ -190,6 +190,7 @@ def test_evaluate_and_predict(settings, data, tmp_path):
         assert expected in str(found.value)
 
 
+@pytest.mark.ranks
 def test_arrays_give_what_their_shards_give(settings, data, arrays, shared_tmp, out):
     del settings["dataset"]
     where = dict(data_dir=shared_tmp / "arrays")
@@ -214,6 +215,7 @@ def test_arrays_give_what_their_shards_give(settings, data, arrays, shared_tmp, 
     assert grey.config["clients"] == 2
 
 
+@pytest.mark.ranks
 def test_where_arrays_cannot_be_written(settings, arrays):
     del settings["dataset"]
     given = {**settings, "data": Data(**arrays)}
@@ -254,6 +256,7 @@ def test_arrays_that_do_not_fit(arrays, change, expected):
     assert expected in str(found.value)
 
 
+@pytest.mark.ranks
 def test_own_method(settings, out):
     class Local(Tether):
         pass
@@ -288,6 +291,7 @@ def test_a_loaded_model_has_the_norms_that_it_was_trained_with(settings, out):
     assert torch.equal(load(out, model=normalised).model(images), run.model(images))
 
 
+@pytest.mark.ranks
 def test_own_model(settings, out):
     """The module that was given stays as it was, to the gradient and the mode."""
     torch.manual_seed(5)
@@ -314,6 +318,7 @@ def test_own_model(settings, out):
     assert equal(same, by_function)
 
 
+@pytest.mark.ranks
 def test_what_is_refused(settings, out):
     class Wrong(Algorithm):
         def direction(self, c, s, g):
@@ -344,6 +349,7 @@ def test_what_is_refused(settings, out):
         assert not out.exists()
 
 
+@pytest.mark.ranks
 def test_an_earlier_run_is_not_lost(settings, out):
     first = train(**settings)
     assert refusal(**settings) == (
@@ -357,6 +363,7 @@ def test_an_earlier_run_is_not_lost(settings, out):
     assert train(**{**settings, "seed": 1}, overwrite=True).config["seed"] == 1
 
 
+@pytest.mark.ranks
 def test_a_callback_sees_and_stops(settings, out):
     seen = []
     stopped = train(**{**settings, "rounds": 9}, on_round=lambda record: seen.append(record) or record["round"] < 2)
@@ -372,6 +379,7 @@ def test_a_callback_sees_and_stops(settings, out):
     assert resumed.summary["status"] == "finished"
 
 
+@pytest.mark.ranks
 def test_what_a_callback_raises_reaches_the_caller(settings, out):
     def fail(record):
         raise LookupError("no such\nround")
@@ -398,6 +406,7 @@ def surroundings() -> dict[str, object]:
         "torch threads": torch.get_num_threads(),
         "TF32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
         "matmul": torch.get_float32_matmul_precision(),
+        "oneDNN": torch.backends.mkldnn.enabled,
         "type": (torch.get_default_dtype(), torch.is_grad_enabled()),
         "torch": torch.get_rng_state().tolist(),
         "numpy": repr(np.random.get_state()),  # noqa: NPY002 (what users have)
@@ -435,6 +444,7 @@ def test_nothing_is_left_changed(settings, out, monkeypatch, tf32):
     barrier()
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("model", ["cnn", own_model])
 def test_no_tensors_are_left(settings, model):
     def left() -> int:
@@ -460,6 +470,7 @@ def test_switches_of_torchs_new_names(settings):
         torch.backends.cuda.matmul.fp32_precision = before
 
 
+@pytest.mark.ranks
 def test_one_after_another_is_each_alone(settings, out):
     def result(name, **change):
         return train(**{**settings, **change, "out": out / name})
@@ -472,7 +483,6 @@ def test_one_after_another_is_each_alone(settings, out):
     assert equal(result("again", model=own_model), first)
 
 
-@alone
 def test_at_once_is_each_alone(settings, out):
     """Two threads and the main one, each with a round under way while the others have theirs."""
     kinds = {
@@ -509,7 +519,6 @@ def test_at_once_is_each_alone(settings, out):
     assert surroundings() == before
 
 
-@alone
 def test_two_threads_prepare_the_same_data_once(settings, arrays, tmp_path):
     del settings["dataset"]
     runs = []
@@ -528,7 +537,6 @@ def test_two_threads_prepare_the_same_data_once(settings, arrays, tmp_path):
     assert len(list((tmp_path / "data").iterdir())) == 1
 
 
-@alone
 def test_one_run_in_a_directory(settings, out):
     """Also from a second thread, and from the run's own callback."""
     messages = []
@@ -544,6 +552,7 @@ def test_one_run_in_a_directory(settings, out):
     assert all(f"{out} is in use by process {os.getpid()}" in message for message in messages)
 
 
+@pytest.mark.ranks
 def test_a_run_from_the_callback_of_another(settings, out):
     """Alone it is a run of its own; on several ranks, of which only one calls it, it is refused."""
     inner = []
@@ -559,7 +568,6 @@ def test_a_run_from_the_callback_of_another(settings, out):
     barrier()
 
 
-@alone
 def test_a_signal_stops_this_run_and_no_later_one(settings, out):
     def request_stop(record):
         if record["round"] == 1:
@@ -571,7 +579,6 @@ def test_a_signal_stops_this_run_and_no_later_one(settings, out):
     assert train(**settings, resume=True).summary["status"] == "finished"
 
 
-@alone
 def test_a_signal_stops_runs_in_threads_too(settings, out):
     """While a run in the main thread handles signals."""
     results, started, sent = {}, threading.Event(), threading.Event()
@@ -599,7 +606,6 @@ def test_a_signal_stops_runs_in_threads_too(settings, out):
     }
 
 
-@alone
 def test_an_interrupt_leaves_a_run_to_resume(settings, out):
     def interrupt(record):
         if record["round"] == 2:
@@ -634,7 +640,6 @@ def test_what_load_refuses(tmp_path):
             load(tmp_path)
 
 
-@pytest.mark.serial
 def test_printed_unless_quiet(settings, capfd):
     train(**settings)
     assert capfd.readouterr() == ("", "")
@@ -644,7 +649,6 @@ def test_printed_unless_quiet(settings, capfd):
     assert "finished after 3 rounds" in printed
 
 
-@pytest.mark.serial
 def test_a_failure_of_one_rank_ends_all(mpirun, tmp_path, data):
     """A script whose second rank fails in the middle of a run, and whose others would wait for it."""
     script = tmp_path / "script.py"

@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from ranks import python
 
 from fedlada_mpi import ranks
 from fedlada_mpi.errors import UserError
 from fedlada_mpi.signals import STOPPED
 
-pytestmark = pytest.mark.serial
 ROOT = Path(__file__).parents[1]
 LONG = ("--rounds", "100000", "--local-steps", "1", "--checkpoint-every", "0")
 
@@ -64,7 +64,7 @@ def test_the_settings_are_those_of_the_scripts():
 
 
 def command(out: Path, *more: str) -> list[str]:
-    return [sys.executable, "-m", "fedlada_mpi.run", "--dataset", "digits", "--out", str(out), *more]
+    return [python(), "-m", "fedlada_mpi.run", "--dataset", "digits", "--out", str(out), *more]
 
 
 @pytest.fixture
@@ -98,13 +98,14 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on(place, count):
     assert output.count("stopping after this round; Ctrl-C again stops at once") == 1
     assert f"go on with     python -m fedlada_mpi.run --resume {place}\n" in output
     done = json.loads((place / "summary.json").read_text())["rounds"]
-    again = [sys.executable, "-m", "fedlada_mpi.run", "--resume", str(place), "--rounds", str(done + 2)]
+    again = [python(), "-m", "fedlada_mpi.run", "--resume", str(place), "--rounds", str(done + 2)]
     resumed = subprocess.run(again, capture_output=True, text=True, timeout=150)
     assert resumed.returncode == 0, resumed.stderr
     assert f"resumed after round {done}" in resumed.stdout
     assert json.loads((place / "summary.json").read_text())["rounds"] == done + 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", ["1", "2"])
 def test_a_second_ctrl_c_ends_it_at_once(place, count):
     # A round far longer than the test.
@@ -120,6 +121,7 @@ def test_a_second_ctrl_c_ends_it_at_once(place, count):
     assert run.returncode not in (0, STOPPED)
 
 
+@pytest.mark.slow
 def test_a_bar_on_a_terminal_with_the_evaluated_rounds_above(place):
     """The ranks' output goes to mpirun by a pipe, and from there to the terminal."""
     main, terminal = pty.openpty()
@@ -142,7 +144,7 @@ def test_a_bar_on_a_terminal_with_the_evaluated_rounds_above(place):
 def test_resume_names_what_is_missing(tmp_path):
     def refused(*words: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "fedlada_mpi.run", *words], capture_output=True, text=True, timeout=150, cwd=tmp_path
+            [python(), "-m", "fedlada_mpi.run", *words], capture_output=True, text=True, timeout=150, cwd=tmp_path
         )
         assert done.returncode == 2
         return done.stderr

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from ranks import SIZE, barrier, communicator, is_root
+from ranks import SIZE, barrier, communicator, is_root, python
 from torch import nn
 from training_runs import CLASSES, Run, arguments, make_data, run_here
 
@@ -50,6 +50,7 @@ def files(directory) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
+@pytest.mark.ranks
 def test_what_a_run_writes(data, out):
     run = run_here(data, out, participation=0.5, targets="0.01", **SHORT)
     assert {"config.json", "metrics.jsonl", "summary.json", "model.pt", "checkpoint"} <= files(out)
@@ -70,6 +71,7 @@ def test_what_a_run_writes(data, out):
     assert all(value.dtype == torch.float64 for value in run.model.values())
 
 
+@pytest.mark.ranks
 def test_summary(data, out):
     run = run_here(data, out, targets="0.6", **{**SHORT, "rounds": 5, "eval_every": 2})
     found = json.loads((out / "summary.json").read_text())
@@ -88,6 +90,7 @@ def test_summary(data, out):
     assert found["environment"]["torch"] == torch.__version__
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("test_every", "train_every", "test", "train"),
     [
@@ -114,6 +117,7 @@ def test_training_images_are_evaluated_when_asked_for(data, out, capsys, test_ev
         assert [" train " in line for line in lines] == [int(t) in train for t in shown]
 
 
+@pytest.mark.ranks
 def test_nothing_is_evaluated_that_is_not_asked_for(data, out, monkeypatch):
     from fedlada_mpi.evaluate import Evaluation
 
@@ -129,6 +133,7 @@ def test_nothing_is_evaluated_that_is_not_asked_for(data, out, monkeypatch):
         assert len(seen) <= 1, "in the last round, by the ranks that have clients"
 
 
+@pytest.mark.ranks
 def test_no_rounds_write_the_first_model(data, out):
     run = run_here(data, out, **{**SHORT, "rounds": 0, "init": "", "seed": 6})
     expected = models.build("cnn", CLASSES, (8, 8, 3), "gelu", seed=6).module.state_dict()
@@ -139,6 +144,7 @@ def test_no_rounds_write_the_first_model(data, out):
     assert (summary["status"], summary["rounds"], summary["final"]) == ("finished", 0, None)
 
 
+@pytest.mark.ranks
 def test_the_server_may_train_too(data, out):
     """And with more ranks than silo files, some ranks have no client to train."""
     plain = run_here(data, out / "plain", weighting="size", **SHORT)
@@ -148,7 +154,6 @@ def test_the_server_may_train_too(data, out):
         torch.testing.assert_close(working.model[name], plain.model[name], rtol=1e-11, atol=1e-13)
 
 
-@pytest.mark.serial
 def test_a_directory_that_holds_a_run(data, out, refused):
     first = run_here(data, out, **SHORT).model
     (out / "notes.txt").write_text("mine")
@@ -164,7 +169,6 @@ def test_a_directory_that_holds_a_run(data, out, refused):
     assert (out / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.serial
 def test_overwriting_waits_until_the_new_run_can_start(data, out, refused):
     run_here(data, out, **SHORT)
     before = (out / "metrics.jsonl").read_text()
@@ -172,7 +176,6 @@ def test_overwriting_waits_until_the_new_run_can_start(data, out, refused):
     assert (out / "metrics.jsonl").read_text() == before
 
 
-@pytest.mark.serial
 def test_a_missing_data_set_names_the_command(tmp_path, refused):
     words = ["--dataset", "cifar10", "--data-dir", str(tmp_path), "--out", str(tmp_path / "out"), "--device", "cpu"]
     where = tmp_path / "cifar10"
@@ -183,7 +186,6 @@ def test_a_missing_data_set_names_the_command(tmp_path, refused):
     )
 
 
-@pytest.mark.serial
 def test_shards_for_other_clients_without_raw_data(tmp_path, refused):
     raw, shards = tmp_path / "mine.npz", tmp_path / "mine"
     images, labels = np.zeros((8, 2, 2), np.uint8), np.arange(8) % 2
@@ -199,7 +201,6 @@ def test_shards_for_other_clients_without_raw_data(tmp_path, refused):
     )
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -215,14 +216,12 @@ def test_refused(data, out, refused, settings, words):
     assert not (out / "metrics.jsonl").exists()
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("content", [torch.zeros(3), {"model": {"fc.weight": torch.zeros(3)}, "epoch": 4}])
 def test_something_else_than_a_state_dict(data, out, refused, content, tmp_path):
     torch.save(content, tmp_path / "other.pt")
     assert refused(arguments(data, out, dict(SHORT, init=tmp_path / "other.pt"))).startswith("--init: ")
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("more", [[], ["--overwrite"]])
 def test_out_is_a_file(data, out, refused, more, tmp_path):
     (tmp_path / "file").write_text("mine")
@@ -231,7 +230,6 @@ def test_out_is_a_file(data, out, refused, more, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -247,6 +245,7 @@ def test_unknown_options(refused, words, expected):
     assert refused([*words, "--print-config"]) == expected
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("words", "rounds", "own"),
     [((), "60", "--v-init"), (("--dataset", "cifar10", "--algorithm", "fedprox"), "1500", "--mu")],
@@ -263,7 +262,6 @@ def test_help_shows_the_values_that_will_be_used(words, rounds, own, capsys):
         assert titles[1:7] == ["data", "method and model", "training", "evaluation", "machine", "output"]
 
 
-@pytest.mark.serial
 def test_print_config(data, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text('dataset = "cifar10"\nrounds = 7\n')
@@ -280,7 +278,6 @@ def test_print_config(data, capsys, tmp_path, monkeypatch):
     assert files(tmp_path) == {"mine.toml"}
 
 
-@pytest.mark.serial
 def test_a_wrong_launcher_writes_nothing(data, out, refused, monkeypatch):
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "11")
     assert "the launcher started 11 processes" in refused(arguments(data, out, SHORT))
@@ -354,7 +351,6 @@ def own(tmp_path):
     return tmp_path
 
 
-@pytest.mark.serial
 def test_an_exception_on_one_rank_ends_all(data, tmp_path, mpirun):
     words = arguments(data, tmp_path / "out", {**SHORT, "init": ""})
     done = mpirun(3, *words, command=("-c", FAILS), cwd=tmp_path, timeout=150)
@@ -364,7 +360,6 @@ def test_an_exception_on_one_rank_ends_all(data, tmp_path, mpirun):
     assert "RuntimeError: a defect on this silo" in done.stderr
 
 
-@pytest.mark.serial
 def test_a_users_model_that_raises_is_named_with_its_line(data, own, mpirun):
     words = arguments(data, own / "out", {**SHORT, "init": "", "model": "own:raises_on_one_rank"})
     done = mpirun(2, *words, cwd=own, timeout=150)
@@ -378,7 +373,7 @@ def test_a_users_model_that_raises_is_named_with_its_line(data, own, mpirun):
     assert not (own / "out").exists()
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "status", "words"),
     [
@@ -392,7 +387,6 @@ def test_a_users_exit_on_one_rank_ends_all(model, status, words, data, own, mpir
     assert (done.returncode, done.stderr.count(words)) == (status, 1), done.stderr
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize(
     ("model", "words"),
     [
@@ -419,12 +413,14 @@ def test_what_is_not_a_model(model, words, data, own, refused, monkeypatch):
     assert files(own) - {"__pycache__"} == {"own.py"}
 
 
+@pytest.mark.ranks
 def test_bad_input_is_reported_once_by_all_ranks(data, out, capsys):
     assert main(arguments(data, out, {**SHORT, "model": "lenet"})) == 2
     printed = capsys.readouterr().err
     assert printed == ("error: --model lenet: lenet needs images of at least 16x16, got 8x8\n" if is_root() else "")
 
 
+@pytest.mark.ranks
 def test_a_users_own_model_trains(data, out, shared_tmp, monkeypatch):
     folder = shared_tmp / "own-model"
     if is_root():
@@ -449,6 +445,7 @@ def model(classes, image_shape):
 """
 
 
+@pytest.mark.ranks
 def test_dropout_acts_in_training_and_not_in_evaluation(data, out, shared_tmp, monkeypatch):
     folder = shared_tmp / "dropout"
     if is_root():
@@ -472,6 +469,7 @@ def test_dropout_acts_in_training_and_not_in_evaluation(data, out, shared_tmp, m
     assert without.metrics[0]["local_loss"] != run.metrics[0]["local_loss"]
 
 
+@pytest.mark.ranks
 def test_fine_tuning_takes_what_fits_and_trains_the_rest(data, out, shared_tmp, monkeypatch, capsys):
     folder = shared_tmp / "tuning"
     if is_root():
@@ -498,7 +496,7 @@ def test_fine_tuning_takes_what_fits_and_trains_the_rest(data, out, shared_tmp, 
     assert main([*arguments(data, out, {**settings, "rounds": 3}), "--resume"]) == 2
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(
     data, tmp_path, mpirun, monkeypatch, capsys
 ):
@@ -525,6 +523,7 @@ def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(
     assert all(torch.equal(once_more.model[name], value) for name, value in once.model.items())
 
 
+@pytest.mark.ranks
 def test_a_full_gpu_is_reported_once_by_all_ranks(data, out, capsys, monkeypatch):
     def full(self, s, r, chunk, sums, totals, kept):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has more words.")
@@ -543,18 +542,19 @@ def test_a_full_gpu_is_reported_once_by_all_ranks(data, out, capsys, monkeypatch
         assert not printed
 
 
+@pytest.mark.ranks
 def test_the_transport_is_recorded(data, out):
     run_here(data, out, transport="host", **SHORT)
     kind = json.loads((out / "summary.json").read_text())["environment"]["transport"]
     assert kind == ("host" if SIZE > 1 else "none")
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_start_waits_for_no_compiler(data, out):
     """Imports are most of a run's start: torch's compiler takes 4 s, torchvision as long again."""
     words = arguments(data, out, {**SHORT, "rounds": 1})
     code = f"import sys; from fedlada_mpi.run import main; main({words!r}); print('|', *sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
+    done = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=250)
     imported = done.stdout.partition("|")[2].split()
     assert "torch" in imported, done.stderr
     assert not {"triton", "torch._dynamo", "torchvision", "matplotlib", "plotly"} & set(imported)

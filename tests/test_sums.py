@@ -107,6 +107,7 @@ def test_middle_against_numpy(count, width, data):
     assert mean_of_middle(torch.from_numpy(values), cut).tolist() == expected.tolist()
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("piece", [1, 64, 1 << 22])
 def test_slices(piece, dtype, monkeypatch):
@@ -141,6 +142,7 @@ def reference_mean(robust: str, rows: np.ndarray, weights: np.ndarray, trim: flo
     return (weights[:, None] * rows).sum(axis=0) / weights.sum()
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("robust", ["none", "clip", "median", "trimmed"])
 @pytest.mark.parametrize("sums", ["fast", "exact"])
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
@@ -224,6 +226,7 @@ def bad(monkeypatch):
 ONE_STEP_PER_IMAGE = dict(batch_size=1, local_epochs=1)  # so that the number of steps shows who it is
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("robust", ["median", "trimmed", "clip"])
 @pytest.mark.parametrize("sums", ["fast", "exact"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "localadam"])
@@ -249,6 +252,7 @@ def test_runs_against_the_reference(algorithm, sums, robust, data, out):
     assert disagreement(run.x, x, data.start) < 1e-9
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("robust", ["median", "trimmed", "clip"])
 def test_a_silo_that_sends_nonsense(robust, data, out, bad):
     """1e6 in every coordinate throws the plain mean off, and none of the others."""
@@ -261,6 +265,7 @@ def test_a_silo_that_sends_nonsense(robust, data, out, bad):
     assert travelled[0] < 10 < 1e6 < travelled[1]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("robust", ["median", "trimmed", "clip"])
 @pytest.mark.parametrize("algorithm", ["bad_fedavg", "bad_localadam"])
 def test_a_silo_that_sends_nan_is_left_out_and_named(algorithm, robust, data, out, bad, capsys):
@@ -273,6 +278,7 @@ def test_a_silo_that_sends_nan_is_left_out_and_named(algorithm, robust, data, ou
         assert "note: round 1: left out client 2, whose result is not finite\n" in capsys.readouterr().out
 
 
+@pytest.mark.ranks
 def test_a_resumed_run_keeps_the_choice(data, out, bad):
     bad(torch.nan)
     given = dict(algorithm="bad_fedavg", robust="median", **ONE_STEP_PER_IMAGE, **SGD)

@@ -87,6 +87,7 @@ def test_the_narrow_model_has_gradient_free_parameters():
     assert layout.size - layout.live == 13 * 64
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("method", CASES)
 def test_engines_and_chunks_agree(method, run):
     settings = {**SETTINGS, **CASES[method].settings, **CASES[method].requires, "algorithm": method}
@@ -96,6 +97,7 @@ def test_engines_and_chunks_agree(method, run):
     same(run("generic-chunks", engine="generic", max_clients_at_once=2, **settings), generic)
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("steps", [dict(local_epochs=2), dict(local_steps=3)], ids=["uneven", "even"])
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 @pytest.mark.parametrize(("method", "decay_mode"), [("fedavg", "l2"), ("scaffold", "l2"), ("fedlada", "decoupled")])
@@ -123,6 +125,7 @@ def test_gradient_free_parameters_only_decay(method, decay_mode, weighting, step
     assert (found.model["conv3.weight"][..., 1, 1] - begin[..., 1, 1] * factor).abs().max() > 1e-3
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("engine", ["stacked", "generic"])
 @pytest.mark.parametrize(("method", "decay_mode"), [("fedavg", "l2"), ("fedlada", "decoupled")])
 def test_decay_on_weights_spares_biases_and_norms(method, decay_mode, engine, run):
@@ -137,6 +140,7 @@ def test_decay_on_weights_spares_biases_and_norms(method, decay_mode, engine, ru
         assert name in ("bn1.bias", "bn2.bias", "bn3.bias") or not torch.equal(all_decay[name], none[name])
 
 
+@pytest.mark.ranks(slow=True)
 def test_norms_of_single_tensors_include_gradient_free_parameters(run):
     """A single step of Fed-LAMB moves every tensor by eta_t times its norm, or freely where that is zero."""
     found = run(
@@ -150,6 +154,7 @@ def test_norms_of_single_tensors_include_gradient_free_parameters(run):
             torch.testing.assert_close(moved, 0.05 * before.double().norm(), rtol=1e-10, atol=0)
 
 
+@pytest.mark.ranks(slow=True)
 def test_the_clip_is_of_all_of_a_clients_gradient(run):
     """With a clip far under the gradient's norm, one step of plain SGD moves by exactly rate * clip."""
     settings = dict(
@@ -187,7 +192,6 @@ class Local:
         return {name: self.layout.unpack(value) for name, value in sums.items()}, totals
 
 
-@pytest.mark.serial
 def test_engines_agree_on_resnet18():
     config = resolve(dict(algorithm="fedlada", local_epochs=1, batch_size=3, alpha=0.3, lr=0.1)).config
     networks = [models.build("resnet18", 3, SHAPE, stacked=stacked) for stacked in (True, False)]

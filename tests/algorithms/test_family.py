@@ -224,6 +224,7 @@ def of_the_package(data, shared_tmp):
     return find
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("name", EQUAL)
 def test_methods_coincide(name, of_the_package, data):
     pair = EQUAL[name]
@@ -231,6 +232,7 @@ def test_methods_coincide(name, of_the_package, data):
         assert disagreement(x(pair, pair.left), x(pair, pair.right), start) < pair.within
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_methods_differ(name, of_the_package, data):
     pair = DIFFERENT[name]
@@ -274,6 +276,7 @@ def adaalter(gradients, x, rates):
     return x
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize(
     ("method", "settings", "expected"),
     [
@@ -316,6 +319,7 @@ def adam_of_torch(gradient, start, settings, steps):
     return x.detach().numpy()
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize(
     ("optimizer", "v0", "expected"), [("adagrad", 0.1, adagrad_of_torch), ("adam", 0.0, adam_of_torch)]
 )
@@ -328,6 +332,7 @@ def test_local_adaptivity_of_one_participant_needs_no_correction(optimizer, v0, 
     assert disagreement(run.x, theirs, lone_client.start) < 1e-10
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("optimizer", ["adagrad", "yogi"])
 def test_the_joint_correction_stays_between_the_clients(optimizer, data, run_dir):
     """In every coordinate; where a single client ends is the joint form with that participant alone."""
@@ -348,6 +353,7 @@ def test_the_joint_correction_stays_between_the_clients(optimizer, data, run_dir
 # What the server and the clients remember.
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("method", ["feddyn", "fedspeed"])
 def test_h_is_the_mean_of_all_e_i(method, data, run_dir):
     settings = dict(DUAL, alpha=0.5, **(dict(rho=0.3, q=0.7, form="code") if method == "fedspeed" else {}))
@@ -361,6 +367,7 @@ def test_h_is_the_mean_of_all_e_i(method, data, run_dir):
     np.testing.assert_allclose(run.server["h"], mean, rtol=0, atol=1e-12 * np.abs(mean).max())
 
 
+@pytest.mark.ranks
 def test_x_of_feddr_is_the_mean_of_all_reflections(data, run_dir):
     settings = dict(DUAL, eta=0.7, alpha=0.8, start_at="warm")
     for record in on_quadratics("feddr", settings, SOME, steps=0):
@@ -372,6 +379,7 @@ def test_x_of_feddr_is_the_mean_of_all_reflections(data, run_dir):
     np.testing.assert_allclose(run.x, mean, rtol=0, atol=1e-12)
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize(
     ("method", "name", "first", "settings"),
     [
@@ -456,6 +464,7 @@ def test_v_of_the_server(method, falls):
 # Single local steps.
 
 
+@pytest.mark.ranks(slow=True)
 def test_a_step_of_fedlamb_has_the_length_of_the_tensor(lone_client, run_dir):
     settings = dict(
         lr=0.05, lr_decay=0.8, server_lr=1.0, weight_decay=0.5, decay_mode="decoupled", clip=0.6, beta1=0.7, beta2=0.9,
@@ -497,6 +506,7 @@ def test_no_slope_is_no_reason_to_leave(method):
     np.testing.assert_array_equal(make(method, rho=0.3).point(c, Vectors(x=x[0]), torch.tensor(0.1)), x)
 
 
+@pytest.mark.ranks(slow=True)
 def test_fedsam_takes_both_gradients_on_the_same_batch(lone_client, run_dir):
     """In batches of one image, a step uses one of the client's images twice."""
     data, settings = lone_client, dict(PLAIN, server_lr=1.0, rho=0.3)
@@ -520,6 +530,7 @@ def test_fedsam_takes_both_gradients_on_the_same_batch(lone_client, run_dir):
     assert disagreement(step(each[0], each[1]), step(each[1], each[1]), data.start) > 1e-3
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 def test_c_i_of_mimelite_is_the_gradient_on_all_images(weighting, shared_tmp, run_dir):
     """Raw, on images that are not augmented, at x^t; in batches of 3 that the sizes do not divide into."""

@@ -44,6 +44,7 @@ def probe(monkeypatch):
     Probe.indices.clear()
 
 
+@pytest.mark.ranks
 def test_equal_weights_for_some_quantities(probe, shared_tmp):
     """The offset is averaged with equal weights although --weighting is size: FedAvg's result without it."""
     data = make_data(shared_tmp / "interface", SIZES, silos=2)

@@ -28,6 +28,7 @@ def run_dir(shared_tmp, request):
     return shared_tmp / "runs" / request.node.name
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_alpha_one_is_localadam_to_the_bit(precision, data, run_dir):
     common = dict(
@@ -39,6 +40,7 @@ def test_alpha_one_is_localadam_to_the_bit(precision, data, run_dir):
     assert amended.participants == plain.participants
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("decay_mode", ["l2", "decoupled"])
 def test_one_client_and_one_round_is_amsgrad_of_torch(decay_mode, lone_client, run_dir):
     """torch corrects the bias: its rate is multiplied by (1-b1^k) / sqrt(1-b2^k) to take that out again."""
@@ -62,6 +64,7 @@ def test_one_client_and_one_round_is_amsgrad_of_torch(decay_mode, lone_client, r
     assert disagreement(run.x, x.detach().numpy(), lone_client.start) < 1e-9
 
 
+@pytest.mark.ranks(slow=True)
 def test_one_client_and_one_step_per_round_is_amsgrad_without_memory(lone_client, run_dir):
     """Moments start again in every round, so the betas act as zero but for the factor (1-b1) / sqrt(1-b2) of the rate;
     only v_hat, the greatest v of all rounds, goes on."""
@@ -99,6 +102,7 @@ def lada_rounds(data, shared_tmp):
     ]
 
 
+@pytest.mark.ranks(slow=True)
 def test_a_shorter_run_is_the_beginning_of_a_longer_one(lada_rounds):
     participants = lada_rounds[-1].participants
     for t, run in enumerate(lada_rounds, 1):
@@ -130,6 +134,7 @@ def test_g_a_is_the_amended_mean_of_the_local_directions(lada_rounds, data):
         g_a, v = following, np.mean([v_hat for _, v_hat, _ in local], axis=0)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("server_lr", [1.0, 0.6])
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedadam", "fedlada"])
@@ -145,6 +150,7 @@ def test_consistency_is_the_mean_distance_to_the_new_model(algorithm, weighting,
         assert record["consistency"] == pytest.approx(reference.consistency, rel=1e-8)
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 def test_consistency_of_one_client_is_zero_and_never_negative(precision, lone_client, run_dir):
     run = run_here(
@@ -155,6 +161,7 @@ def test_consistency_of_one_client_is_zero_and_never_negative(precision, lone_cl
         assert 0 <= record["consistency"] < 1e-6 * travelled
 
 
+@pytest.mark.ranks
 def test_evaluation_is_that_of_the_plain_module(data, run_dir):
     run = run_here(data, run_dir, algorithm="fedavg", rounds=2, local_steps=2, eval_every=1)
     record = run.metrics[-1]

@@ -76,6 +76,7 @@ def test_every_method_has_a_case():
     assert set(CASES) == set(algorithms.names())
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("method", CASES)
 def test_method_agrees_with_the_reference(method, data, run_dir):
     case = CASES[method]
@@ -93,6 +94,7 @@ def test_method_agrees_with_the_reference(method, data, run_dir):
         assert np.linalg.norm(vector - reference) < EXACT * np.linalg.norm(reference), name
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize(("method", "change"), VARIATIONS, ids=label)
 def test_every_setting_that_changes_the_maths(method, change, data, run_dir):
     settings = {**CASES[method].settings, **change}
@@ -101,6 +103,7 @@ def test_every_setting_that_changes_the_maths(method, change, data, run_dir):
     assert disagreement(expected[-1].x, base[-1].x, data.start) > 0.01, "the setting changed nothing"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("method", PAPER)
 def test_partial_participation(method, data, run_dir):
     run, _ = compare(data, run_dir, method, CASES[method].settings, participation=0.6, seed=3)
@@ -110,23 +113,27 @@ def test_partial_participation(method, data, run_dir):
     assert len({tuple(sorted(p)) for p in run.participants}) > 1
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedlada"])
 def test_local_epochs_of_full_batches_are_as_many_steps(method, data, run_dir):
     compare(data, run_dir, method, CASES[method].settings, local_epochs=STEPS)
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("method", CASES)
 def test_single_precision_agrees_to_rounding(method, data, run_dir):
     run, expected = compare(data, run_dir, method, CASES[method].settings, precision="fp32", tolerance=1e-4)
     same_consistency(run, expected, 1e-4)
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize("engine", ["stacked", "generic"])
 @pytest.mark.parametrize("method", ["scaffold", "fedcm", "fedlada"])
 def test_both_engines_agree_with_the_reference(method, engine, data, run_dir):
     compare(data, run_dir, method, CASES[method].settings, engine=engine)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("method", ["scaffold", "fedlada"])
 def test_training_in_small_groups_changes_nothing(method, data, run_dir):
     compare(data, run_dir, method, CASES[method].settings, max_clients_at_once=2)
@@ -139,6 +146,7 @@ EPOCHS, BATCH = 2, 3
 UNEQUAL_STEPS = [2, 6, 4, 2]
 
 
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize(
     ("method", "change"), UNEQUAL + [(method, dict(weighting="uniform")) for method in PAPER], ids=label
 )

@@ -87,7 +87,6 @@ def test_what_is_no_method(own, tmp_path):
         assert expected in str(found.value)
 
 
-@pytest.mark.serial
 def test_a_refused_method_leaves_nothing(own, tmp_path, capsys):
     name, out = own("def direction(self, c, s, g): pass"), tmp_path / "out"
     assert main(["--algorithm", name, "--rounds", "1", "--out", str(out)]) == 2

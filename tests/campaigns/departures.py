@@ -33,8 +33,7 @@ import departing
 import numpy as np
 import torch
 from pretend import Nodes, wait_until
-from ranks import find_mpirun
-from zygote import Zygote
+from ranks import find_mpirun, python
 
 import fedlada_mpi.evaluate
 import fedlada_mpi.trainer  # noqa: F401  (once for all forked references)
@@ -44,6 +43,7 @@ from fedlada_mpi.data.owners import owned_clients
 from fedlada_mpi.rundir import lock
 
 ROUNDS, CLIENTS = 6, 20
+DEPARTING = str(ROOT / "tests" / "helpers" / "departing.py")
 LIMIT, HANGS = 150, -1  # seconds, and the status of a run that took longer
 METHODS = ("fedlada", "scaffold", "fedadam", "fedcm")
 VARIED = (  # what users bring: their models, aggregation and methods
@@ -64,8 +64,8 @@ PLACES = [place for place in departing.PLACES if place != "defect"]
 
 
 class Campaign:
-    def __init__(self, work: Path, seed: int, zygote: Zygote, methods: Sequence[str] = METHODS):
-        self.zygote, self.work, self.random, self.methods = zygote, work, random.Random(seed), methods
+    def __init__(self, work: Path, seed: int, methods: Sequence[str] = METHODS):
+        self.work, self.random, self.methods = work, random.Random(seed), methods
         self.data = work / "digits"
         prepare(PrepareSettings("digits", self.data, clients=CLIENTS, silos=3))
         self.manifest = read_manifest(self.data)
@@ -100,7 +100,7 @@ class Campaign:
 
     def run(self, ranks: int, words: list[str]) -> tuple[int, str]:
         """Its status, and what it printed."""
-        line = [find_mpirun() or "", "--with-ft", "ulfm", "-n", str(ranks), *self.zygote.command, "departing", *words]
+        line = [find_mpirun() or "", "--with-ft", "ulfm", "-n", str(ranks), python(), DEPARTING, *words]
         log = self.work / "log"
         with open(log, "w") as file:
             process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
@@ -124,7 +124,7 @@ class Campaign:
         number = 1 if place == "start" else draw.randint(1, ROUNDS)
         faults = {rank: (place, number, draw.choice((0.0, 1e-3))) for rank in (2 * victim, 2 * victim + 1)}
         words = self.words(faults, method, adopt)
-        rank = [sys.executable, ROOT / "tests" / "helpers" / "departing.py"]
+        rank = [sys.executable, DEPARTING]
         line = [find_mpirun() or "", "--with-ft", "ulfm", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS", "-n", "6", *rank]
         try:
             done = nodes.run([*line, *words], [2, 2, 2], os.environ, LIMIT)
@@ -147,7 +147,7 @@ class Campaign:
         words = self.words({rank: (place, number, None)}, method, True)
         out, moment = Path(words[-1]), self.work / f"moment-{Path(words[-1]).name}"
         passed = [word for name in ("PYTHONPATH", "OMP_NUM_THREADS", "DEPARTING") for word in ("-x", name)]
-        program = [sys.executable, ROOT / "tests" / "helpers" / "departing.py"]
+        program = [sys.executable, DEPARTING]
         status, printed = HANGS, ""
         try:
             with Nodes(3) as nodes:
@@ -243,8 +243,8 @@ def main() -> int:
     options = parser.parse_args()
     start = time.monotonic()
     os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "helpers")))
-    with tempfile.TemporaryDirectory(prefix="departures-") as work, Zygote() as zygote:
-        campaign = Campaign(Path(work), options.seed, zygote, VARIED if options.varied else METHODS)
+    with tempfile.TemporaryDirectory(prefix="departures-") as work:
+        campaign = Campaign(Path(work), options.seed, VARIED if options.varied else METHODS)
         for kind in ("silo", "server", "stop"):
             for _ in range(getattr(options, kind)):
                 campaign.trial(kind)

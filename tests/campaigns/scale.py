@@ -29,9 +29,9 @@ import numpy as np
 
 from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import PrepareSettings
+from tests.helpers.fork_server import ForkServer
 from tests.helpers.ranks import find_mpirun
 from tests.helpers.repository import ROOT
-from tests.helpers.zygote import Zygote
 
 CLIENTS, RANKS = (100, 1_000, 10_000, 100_000), (1, 2, 4, 8, 16, 32, 64)
 PARTICIPANTS, ROUNDS, IMAGES = 10, 4, 4
@@ -78,9 +78,10 @@ def run(folder: Path, data: Path, clients: int, ranks: int, name: str, *more: ob
     settings += [] if "--eval-clients" in more else ["--eval-every", 0]
     with ExitStack() as forking:
         if ranks > FORKED:
-            program = [*forking.enter_context(Zygote()).command, "measured_run"]
+            python = forking.enter_context(ForkServer(environment=environment())).python
         else:
-            program = [sys.executable, ROOT / "tests" / "helpers" / "measured_run.py"]
+            python = sys.executable
+        program = [python, ROOT / "tests" / "helpers" / "measured_run.py"]
         begin = time.time()
         timed([*launcher, *program, notes, *settings, *more, "--out", out], environment())
     by_rank = [json.loads(path.read_text()) for path in notes.glob("rank-*.json")]

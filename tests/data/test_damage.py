@@ -21,7 +21,6 @@ from fedlada_mpi.errors import UserError
 
 FILES = ("silo_0001.h5", "silo_0002.h5", "test.h5")
 FUZZ = settings(derandomize=True, deadline=None, max_examples=80, database=None)
-pytestmark = pytest.mark.serial
 
 
 @pytest.fixture(scope="module")

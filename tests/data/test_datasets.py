@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from ranks import python
 from repository import ROOT
 
 from data_prep import PrepareSettings, prepare
@@ -180,10 +180,9 @@ resolved, directory = settle(dict(dataset="mine", data_dir={str(mine.parent)!r},
 ensure(resolved.config, directory, 1, print)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen([python(), "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
 
 
-@pytest.mark.serial
 def test_runs_at_once_and_one_that_is_killed(mine):
     """The first is killed in the middle; of the next three, one prepares and two wait."""
     killed = started(mine, kill_after=3)

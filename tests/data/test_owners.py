@@ -29,7 +29,6 @@ def loads(sizes: list[int], ends: list[int]) -> list[int]:
     return [sum(sizes[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-@pytest.mark.serial
 def test_clients_of_lost_ranks_belong_to_nobody_or_are_shared_out(data):
     manifest = read_manifest(data.shards)
     server, *silos = owners_left(manifest, range(4), 4, first=1)
@@ -44,7 +43,6 @@ def test_clients_of_lost_ranks_belong_to_nobody_or_are_shared_out(data):
     assert [*map(list, taken_over)] == [*map(list, silos)], "the new server goes on training"
 
 
-@pytest.mark.serial
 def test_by_hand():
     assert even_runs(np.array([5, 5, 5, 5]), 1) == [4]
     assert even_runs(np.array([8, 1, 1, 1, 1, 4]), 3) == [1, 5, 6]
@@ -53,7 +51,6 @@ def test_by_hand():
     assert even_runs(np.array([7, 7]), 4) == [1, 2, 2, 2]
 
 
-@pytest.mark.serial
 @settings(derandomize=True, deadline=None, max_examples=150, database=None)
 @given(sizes=st.lists(st.integers(0, 30), min_size=1, max_size=9), runs=st.integers(1, 6))
 @example(sizes=[1, 0], runs=1)  # images end before clients do
@@ -67,7 +64,6 @@ def test_the_largest_load_is_the_least_possible(sizes, runs):
     assert max(loads(sizes, ends)) == min(max(loads(sizes, [*cut, len(sizes)])) for cut in cuts)
 
 
-@pytest.mark.serial
 def test_equal_clients_are_divided_as_files_are():
     """So a run on shards for its own number of ranks adds up in the order of the files."""
     for clients, runs in itertools.product(range(1, 60), range(1, 12)):
@@ -75,14 +71,12 @@ def test_equal_clients_are_divided_as_files_are():
         assert even_runs(np.full(clients, 30), runs) == expected
 
 
-@pytest.mark.serial
 def test_very_many_clients_take_no_time():
     sizes = np.random.default_rng(0).integers(1, 500, 100_000)
     load = loads(sizes.tolist(), even_runs(sizes, 1000))
     assert max(load) < 1.02 * sizes.sum() / 1000
 
 
-@pytest.mark.serial
 def test_owners(data):
     manifest = read_manifest(data.shards)
     assert [ids.tolist() for ids in manifest.client_ids] == [[0, 1, 2], [3, 4], [5, 6]]
@@ -92,7 +86,6 @@ def test_owners(data):
     assert [len(ids) for ids in owned_clients(manifest, 5, silo_per_rank=True)] == [3, 2, 2, 0, 0]
 
 
-@pytest.mark.serial
 @settings(derandomize=True, deadline=None, max_examples=60, database=None)
 @given(clients=st.lists(st.integers(0, len(SIZES) - 1), unique=True))
 @example(clients=[])
@@ -106,7 +99,6 @@ def test_clients_are_read_as_they_were_written(clients, data):
         assert np.array_equal(shard.labels[mine], data.labels[client])
 
 
-@pytest.mark.serial
 def test_a_rank_reads_its_part_of_a_file(tmp_path):
     data = make_data(tmp_path, [2000] * 5, silos=1)
     manifest = read_manifest(data.shards)
@@ -123,6 +115,7 @@ def test_a_rank_reads_its_part_of_a_file(tmp_path):
     assert bytes_read() - before > whole
 
 
+@pytest.mark.ranks
 def test_ranks_share_the_files_and_verify_each_once(data, out, monkeypatch):
     hashed: list[str] = []
     owned: list[list[int]] = []

@@ -13,7 +13,6 @@ from fedlada_mpi.data.shards import read_manifest
 NAMES = ["$x_{", "$a$ $b_{", r"\frac{", "<script>", "a\nb", "\0", "\ud800", "x" * 5000, "&", ""]
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("many", [False, True])
 def test_class_names_are_no_formulas(many, digits_dir, tmp_path):
     manifest = read_manifest(digits_dir)

@@ -278,7 +278,6 @@ def test_training_images_in_numeric_order(tiny):
     assert means == pytest.approx([0, 40, 180, 200], abs=2)
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("pack", [lambda root: root, zipped])
 def test_decoding_in_processes(tiny, monkeypatch, pack):
     raw = pack(tiny)

@@ -17,8 +17,6 @@ from fedlada_mpi.data.partition import hold_out
 from fedlada_mpi.data.shards import read_silos, read_test
 from fedlada_mpi.errors import UserError
 
-pytestmark = pytest.mark.serial
-
 
 @settings(derandomize=True, deadline=None, max_examples=150, database=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=60), st.floats(0.01, 0.99), st.integers(0, 9))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from ranks import python
 from repository import ROOT
 
 from data_prep import bench, inspect
@@ -101,12 +102,11 @@ def test_mistakes(name, mine, tmp_path, capsys, monkeypatch):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.serial
 def test_a_disk_that_fills_up(tmp_path):
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
-    command = [sys.executable, "-m", "data_prep", "--dataset", "digits", "--out", str(tmp_path / "out"), "--silos", "2"]
+    command = [python(), "-m", "data_prep", "--dataset", "digits", "--out", str(tmp_path / "out"), "--silos", "2"]
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -146,7 +146,6 @@ def test_bench(digits, capsys):
     assert "from the page cache" in capsys.readouterr().out
 
 
-@pytest.mark.serial
 def test_importing_needs_no_torch():
     code = "import sys, data_prep; sys.exit(any(name in sys.modules for name in ('torch', 'torchvision', 'mpi4py')))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=150)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -41,7 +42,7 @@ def node(*cores: list[int]) -> Here:
     return Here(world=world(), ranks=[{"machine": "a", "cores": c, "torch": True, "gpu": ""} for c in cores])
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_a_sound_machine(mpirun, tmp_path):
     out = tmp_path / "doctor.json"
     done = mpirun(1, "--json", out, **DOCTOR, cwd=tmp_path, env={"PYTHONIOENCODING": "ascii", "LC_ALL": "C"})
@@ -54,7 +55,6 @@ def test_a_sound_machine(mpirun, tmp_path):
     assert "nothing failed" in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.serial
 def test_ranks_print_one_report_and_test_the_transport(mpirun, tmp_path):
     done = mpirun(3, "--json", "found.json", **DOCTOR, cwd=tmp_path, check=True)
     assert done.stdout.count("transport") == 1
@@ -64,11 +64,12 @@ def test_ranks_print_one_report_and_test_the_transport(mpirun, tmp_path):
     assert len(json.loads((tmp_path / "found.json").read_text())["ranks"]) == 3
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_broken_torch_on_one_rank_is_reported_with_its_rank(mpirun, tmp_path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart.so: not there\\nsecond line')")
-    done = mpirun(2, command=("-c", ONE_DIFFERS.format(patience=60, first=f"sys.path.insert(0, {str(tmp_path)!r})")))
+    program = ONE_DIFFERS.format(patience=60, first=f"sys.path.insert(0, {str(tmp_path)!r})")
+    done = mpirun(2, command=("-c", program), interpreter=sys.executable)
     assert done.returncode != 0
     assert re.search(r"^  FAIL  torch +rank 1 on \S+: OSError: libcudart.so: not there$", done.stdout, re.M), (
         done.stdout
@@ -77,7 +78,7 @@ def test_broken_torch_on_one_rank_is_reported_with_its_rank(mpirun, tmp_path):
     assert done.stdout.splitlines()[-1].startswith("1 failed")
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_wrong_sums_on_one_rank_are_reported_and_hang_no_rank(mpirun, tmp_path):
     spoil = "from fedlada_mpi.mpi.transport import Transport as T"
     spoil += "; T.reduce = lambda t, v, plain=T.reduce: plain(t, v) or v[0].zero_()"
@@ -87,7 +88,7 @@ def test_wrong_sums_on_one_rank_are_reported_and_hang_no_rank(mpirun, tmp_path):
     assert re.search(expected, done.stdout, re.M), done.stdout + done.stderr
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_missing_rank_does_not_hang_the_others(mpirun):
     program = ONE_DIFFERS.format(patience=8, first="time.sleep(60)")
     done = mpirun(2, command=("-c", program), timeout=120)
@@ -97,7 +98,7 @@ def test_missing_rank_does_not_hang_the_others(mpirun):
     assert states(done.stdout)["packages"] == OK
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_without_an_mpi_library_the_rest_is_examined(mpirun, tmp_path):
     done = mpirun(1, **DOCTOR, cwd=tmp_path, env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"})
     found = states(done.stdout)
@@ -107,7 +108,7 @@ def test_without_an_mpi_library_the_rest_is_examined(mpirun, tmp_path):
     assert "1 failed" in done.stdout.splitlines()[-1]
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_world_of_one_by_mistake(mpirun, tmp_path):
     done = mpirun(1, **DOCTOR, cwd=tmp_path, env={"SLURM_STEP_NUM_TASKS": "3", "SLURM_PROCID": "0"})
     assert done.returncode == 1
@@ -124,7 +125,6 @@ def test_an_open_mpi_that_crashes_at_a_second_loss(monkeypatch, version, status)
     assert installation.mpi_loads(Here())[0] == status
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize(("version", "status"), [("mpirun (Open MPI) 5.0.8", OK), ("HYDRA build details:", WARN)])
 def test_launcher_of_another_family(tmp_path, monkeypatch, version, status):
     monkeypatch.setattr("fedlada_mpi.mpi.implementation", lambda: "Open MPI v5.0.8")

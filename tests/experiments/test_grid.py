@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from hostile import DAMAGES, OBSTACLES, damage_file
+from ranks import python
 from repository import ROOT
 
 from fedlada_mpi import algorithms, grid
 from fedlada_mpi.experiments import experiments, load
 from fedlada_mpi.rundir import lock
-
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks, and it starts processes
 
 # Stands in for a launcher: gets the whole command of the run and plays its part.
 PRETEND = """
@@ -54,7 +53,7 @@ def small(tmp_path):
     """A grid of three runs and the arguments that start it with the pretended launcher."""
     (tmp_path / "small.toml").write_text('[base]\nalgorithm = "fedavg"\nseed = [0, 1, 2]\n')
     (tmp_path / "pretend.py").write_text(PRETEND)
-    launcher = shlex.join([sys.executable, str(tmp_path / "pretend.py")])
+    launcher = shlex.join([python(), str(tmp_path / "pretend.py")])
     return [str(tmp_path / "small.toml"), "--runs", str(tmp_path / "runs"), "--launcher", launcher]
 
 

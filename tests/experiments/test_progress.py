@@ -5,11 +5,11 @@ import os
 import pty
 import re
 import subprocess
-import sys
 import time
 
 import pytest
 from hostile import VALUES
+from ranks import python
 from repository import ROOT
 
 from fedlada_mpi import grid
@@ -17,7 +17,6 @@ from fedlada_mpi.experiments import live, progress
 from fedlada_mpi.experiments.progress import FAILED, FINISHED, NOT_STARTED, RUNNING, STOPPED, Progress
 from fedlada_mpi.rundir import lock
 
-pytestmark = pytest.mark.serial
 NOON = time.mktime((2026, 3, 1, 12, 0, 0, 0, 0, -1))
 
 
@@ -171,7 +170,7 @@ def on_a_terminal(arguments, until=None):
     """The exit status of a grid on a terminal, and all drawings of its table; SIGTERM when a drawing has ``until``."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "30"}
-    command = [sys.executable, "-m", "fedlada_mpi.grid", *arguments]
+    command = [python(), "-m", "fedlada_mpi.grid", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = ""
@@ -190,7 +189,7 @@ def test_a_table_on_a_terminal(four, tmp_path, parallel):
     (tmp_path / "pretend.py").write_text(PRETEND)
     write_summary(directories[2])
     write_summary(directories[3])
-    launcher = f"{sys.executable} {tmp_path / 'pretend.py'}"
+    launcher = f"{python()} {tmp_path / 'pretend.py'}"
     status, drawings = on_a_terminal([*arguments, "--all", *parallel, "--launcher", launcher])
     assert status == 1
     assert any(re.search(r"^0 .* running +5/10 +50.00% +50.00% +1 +\d\d:\d\d$", d, re.MULTILINE) for d in drawings)
@@ -210,7 +209,7 @@ def test_a_stopped_grid_expects_no_end(four, tmp_path):
     (tmp_path / "pretend.py").write_text(PRETEND)
     for directory in directories[:3]:
         write_summary(directory)
-    launcher = f"{sys.executable} {tmp_path / 'pretend.py'}"
+    launcher = f"{python()} {tmp_path / 'pretend.py'}"
     status, drawings = on_a_terminal([*arguments, "--all", "--launcher", launcher], until=r"3 .* running +5/10")
     assert status == 75
     assert any("1 running; expected end " in drawing for drawing in drawings)

@@ -13,7 +13,7 @@ from fedlada_mpi.config import resolve
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.models import layers
 
-pytestmark = [pytest.mark.serial, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
+pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 CUDA = torch.device("cuda", 0)
 
 

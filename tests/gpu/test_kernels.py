@@ -65,7 +65,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
         assert ((rounded_away == 0) | (rounded_away == 1)).all()
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
 def test_in_the_interpreter():
@@ -77,7 +77,7 @@ def test_in_the_interpreter():
     assert re.search(r"\d+ passed, 2 skipped", done.stdout), done.stdout  # but for this test and the next
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
 def test_every_kernel_compiles_for_a_gpu(tmp_path):

@@ -1,7 +1,8 @@
-"""The pytest plug-in that keeps the ranks of a test run together.
+"""The pytest plug-in for a run over several ranks: it runs what communicates, and keeps the ranks together.
 
-Only rank 0 reports progress. The first failure on any rank is printed and ends every rank: the others may be waiting
-in a collective that the failed one will never enter.
+Only rank 0 reports. After every test all ranks meet; what failed on another rank is reported by rank 0 with its number,
+and the next test begins. Where the others do not come, as they wait in a collective that a failed rank has left, all
+ranks end. With the file FEDLADA_TEST_LOG in the environment, the same command then goes on behind the test in question.
 """
 
 from __future__ import annotations
@@ -10,54 +11,124 @@ import os
 import sys
 import time
 from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from _pytest._code.code import TerminalRepr
 from ranks import SIZE, communicator
 
-# Ranks that fail at the same time all get to print before the first of them ends the job.
-GRACE = 1.0
-LAST_BARRIER = 120.0
+AFTER_A_FAILURE = 20.0  # seconds in which ranks come to an end that are not waiting for the one that failed
+LAST_MEETING = 320.0  # longer than a test may take
+
+
+class OfRank(TerminalRepr):
+    """The failure of a rank, as pytest shows one."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        self.text = text
+        lines = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
+        self.reprcrash = SimpleNamespace(message=f"rank {rank} of {SIZE}: {lines[0] if lines else text.strip()[-200:]}")
+
+    def toterminal(self, tw) -> None:
+        tw.line(self.reprcrash.message)
+        tw.line(self.text)
 
 
 class RankPlugin:
     """What a run over several ranks needs in addition to pytest-mpi: no rank is left waiting for another."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config = config
+        self.config, self.comm = config, communicator().Dup()
+        self.rank = self.comm.rank
+        self.failure = ""
+        path = os.environ.get("FEDLADA_TEST_LOG")
+        self.log = Path(path) if path else None
+        # What an earlier start of this command has done: the test that it stopped at is not tried again.
+        lines = self.log.read_text().splitlines() if self.log and self.log.exists() else []
+        noted = [line.split(" ", 1) for line in lines]
+        self.done = {name for word, name in noted if word == "begun"}
+        self.stopped_at = sorted(self.done - {name for word, name in noted if word == "ended"})
+        self.comm.Barrier()
 
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """What is marked ``ranks(slow=True)`` is slow here, and only here."""
         for item in items:
-            if item.get_closest_marker("serial"):
-                item.add_marker(pytest.mark.skip(reason="starts processes of its own: runs in a world of one rank"))
+            if any(mark.kwargs.get("slow") for mark in item.iter_markers("ranks")):
+                item.add_marker("slow")
+        chosen = [item for item in items if item.get_closest_marker("ranks") and item.nodeid not in self.done]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item):
+        self.failure = ""
+        self._note("begun", item.nodeid)
+        result = yield
+        self._meet(item)
+        self._note("ended", item.nodeid)
+        return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
+        if report.failed and not isinstance(report.longrepr, OfRank):
             sections = "".join(f"\n--- {title}\n{content}" for title, content in report.sections)
-            self.end(f"{report.nodeid} ({report.when}) failed", report.longreprtext + sections)
+            self.failure += f"{report.nodeid} ({report.when}) failed\n{report.longreprtext}{sections}\n"
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.end(f"collecting {report.nodeid} failed", report.longreprtext)
+            self._end(f"collecting {report.nodeid} failed\n{report.longreprtext}")
 
     def pytest_internalerror(self, excrepr: object) -> None:
-        self.end("pytest failed", str(excrepr))
+        self._end(f"pytest failed\n{excrepr}")
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for name in self.stopped_at:
+            terminalreporter.write_line(f"FAILED {name} - ended all ranks of an earlier start: see above", red=True)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Rank 0 may report success only when all ranks have come this far."""
-        request = communicator().Ibarrier()
-        deadline = time.monotonic() + LAST_BARRIER
+        self._wait(LAST_MEETING)
+        self._note("finished", "all")
+        if self.stopped_at and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _note(self, word: str, name: str) -> None:
+        if self.log and self.rank == 0:
+            with self.log.open("a") as file:
+                file.write(f"{word} {name}\n")
+
+    def _meet(self, item: pytest.Item) -> None:
+        """All ranks learn of each other's failures, and go on together."""
+        self._wait(AFTER_A_FAILURE if self.failure else LAST_MEETING)
+        stop = item.session.shouldfail or item.session.shouldstop
+        everyone = self.comm.allgather((self.failure, stop))
+        if self.rank == 0:
+            for rank, (failure, _) in enumerate(everyone[1:], 1):
+                if failure:
+                    report = pytest.TestReport(
+                        item.nodeid, item.location, {}, "failed", OfRank(rank, failure), "call", duration=0.0
+                    )
+                    item.ihook.pytest_runtest_logreport(report=report)
+        elif not item.session.shouldfail:
+            item.session.shouldfail = next((stop for _, stop in everyone if stop), False)
+
+    def _wait(self, seconds: float) -> None:
+        """Until all ranks are here; ends them if that takes too long."""
+        request = self.comm.Ibarrier()
+        deadline = time.monotonic() + seconds
         while not request.Test():
             if time.monotonic() > deadline:
-                self.end(f"some ranks did not finish within {LAST_BARRIER:.0f} s of this one", "")
-            time.sleep(0.01)
+                self._end(self.failure or f"some ranks did not come within {seconds:.0f} s")
+            time.sleep(0.002)
 
-    def end(self, what: str, text: str) -> None:
+    def _end(self, text: str) -> None:
         """Print one rank's failure and end all ranks."""
         capture = self.config.pluginmanager.get_plugin("capturemanager")
         with capture.global_and_fixture_disabled() if capture else nullcontext():
             sys.stdout.flush()
             # One write, so that the reports of several ranks do not mix.
-            os.write(2, f"\nrank {communicator().rank} of {SIZE}: {what}; all ranks end here\n{text}\n".encode())
-            time.sleep(GRACE)
-            communicator().Abort(1)
+            os.write(2, f"\nrank {self.rank} of {SIZE}: {text}\nrank {self.rank} ends all ranks\n".encode())
+            time.sleep(1.0)  # ranks that fail at the same time all get to print
+            self.comm.Abort(1)

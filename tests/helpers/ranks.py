@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -12,6 +13,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 LAUNCHER_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+FORKED = "FEDLADA_TEST_PYTHON"
 
 # From the environment, because importing MPI costs a second that most serial runs need not spend.
 SIZE = next((int(os.environ[name]) for name in LAUNCHER_SIZES if name in os.environ), 1)
@@ -38,6 +41,22 @@ def from_root(compute: Callable[[], T]) -> T:
     if SIZE == 1:
         return compute()
     return communicator().bcast(compute() if is_root() else None)
+
+
+def python() -> str:
+    """An interpreter for the processes that a test starts: forked, so that none of them imports torch again."""
+    if FORKED not in os.environ:
+        from fork_server import ForkServer
+
+        server = ForkServer()
+        atexit.register(server.close)
+        os.environ[FORKED] = server.python
+    return os.environ[FORKED]
+
+
+def programs() -> str:
+    """A PATH with that interpreter, the package's commands and mpirun."""
+    return os.pathsep.join((str(Path(python()).parent), str(Path(sys.executable).parent), os.environ["PATH"]))
 
 
 def find_mpirun() -> str | None:

@@ -13,9 +13,9 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from ranks import find_mpirun, python
 from repository import ROOT
 
-pytestmark = pytest.mark.serial
 PACKAGES = ("fedlada_mpi", "data_prep")
 COMMANDS = {f"fedlada-{name}" for name in ("run", "grid", "bench", "doctor", "report", "prep", "predict")}
 
@@ -126,49 +126,70 @@ def test_environment_for_mpirun_keeps_what_the_user_set(tmp_path):
     assert "OMPI_MCA_mpi_yield_when_idle=0" in shown
 
 
-def test_a_quickstart_that_trained_nothing_is_no_success(tmp_path):
-    """mpirun can return 0 where it has lost a node."""
-    (tmp_path / "bin").mkdir()
-    train = 'case "$*" in "-m fedlada_mpi.run "*) exit ${TRAINED:-0} ;; esac'
-    python = stub(tmp_path / "bin" / "python", f'{train}\nexec {sys.executable} "$@"')
-    stub(tmp_path / "bin" / "mpirun", "exit 0")
-    version = subprocess.run([python, "--version"], capture_output=True, check=True).stdout
+def installed(venv: Path, python: str, mpirun: str) -> str:
+    """A virtual environment of two stubs, for which there is nothing to install."""
+    (venv / "bin").mkdir(parents=True)
+    pip = 'case "$*" in "-m pip --version") exit 0 ;; esac'
+    program = stub(venv / "bin" / "python", f"{pip}\n{python}")
+    stub(venv / "bin" / "mpirun", mpirun)
+    version = subprocess.run([program, "--version"], capture_output=True, check=True).stdout
     known = (ROOT / "pyproject.toml").read_bytes() + version + os.fsencode(ROOT)
     for extra in ("mpi", "report"):
-        (tmp_path / f".fedlada-{extra}").write_text(f"{hashlib.sha256(known).hexdigest()}  -\n")
+        (venv / f".fedlada-{extra}").write_text(f"{hashlib.sha256(known).hexdigest()}  -\n")
+    return str(venv)
+
+
+@pytest.fixture
+def forked(tmp_path) -> str:
+    """A virtual environment whose python starts at once."""
+    mpirun = find_mpirun() or pytest.skip("no mpirun: install the extra [mpi] or load an MPI module")
+    return installed(tmp_path / "venv", f'exec {python()} "$@"', f'exec {mpirun} "$@"')
+
+
+def test_a_quickstart_that_trained_nothing_is_no_success(tmp_path):
+    """mpirun can return 0 where it has lost a node."""
+    train = 'case "$*" in "-m fedlada_mpi.run "*) exit ${TRAINED:-0} ;; esac'
+    venv = installed(tmp_path / "venv", f'{train}\nexec {sys.executable} "$@"', "exit 0")
     out = tmp_path / "out"
-    done = script("quickstart.sh", "--out", str(out), FEDLADA_VENV=str(tmp_path))
+    done = script("quickstart.sh", "--out", str(out), FEDLADA_VENV=venv)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"error: the training has ended, but {out} is not finished: add --out {out} --resume to go on" in done.stderr
-    done = script("quickstart.sh", "--out", str(out), "--print-config", FEDLADA_VENV=str(tmp_path))
+    done = script("quickstart.sh", "--out", str(out), "--print-config", FEDLADA_VENV=venv)
     assert done.returncode == 0, done.stdout + done.stderr
     for status, said in (("2", ""), ("75", ""), ("3", "the training ended with status 3; ")):
-        done = script("quickstart.sh", FEDLADA_VENV=str(tmp_path), TRAINED=status)
+        done = script("quickstart.sh", FEDLADA_VENV=venv, TRAINED=status)
         assert (done.returncode, said in done.stderr) == (2 if said else int(status), True)
         assert bool(done.stderr) == bool(said)
 
 
-made_by_test_sh = pytest.mark.skipif(
-    not all(Path(sys.prefix, f".fedlada-{extra}").exists() for extra in ("mpi", "report")),
-    reason="needs an environment made by jobs/test.sh",
-)
-
-
-@made_by_test_sh
-def test_quickstart_overwrites_its_own_run_only(tmp_path):
+def test_quickstart_overwrites_its_own_run_only(forked, tmp_path):
     """Both spellings of --out."""
-    theirs = tmp_path / "metrics.jsonl"
+    out = tmp_path / "out"
+    out.mkdir()
+    theirs = out / "metrics.jsonl"
     theirs.write_text("another run's\n")
-    for spelling in (["--out", str(tmp_path)], [f"--out={tmp_path}"]):
-        done = script("quickstart.sh", "--rounds", "1", *spelling, FEDLADA_VENV=sys.prefix, FEDLADA_RANKS="1")
+    for spelling in (["--out", str(out)], [f"--out={out}"]):
+        done = script("quickstart.sh", "--rounds", "1", *spelling, FEDLADA_VENV=forked, FEDLADA_RANKS="1")
         assert done.returncode == 2
         assert "already holds a run" in done.stderr
         assert theirs.read_text() == "another run's\n"
 
 
-@made_by_test_sh
-def test_quickstart_trains_and_prints_where(tmp_path):
-    done = script("quickstart.sh", "--rounds", "2", "--out", str(tmp_path), FEDLADA_VENV=sys.prefix, FEDLADA_RANKS="2")
+def quickstart(venv: str, out: Path) -> None:
+    done = script("quickstart.sh", "--rounds", "2", "--out", str(out), FEDLADA_VENV=venv, FEDLADA_RANKS="2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "== test accuracy " in done.stdout
-    assert f"== files in {tmp_path}:" in done.stdout
+    assert f"== files in {out}:" in done.stdout
+
+
+def test_quickstart_trains_and_prints_where(forked, tmp_path):
+    quickstart(forked, tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(Path(sys.prefix, f".fedlada-{extra}").exists() for extra in ("mpi", "report")),
+    reason="needs an environment made by jobs/test.sh",
+)
+def test_quickstart_trains_in_its_own_environment(tmp_path):
+    quickstart(sys.prefix, tmp_path)

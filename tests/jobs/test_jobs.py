@@ -11,8 +11,6 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
-pytestmark = pytest.mark.serial
-
 # It stops at TERM with status 75, as a run does after its checkpoint; os.write, as print is not for handlers.
 RANK = """\
 import os, signal, time

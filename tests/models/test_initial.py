@@ -14,7 +14,6 @@ from fedlada_mpi.models import Network
 from fedlada_mpi.models.initial import load_initial
 from fedlada_mpi.models.layout import Layout
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
 GOOD = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 
 

@@ -17,7 +17,6 @@ from fedlada_mpi.models.columns import Window
 from fedlada_mpi.models.layout import Layout
 
 # Nothing here depends on the ranks, and four at once would only wait for each other's cores.
-pytestmark = pytest.mark.serial
 KEYS = torch.zeros(2, dtype=torch.int64)  # of random numbers, which no layer here draws
 
 
@@ -265,7 +264,6 @@ def test_models_that_are_refused(name, words):
     assert words in str(found.value)
 
 
-@pytest.mark.serial
 def test_large_convolutions_of_the_cpu_are_the_librarys_own():
     """Float32 maps whose columns would be large take another way; value and gradients are those of the plain module."""
     network = models.build("lenet", 10, (32, 32, 3))

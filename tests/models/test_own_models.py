@@ -15,8 +15,6 @@ from fedlada_mpi.gradients import GenericEngine, create_engine
 from fedlada_mpi.models.initial import load_initial
 from fedlada_mpi.models.randomness import Draws
 
-pytestmark = pytest.mark.serial
-
 OWN = """
 import random
 import numpy as np

@@ -14,7 +14,6 @@ from fedlada_mpi.config import resolve
 from fedlada_mpi.errors import UserError
 from fedlada_mpi.models.norms import exchange
 
-pytestmark = pytest.mark.serial
 NARROW = (32, 32, 3)
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 from mpi4py import MPI
-from ranks import SIZE, tolerant_mpirun
+from ranks import tolerant_mpirun
 from repository import ROOT
 
 sys.path.append(str(ROOT / "tests" / "campaigns"))
 
-pytestmark = [pytest.mark.serial, pytest.mark.skipif(SIZE > 1, reason="starts ranks of its own")]
 BEFORE = 0.0
+slow = partial(pytest.param, marks=pytest.mark.slow)
 two_losses = pytest.mark.skipif(
     MPI.get_vendor() >= ("Open MPI", (5, 0, 10)), reason="this Open MPI crashes at a loss while it makes a communicator"
 )
@@ -25,12 +26,10 @@ two_losses = pytest.mark.skipif(
 def campaign(tmp_path_factory):
     tolerant_mpirun()
     from departures import Campaign
-    from zygote import Zygote
 
     before = dict(os.environ)
     os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "helpers")))
-    with Zygote() as zygote:
-        yield Campaign(tmp_path_factory.mktemp("departures"), 0, zygote)
+    yield Campaign(tmp_path_factory.mktemp("departures"), 0)
     os.environ.clear()
     os.environ.update(before)
 
@@ -40,10 +39,10 @@ def campaign(tmp_path_factory):
     [
         (4, "fedlada", False, {2: ("reduce", 3, 1e-3)}, 1),
         pytest.param(4, "scaffold", False, {1: ("train", 5, BEFORE), 3: ("recovery", 1, 1e-3)}, 2, marks=two_losses),
-        (3, "scaffold", True, {1: ("train", 5, BEFORE)}, 1),
+        slow(3, "scaffold", True, {1: ("train", 5, BEFORE)}, 1),
         (4, "fedadam", False, {0: ("bcast", 4, 1e-3)}, 1),
-        (3, "fedcm", False, {0: ("results", 1, BEFORE)}, 1),
-        (3, "fedlada", False, {2: ("train", 3, -1.0)}, 1),
+        slow(3, "fedcm", False, {0: ("results", 1, BEFORE)}, 1),
+        slow(3, "fedlada", False, {2: ("train", 3, -1.0)}, 1),
     ],
     ids=["a silo in Reduce", "a second one in the recovery", "adopted", "the server in Bcast", "at the end", "stopped"],
 )
@@ -54,6 +53,7 @@ def test_the_others_go_on(campaign, ranks, method, adopt, faults, lost):
     assert "left after round" in printed
 
 
+@pytest.mark.slow
 def test_too_few_silos_stop_with_a_checkpoint(campaign):
     words = campaign.words({1: ("train", 5, BEFORE)}, "scaffold", False, "--min-silos", "3")
     status, printed = campaign.run(4, words)
@@ -65,6 +65,7 @@ def test_too_few_silos_stop_with_a_checkpoint(campaign):
     assert (status, summary["status"]) == (0, "finished"), printed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "saved"), [("fedadam", 3), ("scaffold", 2)])
 def test_lost_while_asked_to_stop(campaign, method, saved):
     """No round is done without it; what a lost silo kept of its clients is in the last checkpoint alone."""
@@ -79,6 +80,7 @@ def test_lost_while_asked_to_stop(campaign, method, saved):
     campaign.compare(method, 4, True, out, status)
 
 
+@pytest.mark.slow
 def test_lost_after_the_last_round_of_a_run_that_was_asked_to_stop(campaign):
     """All rounds are done: it has finished."""
     words = campaign.words({0: ("results", 1, BEFORE), 2: ("evaluate", 6, "asked")}, "scaffold", False)
@@ -86,6 +88,7 @@ def test_lost_after_the_last_round_of_a_run_that_was_asked_to_stop(campaign):
     assert campaign.compare("scaffold", 4, False, Path(words[-1]), status) == 1, printed
 
 
+@pytest.mark.slow
 def test_too_few_silos_before_the_first_round_end_all_ranks(campaign):
     words = campaign.words({1: ("train", 1, BEFORE)}, "fedavg", False, "--min-silos", "3")
     status, printed = campaign.run(4, words)
@@ -93,6 +96,7 @@ def test_too_few_silos_before_the_first_round_end_all_ranks(campaign):
     assert printed.count("error: 2 silos left, and --min-silos is 3: start again") == 1
 
 
+@pytest.mark.slow
 def test_a_defect_ends_all_ranks(campaign):
     words = campaign.words({1: ("defect", 2, BEFORE)}, "fedavg", False)
     status, printed = campaign.run(3, words)

@@ -19,7 +19,6 @@ def wait_until(condition) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.serial
 def test_only_waiting_in_one_block_counts():
     ended = threading.Event()
     patience = Patience(0.4, ended.set)
@@ -32,7 +31,6 @@ def test_only_waiting_in_one_block_counts():
         assert ended.wait(5)
 
 
-@pytest.mark.serial
 def test_no_limit_and_no_world_leave_no_thread():
     before = threading.active_count()
     Patience(0)
@@ -57,7 +55,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_a_rank_that_hangs_ends_the_run(mpirun, tmp_path):
     out = tmp_path / "run"
     settings = ("--rounds", 4, "--data-dir", tmp_path, "--out", out, "--checkpoint-every", 1, "--algorithm", "scaffold")

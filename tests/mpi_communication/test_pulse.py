@@ -8,8 +8,6 @@ import pytest
 from fedlada_mpi.mpi import pulse
 from fedlada_mpi.mpi.pulse import Pulse
 
-pytestmark = pytest.mark.serial
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):

@@ -14,8 +14,6 @@ from training_runs import Run, arguments, disagreement, make_data
 from fedlada_mpi.data.owners import owned_clients
 from fedlada_mpi.data.shards import read_manifest
 
-pytestmark = pytest.mark.serial
-
 SIZES = [7, 12, 5, 9, 4, 15, 8, 6, 11, 3]
 ROUNDS = 6
 COMMON = dict(

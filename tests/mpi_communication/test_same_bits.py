@@ -8,8 +8,7 @@ import pytest
 import torch
 from training_runs import Run, arguments, disagreement, make_data, without_times
 
-pytestmark = pytest.mark.serial
-
+pytestmark = pytest.mark.slow
 SIZES = [7, 12, 5, 9, 4, 15, 8, 6, 11, 3]
 COMMON = dict(
     sums="exact", precision="fp32", rounds=2, participation=0.6, local_epochs=1, batch_size=10, augment="paper",

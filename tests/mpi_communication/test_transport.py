@@ -16,6 +16,7 @@ from fedlada_mpi.mpi import relay, shared_window
 from fedlada_mpi.mpi.plan import plan_transport
 
 CPU = torch.device("cpu")
+pytestmark = pytest.mark.ranks
 several = pytest.mark.skipif(SIZE == 1, reason="needs several ranks")
 
 

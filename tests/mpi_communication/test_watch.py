@@ -6,11 +6,8 @@ import signal
 import subprocess
 
 import pytest
-from ranks import SIZE
 
 from fedlada_mpi.mpi import watch
-
-pytestmark = pytest.mark.skipif(SIZE > 1, reason="one process is enough")
 
 
 @pytest.fixture

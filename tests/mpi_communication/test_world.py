@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,19 +13,8 @@ from ranks import SIZE
 from fedlada_mpi.errors import UserError
 from fedlada_mpi.mpi import World, world
 
+pytestmark = pytest.mark.ranks
 several = pytest.mark.skipif(SIZE == 1, reason="needs several ranks")
-
-
-@pytest.mark.serial
-def test_this_folder_on_two_ranks(mpirun):
-    done = mpirun(
-        2, "-m", "pytest", "--with-mpi", "-q", "--color=no", "-p", "no:cacheprovider", "--timeout=150",
-        "--timeout-method=thread", Path(__file__).parent, command=("-m", "mpi4py"), cwd=Path(__file__).parent,
-    )  # fmt: skip
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output
-    assert " passed" in output
-    assert " failed" not in output
 
 
 def test_broadcast_json(ranks):
@@ -104,7 +92,7 @@ def test_a_closed_world_leaves_nothing_behind():
     assert first.comm == second.comm == MPI.COMM_NULL
 
 
-@pytest.mark.serial
+@pytest.mark.skipif(SIZE > 1, reason="is about a world of one by mistake")
 @pytest.mark.parametrize(
     ("variable", "words"),
     [

@@ -1,13 +1,14 @@
 """Pretend nodes on one machine: host names, networks, processes and shared memory of their own, files in common.
 
     with Nodes(2) as nodes:
-        nodes.run([mpirun, "-n", "4", "python", "script.py"], slots=[3, 1])
+        nodes.run([mpirun, "-n", "4", nodes.python(2), "script.py"], slots=[3, 1])
         nodes.slow("n2", "100mbit")
         nodes.cut("n2")
 
 Every node is a few Linux namespaces that a process of its own keeps; a bridge in those of ``head``, where mpirun runs,
 connects them. mpirun reaches a node by a script in place of ssh, which passes on as little of the environment. All
-processes of a node end with its keeper, and the keepers with this process.
+processes of a node end with its keeper, and the keepers with this process. Ranks are forked (``fork_server``): one
+server has imported torch, and a process of it in every node is the server there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import fork_server
 
 PROGRAMS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 INSTALL = "apt-get install --no-install-recommends util-linux iproute2"
@@ -44,6 +47,22 @@ node=$1; shift
 exec nsenter -t "$(cat {folder}/$node/pid)" -m -u -i -n -p setpriv --pdeathsig KILL env -i \\
     HOME={folder}/$node PATH=/usr/bin:/bin TMPDIR={folder}/$node XDG_CACHE_HOME={folder}/$node bash -c "cd /; $*"
 """
+FORKED = Path(fork_server.__file__).name  # in the commands of servers and of what they fork
+# A server on the node of process argv[1]; the last namespaces are those through which it sees the others' files.
+SERVER = """
+import ctypes, os, platform, runpy, sys
+platform._uname_cache = None  # of the host's name
+keeper, server, folder = sys.argv[1:]
+libc = ctypes.CDLL(None, use_errno=True)
+for handle in [os.open(f"/proc/{keeper}/ns/{kind}", os.O_RDONLY) for kind in ("ipc", "uts", "net", "pid", "mnt")]:
+    if libc.setns(handle, 0):
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(handle)
+if child := os.fork():  # which alone is in the new namespace of processes
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 255)
+sys.argv = [server, folder, str(os.dup(1))]
+runpy.run_path(server, run_name="__main__")
+"""
 
 
 def missing() -> str:
@@ -63,6 +82,8 @@ class Nodes:
         # A short path: it is part of the names of sockets.
         self.folder = Path(tempfile.mkdtemp(prefix="nodes-", dir="/tmp"))
         self.keepers: dict[str, subprocess.Popen[bytes]] = {}
+        self.server: fork_server.ForkServer | None = None
+        self.servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Nodes:
         try:
@@ -89,10 +110,30 @@ class Nodes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for keeper in self.keepers.values():
-            keeper.kill()
-            keeper.wait()
+        for process in (*self.keepers.values(), *self.servers.values()):
+            process.kill()
+            process.wait()
+        if self.server:
+            self.server.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def python(self, count: int) -> str:
+        """An interpreter for ranks on the first nodes; elsewhere, or with settings of threads, a process is a new one.
+
+        Like all that the agent starts, the server has none of this process's variables.
+        """
+        if not self.server:
+            self.server = fork_server.ForkServer(environment={"PATH": "/usr/bin:/bin"})
+        for name in self.names[:count]:
+            if name not in self.servers:
+                keeper = (self.folder / name / "pid").read_text()
+                words = [self.server.python, "-c", SERVER, keeper, fork_server.__file__, str(self.server.folder)]
+                self.servers[name] = server = subprocess.Popen(
+                    words, env={"PATH": "/usr/bin:/bin"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+                )
+                assert server.stdout
+                assert server.stdout.read(1), f"no server on {name}"
+        return self.server.python
 
     def _boot(self, name: str, namespaces: Sequence[str] = ("--net", "--uts", "--ipc", "--mount", "--pid")) -> None:
         folder = self.folder / name
@@ -146,13 +187,18 @@ class Nodes:
         self.on(name, "mount", "-t", "tmpfs", "tmpfs", folder)
 
     def processes(self, name: str) -> list[str]:
-        """The commands that run on a node, but for its keeper."""
+        """The commands that run on a node, but for its keeper and the server of its ranks.
+
+        A forked rank is there twice: by the command that asked for it, and by that of the server.
+        """
         namespace = os.readlink(f"/proc/{(self.folder / name / 'pid').read_text()}/ns/pid")
         found = []
         for process in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if os.readlink(process / "ns/pid") == namespace:
                     found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        if name in self.servers:
+            found.remove(next(line for line in found if FORKED in line))
         return [line for line in found if line and "keeper" not in line and not line.startswith("sleep 3600")]
 
     def start(self, command: Sequence[object], slots: Sequence[int], env: Mapping[str, str] | None = None) -> Started:

@@ -1,6 +1,6 @@
-"""SLURM over pretend nodes: the controller on head, a daemon on every node.
+"""SLURM over the first pretend nodes: the controller on head, a daemon on each of them.
 
-with Nodes(2) as nodes, SlurmNodes(nodes) as slurm:
+with Nodes(3) as nodes, SlurmNodes(nodes, 2) as slurm:
     slurm.run(["srun", "-N", "2", "hostname"])
 """
 
@@ -49,8 +49,8 @@ def missing() -> str:
 
 
 class SlurmNodes:
-    def __init__(self, nodes: Nodes) -> None:
-        self.nodes, self.root = nodes, nodes.folder / "slurm"
+    def __init__(self, nodes: Nodes, count: int) -> None:
+        self.nodes, self.names, self.root = nodes, nodes.names[:count], nodes.folder / "slurm"
         self.daemons: list[subprocess.Popen[bytes]] = []
         self.environment = {"PATH": PATH, "HOME": str(nodes.folder), "SLURM_CONF": str(self.root / "slurm.conf")}
 
@@ -63,22 +63,21 @@ class SlurmNodes:
         return self
 
     def _start(self) -> None:
-        names = self.nodes.names
-        for name in ("state", *(f"{kind}.{node}" for kind in ("spool", "tmp") for node in names)):
+        for name in ("state", *(f"{kind}.{node}" for kind in ("spool", "tmp") for node in self.names)):
             (self.root / name).mkdir(parents=True)
         for folder in (self.nodes.folder, self.root):
             folder.chmod(0o755)  # munged refuses a socket that others cannot reach
         key = self.root / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(128))
-        each = [f"NodeName={name} NodeAddr=10.78.0.{i} CPUs=8 State=UNKNOWN\n" for i, name in enumerate(names, 1)]
+        each = [f"NodeName={name} NodeAddr=10.78.0.{i} CPUs=8 State=UNKNOWN\n" for i, name in enumerate(self.names, 1)]
         (self.root / "slurm.conf").write_text(CONF.format(root=self.root) + "".join(each))
         files = [f"--{name}-file={self.root}/munge.{name}" for name in ("key", "pid", "seed", "log")]
         # One for all nodes: its socket is a file.
         self._daemon("head", "munged", "--foreground", "--num-threads=2", f"--socket={self.root}/munge.socket", *files)
         wait_until((self.root / "munge.socket").exists, 60, self.logs)
         self._daemon("head", "slurmctld", "-D", "-c")
-        for name in names:
+        for name in self.names:
             self._daemon(name, "slurmd", "-D", "-N", name, namespaces=("-m", "-u", "-i", "-n", "-p"))
         wait_until(self._idle, 100, self.logs)
 
@@ -94,7 +93,7 @@ class SlurmNodes:
 
     def _idle(self) -> bool:
         done = self.run(["sinfo", "-h", "-t", "idle", "-o", "%D"])
-        return done.stdout.strip() == str(len(self.nodes.names))
+        return done.stdout.strip() == str(len(self.names))
 
     def logs(self) -> str:
         files = [*self.root.glob("*.log"), *self.root.glob("*.out")]

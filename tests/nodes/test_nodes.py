@@ -7,15 +7,15 @@ import shutil
 import sys
 
 import pytest
-from pretend import wait_until
+from pretend import FORKED, wait_until
 from ranks import find_mpirun, tolerant_mpirun
 from repository import ROOT
 from training_runs import Run, arguments, disagreement, make_data, run_here
 
-pytestmark = [pytest.mark.serial, pytest.mark.nodes, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.nodes, pytest.mark.timeout(600)]
 
 MPIRUN = find_mpirun() or "mpirun"
-DEPARTING = [sys.executable, ROOT / "tests" / "helpers" / "departing.py"]
+DEPARTING = str(ROOT / "tests" / "helpers" / "departing.py")
 SIZES = [7, 12, 5, 9, 4, 15, 8]
 SETTINGS = dict(
     algorithm="scaffold", rounds=3, participation=0.6, local_epochs=1, batch_size=4, eval_every=1, eval_clients=1,
@@ -66,23 +66,31 @@ def alone(data, shared_tmp):
 
 
 @pytest.fixture
-def launch(nodes, mpi_env, passed_on):
-    """``launch(SLOTS, *words)`` runs python on the nodes' slots."""
+def start(nodes, mpi_env, passed_on):
+    """``start(SLOTS, *words)`` starts python on the nodes' slots."""
 
-    def run(slots, *words, timeout=250, **env):
+    def begin(slots, *words, **env):
         ranks = ("-x", "PYTHONPATH", *(word for name in env for word in ("-x", name)), "-n", sum(slots))
-        command = [MPIRUN, *ranks, sys.executable, *words]
-        return nodes.run(command, slots, {**mpi_env, **passed_on, **env}, timeout)
+        command = [MPIRUN, *ranks, nodes.python(len(slots)), *words]
+        return nodes.start(command, slots, {**mpi_env, **passed_on, **env})
 
-    return run
+    return begin
 
 
+@pytest.fixture
+def launch(start):
+    """``launch(SLOTS, *words)`` waits for its end."""
+    return lambda slots, *words: start(slots, *words).finish(250)
+
+
+@pytest.mark.slow
 def test_ranks_are_on_all_nodes(launch):
     """Without a policy of its own, mpi.env would put them all on the first."""
     done = launch((2, 3, 1), "-c", "from mpi4py import MPI; print(MPI.Get_processor_name())")
     assert sorted(done.stdout.split()) == ["n1", "n1", "n2", "n2", "n2", "n3"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_grid_passes_on_what_runs_need(nodes, mpi_env, passed_on, tmp_path):
     (tmp_path / "grid.toml").write_text('title = "t"\n[base]\nrounds = 1\n[[runs]]\nalgorithm = "fedavg"\n')
     (tmp_path / "show.py").write_text(
@@ -99,7 +107,11 @@ def test_a_grid_passes_on_what_runs_need(nodes, mpi_env, passed_on, tmp_path):
     assert done.returncode == 1, "nothing was trained, whatever the launcher says"
 
 
-@pytest.mark.parametrize("slots", [(2, 2), (2, 2, 2), (3, 1)], ids=str)
+@pytest.mark.parametrize(
+    "slots",
+    [(2, 2), pytest.param((2, 2, 2), marks=pytest.mark.slow), pytest.param((3, 1), marks=pytest.mark.slow)],
+    ids=str,
+)
 def test_results_are_those_of_one_node(slots, data, alone, launch, tmp_path):
     out = {kind: tmp_path / kind for kind in ("auto", "host", "shared")}
     lines = [arguments(data, path, {**SETTINGS, "transport": kind}) for kind, path in out.items()]
@@ -113,6 +125,7 @@ def test_results_are_those_of_one_node(slots, data, alone, launch, tmp_path):
     assert [*Run(out["auto"], data).summary["segments"][0]["nodes"]] == [f"n{i + 1}" for i in range(len(slots))]
 
 
+@pytest.mark.slow
 def test_gpus_by_local_rank(launch):
     """Of two on every node; a third rank shares the first."""
     done = launch((3, 1), "-c", GPUS)
@@ -120,6 +133,7 @@ def test_gpus_by_local_rank(launch):
     assert chosen == [["n1", "0"], ["n1", "0"], ["n1", "1"], ["n2", "0"]], done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_rounded_over_a_slow_cable(nodes, data, launch, tmp_path):
     """--wire bf16: after every round all ranks hold the same bits, and the model is near that of one process."""
     settings = {**SETTINGS, "precision": "fp32", "algorithm": "fedlada", "wire": "bf16"}
@@ -141,12 +155,13 @@ def test_rounded_over_a_slow_cable(nodes, data, launch, tmp_path):
     assert far.metrics[0]["bytes_mpi"] == 4 * 3 * vector - 3 * vector // 2
 
 
+@pytest.mark.slow
 def test_the_others_go_on_without_the_node_of_the_server(nodes, data, mpi_env, passed_on, tmp_path):
     """They wait until its lock is known to be left behind, for longer than the other nodes may be silent."""
     lost = json.dumps(dict.fromkeys((0, 1), ("order", 6, 0.0)))
     out = tmp_path / "run"
     mpirun = [tolerant_mpirun(), "--with-ft", "ulfm", "-x", "PYTHONPATH", "-n", "4"]
-    command = [*mpirun, *DEPARTING, lost, *arguments(data, out, SETTINGS)]
+    command = [*mpirun, nodes.python(2), DEPARTING, lost, *arguments(data, out, SETTINGS)]
     done = nodes.run(command, [2, 2], {**mpi_env, **passed_on})
     assert done.returncode == 0, done.stdout + done.stderr
     run = Run(out, data)
@@ -154,6 +169,7 @@ def test_the_others_go_on_without_the_node_of_the_server(nodes, data, mpi_env, p
     assert len(run.metrics) == SETTINGS["rounds"]
 
 
+@pytest.mark.slow
 def test_threads_of_the_root_are_those_of_all(nodes, mpi_env, passed_on):
     """mpirun passes its environment on to ranks next to it, but not to other nodes."""
     ask = (
@@ -163,31 +179,33 @@ def test_threads_of_the_root_are_those_of_all(nodes, mpi_env, passed_on):
         "print(torch.get_num_threads()); world.close()"
     )
     on_n1 = '[ "$(hostname)" != n1 ] || export OMP_NUM_THREADS=1; exec "$0" "$@"'
-    command = [MPIRUN, "-x", "PYTHONPATH", "-n", "2", "sh", "-c", on_n1, sys.executable, "-c", ask]
+    command = [MPIRUN, "-x", "PYTHONPATH", "-n", "2", "sh", "-c", on_n1, nodes.python(2), "-c", ask]
     done = nodes.run(command, [1, 1], {**mpi_env, **passed_on})
     assert done.stdout.split() == ["1", "1"], done.stderr
 
 
-def test_a_node_that_does_not_see_the_files_is_named(nodes, launch, data, tmp_path):
+@pytest.mark.slow
+def test_a_node_that_does_not_see_the_files_is_named(nodes, start, launch, data, tmp_path):
     """By the doctor, and by a run."""
     runs, shards = tmp_path / "runs", tmp_path / "data" / "mine"
     shutil.copytree(data.shards, shards)
     runs.mkdir()
     for folder in (runs, shards):
         nodes.hide("n2", folder)
+    # At once: the doctor waits for seconds, as a node may learn of files late.
     doctor = ("-m", "fedlada_mpi.doctor", "--out", runs / "one")
-    done = launch((1, 1), *doctor, FEDLADA_DATA=str(tmp_path / "data"))
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert f"rank 1 on n2: {runs} is not the folder that rank 0 sees" in done.stdout
-    assert f"rank 1 on n2: no manifest.json in {shards}" in done.stdout
-    assert not [*runs.iterdir()]
+    examined = start((1, 1), *doctor, FEDLADA_DATA=str(tmp_path / "data"))
     run = arguments(data, runs / "one", {**SETTINGS, "dataset": shards})
     done = launch((1, 1), "-m", "fedlada_mpi.run", *run)
     assert done.returncode == 2
     assert done.stderr.count(f"error: no manifest.json in {shards}") == 1
     assert "(rank 1 on n2)" in done.stderr
+    done = examined.finish(250)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"rank 1 on n2: {runs} is not the folder that rank 0 sees" in done.stdout
+    assert f"rank 1 on n2: no manifest.json in {shards}" in done.stdout
+    assert not [*runs.iterdir()]
     nodes.on("n2", "umount", shards)
-    run = arguments(data, runs / "one", {**SETTINGS, "dataset": shards})
     done = launch((1, 1), "-m", "fedlada_mpi.run", *run)
     assert done.returncode == 2, done.stdout + done.stderr
     assert str(runs / "one") in done.stderr
@@ -195,33 +213,39 @@ def test_a_node_that_does_not_see_the_files_is_named(nodes, launch, data, tmp_pa
 
 
 def ranks_left(nodes):
-    return [line for name in nodes.names for line in nodes.processes(name) if "departing" in line]
+    """By the commands that asked for them, and by that of the servers that forked them."""
+    lines = [line for name in nodes.names for line in nodes.processes(name)]
+    return [line for line in lines if "departing" in line or FORKED in line]
 
 
-@pytest.mark.parametrize(
-    ("patience", "words"),
-    [
-        (6, "has waited 6 s for other ranks: one of them"),
-        (600, "waits for other ranks, and n2 has given no sign of life"),
-    ],
-)
-def test_a_cut_link_ends_the_run(patience, words, nodes, data, mpi_env, passed_on, alone, tmp_path):
+@pytest.mark.slow
+def test_a_cut_link_ends_the_run(nodes, start, data, alone, tmp_path):
     """The ranks end; mpirun once the kernel gives up on the node, by default after 15 minutes."""
+    said = {
+        6: "has waited 6 s for other ranks: one of them",
+        600: "waits for other ranks, and n2 has given no sign of life",
+    }
     nodes.on("head", "sh", "-c", "echo 3 >/proc/sys/net/ipv4/tcp_retries2")
-    settings = {**SETTINGS, "rounds": 100_000, "patience": patience}
-    ranks = [MPIRUN, "-x", "PYTHONPATH", "-n", "4", *DEPARTING, "{}"]
-    out = tmp_path / "run"
-    started = nodes.start([*ranks, *arguments(data, out, settings)], [2, 2], {**mpi_env, **passed_on})
-    wait_until((out / "checkpoint" / "round_000003").exists, 150, started.err.read_text)
+    settings = {patience: {**SETTINGS, "rounds": 100_000, "patience": patience} for patience in said}
+    outs = {patience: tmp_path / str(patience) for patience in said}
+    started = {
+        patience: start((2, 2), DEPARTING, "{}", *arguments(data, outs[patience], settings[patience]))
+        for patience in said
+    }
+    for patience, run in started.items():
+        wait_until((outs[patience] / "checkpoint" / "round_000003").exists, 150, run.err.read_text)
+    assert len(ranks_left(nodes)) >= 16, "a rank would not be seen"
     nodes.cut("n2")
     try:
-        done = started.finish(150)
-        assert done.returncode == 4, done.stdout + done.stderr
-        assert f" on n1 {words}" in done.stderr
+        for patience, words in said.items():
+            done = started[patience].finish(150)
+            assert done.returncode == 4, done.stdout + done.stderr
+            assert f" on n1 {words}" in done.stderr
         wait_until(lambda: not ranks_left(nodes), 100, lambda: ranks_left(nodes))
     finally:
         nodes.join("n2")
-    last = max(int(path.name[6:]) for path in (out / "checkpoint").glob("round_*") if path.name[6:].isdecimal())
-    resumed = run_here(data, out, **{**settings, "rounds": last + 1, "resume": True})
-    assert resumed.participants[:3] == alone.participants
-    assert len(resumed.metrics) == last + 1
+    for patience, out in outs.items():
+        last = max(int(path.name[6:]) for path in (out / "checkpoint").glob("round_*") if path.name[6:].isdecimal())
+        resumed = run_here(data, out, **{**settings[patience], "rounds": last + 1, "resume": True})
+        assert resumed.participants[:3] == alone.participants
+        assert len(resumed.metrics) == last + 1

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
-from pretend import Nodes, missing
-from ranks import SIZE, tolerant_mpirun
+from ranks import tolerant_mpirun
 from repository import ROOT
-from slurm_nodes import SlurmNodes
-from slurm_nodes import missing as missing_slurm
+from slurm_nodes import SlurmNodes, missing
 from test_nodes import GPUS, SETTINGS, SIZES
 from training_runs import Run, arguments, disagreement, make_data, run_here
 
 from fedlada_mpi.ranks import settings
 
-pytestmark = [pytest.mark.serial, pytest.mark.nodes, pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nodes, pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 # The last rank, in the second round.
 DIES = """
@@ -35,12 +32,10 @@ command()
 
 
 @pytest.fixture(scope="module")
-def slurm():
-    if SIZE > 1:
-        pytest.skip("starts processes of its own: runs in a world of one rank")
-    if reason := missing() or missing_slurm():
+def slurm(nodes):
+    if reason := missing():
         pytest.skip(reason)
-    with Nodes(2) as nodes, SlurmNodes(nodes) as slurm:
+    with SlurmNodes(nodes, 2) as slurm:
         yield slurm
 
 
@@ -49,9 +44,9 @@ def test_two_nodes(slurm, shared_tmp, tmp_path):
     data = make_data(shared_tmp / "srun", SIZES, silos=2)
     alone = run_here(data, tmp_path / "alone", **SETTINGS)
     env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    env |= {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     line = arguments(data, tmp_path / "run", SETTINGS)
-    srun = ["srun", "--mpi=pmix", "-K", "-N", 2, "-n", 4, sys.executable, "-c", GPUS]
+    srun = ["srun", "--mpi=pmix", "-K", "-N", 2, "-n", 4, slurm.nodes.python(2), "-c", GPUS]
     done = slurm.run([*srun, *line], env, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr + slurm.logs()
     chosen = sorted(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("GPU"))
@@ -69,8 +64,8 @@ def test_ranks_by_mpirun_inside_an_allocation(slurm, shared_tmp, tmp_path):
     (tmp_path / "state").mkdir()
     path = os.pathsep.join([str(Path(mpirun).parent), os.environ["PATH"]])
     env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), "PATH": path}
-    env |= {"OMP_NUM_THREADS": "1", "FEDLADA_STATE": str(tmp_path / "state"), **settings()}
-    launch = ["salloc", "-N", 2, "-n", 4, "bash", ROOT / "jobs/launch.sh", "ulfm", sys.executable, "-c", DIES]
+    env |= {"FEDLADA_STATE": str(tmp_path / "state"), **settings()}
+    launch = ["salloc", "-N", 2, "-n", 4, "bash", ROOT / "jobs/launch.sh", "ulfm", slurm.nodes.python(2), "-c", DIES]
     done = slurm.run([*launch, *arguments(data, tmp_path / "run", SETTINGS)], env, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr + slurm.logs()
     summary = Run(tmp_path / "run", data).summary

@@ -15,8 +15,6 @@ from fedlada_mpi.report import build, figures, measures, page, speedup, tables
 from fedlada_mpi.report.groups import group
 from fedlada_mpi.rundir.metrics import DIAGNOSED
 
-pytestmark = pytest.mark.serial
-
 
 def diagnosed(directory, method: str, numbers: dict[int, dict[str, float]]) -> None:
     """A run of four rounds, with numbers of some of them."""

@@ -16,7 +16,6 @@ from synthetic_runs import write_run
 from fedlada_mpi.report import load, page
 from fedlada_mpi.report.__main__ import main
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
 NAMES = dict(dataset="$x_{<b>", algorithm="$a$ $b_{<script>alert(1)</script>", model=f"a\nb\0\ud800|{LONG}")
 METRICS = b"".join(to_json(recorded(t)) + b"\n" for t in (1, 2, 3))
 

@@ -5,8 +5,6 @@ import pytest
 from fedlada_mpi.report import latex
 from fedlada_mpi.report.tables import Cell, Column, Table
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
-
 
 @pytest.mark.parametrize(
     ("text", "expected"),

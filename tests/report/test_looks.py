@@ -10,7 +10,6 @@ from synthetic_runs import write_run
 
 from fedlada_mpi.report import build, page, series
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
 BLACK = "#15181c"  # the dark page
 # Machado, Oliveira and Fernandes (2009), full protanopia, deuteranopia and tritanopia, in linear RGB.
 SIGHTS = (

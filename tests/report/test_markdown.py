@@ -13,7 +13,6 @@ from fedlada_mpi.report import groups, load, markdown, measures, paper, tables_o
 from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.tables import Cell, Column, Table
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
     "docs/reproduction/runs": ("docs/reproduction.md", "README.md"),
@@ -26,6 +25,7 @@ def recorded(folders: str) -> list[groups.Group]:
     return groups.group(load.read_all([ROOT / folder for folder in folders.split()])[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folders", PAGES)
 def test_the_pages_agree_with_the_records(folders):
     found = recorded(folders)

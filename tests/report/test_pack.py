@@ -14,8 +14,6 @@ from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.pack import pack
 from fedlada_mpi.rundir import metrics
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
-
 SEGMENT = {
     "from": 1,
     "to": 4,

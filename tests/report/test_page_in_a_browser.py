@@ -9,12 +9,12 @@ from fedlada_mpi.report import build, page, tables_of
 from fedlada_mpi.report.groups import group
 
 pytestmark = [
-    pytest.mark.serial,
     pytest.mark.browser,
     pytest.mark.skipif(not chromium(), reason="no browser: apt-get install chromium"),
 ]
 
 
+@pytest.mark.slow
 def test_500_runs_open_without_what_is_not_in_sight(tmp_path):
     """What the page opens with, whatever the machine: the rows, but neither charts nor their library before they are
     scrolled to."""
@@ -54,6 +54,7 @@ def test_keyboard_and_texts(tmp_path):
         assert browser.run("[...document.querySelectorAll('select, input')].every(e => e.labels.length)")
 
 
+@pytest.mark.slow
 def test_on_a_phone_nothing_is_wider_than_the_screen(tmp_path):
     for share in (0.1, 0.2):
         settings = {"algorithm": "fedlada", "rounds": 4, "participation": share, "lr": share / 1000, "alpha": share}

@@ -30,8 +30,6 @@ from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.groups import Group, Stat, group
 from fedlada_mpi.rundir import client_values
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks, and it starts processes
-
 
 def run(test_acc, *, seed=0, status="finished", rounds=None, **changes):
     """A run in memory with these test accuracies, one participant and a vector of ten bytes."""
@@ -636,6 +634,7 @@ def test_mistakes_are_reported_in_one_line(tmp_path, capsys):
 
 
 @pytest.mark.browser
+@pytest.mark.slow
 @pytest.mark.skipif(not chromium(), reason="no browser: apt-get install chromium")
 def test_the_page_in_a_browser(report, tmp_path):
     """No message on the console, and the tables and curves are in the document."""

@@ -1,12 +1,9 @@
 """The settings and the environment of groups: shared ones once, differences apart."""
 
-import pytest
 from test_report import run
 
 from fedlada_mpi.report import load, setups
 from fedlada_mpi.report.groups import group
-
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
 
 
 def test_what_differs_and_what_all_share():

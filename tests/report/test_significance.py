@@ -8,8 +8,6 @@ from test_report import run
 from fedlada_mpi.report import significance
 from fedlada_mpi.report.groups import group
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
-
 
 @pytest.mark.parametrize(
     ("freedom", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]

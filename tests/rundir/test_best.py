@@ -51,6 +51,7 @@ def same_model(a, b) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.ranks
 def test_the_best_round_and_its_model(run, whole, out, shared_tmp):
     chosen = max(whole.metrics, key=lambda record: record["val_acc"])
     assert whole.summary["best_validation"] == {n: chosen[n] for n in ("round", "val_acc", "val_loss", "test_acc")}
@@ -71,6 +72,7 @@ def test_the_best_round_and_its_model(run, whole, out, shared_tmp):
     assert float(loss) == pytest.approx(chosen["val_loss"], rel=1e-4)
 
 
+@pytest.mark.ranks
 def test_validation_as_often_as_the_test(run, out):
     metrics = run(out, eval_every=4, eval_train_every=3).metrics
     assert [r["round"] for r in metrics if r["val_acc"] is not None] == [4, 6]
@@ -78,6 +80,7 @@ def test_validation_as_often_as_the_test(run, out):
     assert [r["round"] for r in metrics if r["train_acc"] is not None] == [3, 6]
 
 
+@pytest.mark.ranks
 def test_a_resumed_run_has_the_best_of_the_whole(run, whole, out):
     """Whatever a kill left in best.pt; also where the best round was before the checkpoint."""
     for rounds in (1, 3, 5):
@@ -90,6 +93,7 @@ def test_a_resumed_run_has_the_best_of_the_whole(run, whole, out):
         assert resumed.summary["best_validation"] == whole.summary["best_validation"]
 
 
+@pytest.mark.ranks
 def test_extended_in_rounds_that_are_not_evaluated(run, whole, out):
     """The best is then one of the rounds up to the checkpoint, and best.pt is its model."""
     first = run(out, rounds=2)
@@ -103,7 +107,6 @@ def test_extended_in_rounds_that_are_not_evaluated(run, whole, out):
     assert first.summary["best_validation"]["round"] <= 2
 
 
-@pytest.mark.serial
 def test_first_of_equals_and_nothing_known_yet(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "read_more", lambda *_: None)
     (tmp_path / "best.pt").write_bytes(b"of a round that is repeated")
@@ -119,7 +122,6 @@ def test_first_of_equals_and_nothing_known_yet(tmp_path, monkeypatch):
     assert load(tmp_path / "best.pt")["x"].tolist() == [6.0, 6.0]
 
 
-@pytest.mark.serial
 def test_shards_without_a_validation_set(run, out, shared_tmp):
     plain = run(out, data_dir=shared_tmp / "best-data-plain", validation=0, rounds=1)
     assert not (out / "best.pt").exists()

@@ -47,12 +47,12 @@ def state(offset: float) -> tuple[Vectors, dict[str, dict[int, torch.Tensor]]]:
     return s, {"c_i": {3: torch.full((5,), 3 + offset), 11: torch.full((5,), 11 + offset)}}
 
 
+@pytest.mark.ranks
 def test_only_two_are_kept(data, out):
     run_here(data, out, **SETTINGS)
     assert names(out) == ["round_000004", "round_000005"]
 
 
-@pytest.mark.serial
 def test_the_newest_has_the_largest_number(tmp_path):
     """Also past a million rounds, where the names have more digits."""
     for t in (1_000_000, 999_950, 50):
@@ -60,13 +60,13 @@ def test_the_newest_has_the_largest_number(tmp_path):
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["round_000050", "round_999950", "round_1000000"]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("every", "rounds"), [(0, [5]), (2, [4, 5]), (5, [5])])
 def test_when_they_are_written(every, rounds, data, out):
     run_here(data, out, **{**SETTINGS, "checkpoint_every": every})
     assert names(out) == [f"round_{t:06d}" for t in rounds]
 
 
-@pytest.mark.serial
 def test_what_was_saved_is_loaded(world, tmp_path):
     s, clients = state(0.5)
     checkpoint.save(world, tmp_path, 7, Config(), s, clients)
@@ -84,7 +84,6 @@ def test_what_was_saved_is_loaded(world, tmp_path):
     assert torch.equal(own["c_i"][11], clients["c_i"][11])
 
 
-@pytest.mark.serial
 def test_clients_are_found_whichever_rank_wrote_them(world, tmp_path):
     s, clients = state(0.0)
     checkpoint.save(world, tmp_path, 1, Config(), s, clients)
@@ -97,7 +96,6 @@ def test_clients_are_found_whichever_rank_wrote_them(world, tmp_path):
     assert {client: float(row[0]) for client, row in own["c_i"].items()} == {3: 3.0, 4: 44.0}
 
 
-@pytest.mark.serial
 def test_a_lost_file_is_missed(world, tmp_path):
     s, clients = state(0.0)
     checkpoint.save(world, tmp_path, 1, Config(), s, clients)
@@ -106,7 +104,6 @@ def test_a_lost_file_is_missed(world, tmp_path):
         checkpoint.load(tmp_path, 1, s, {"c_i": {}}, {3}, world)
 
 
-@pytest.mark.serial
 def test_one_that_was_not_finished_is_ignored_and_replaced(world, tmp_path):
     s, clients = state(1.0)
     checkpoint.save(world, tmp_path, 1, Config(), s, clients)
@@ -124,7 +121,6 @@ def test_one_that_was_not_finished_is_ignored_and_replaced(world, tmp_path):
     ]
 
 
-@pytest.mark.serial
 def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
     s, clients = state(1.0)
     checkpoint.save(world, tmp_path, 1, Config(), s, clients)
@@ -145,7 +141,6 @@ def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
     checkpoint.load(tmp_path, 1, s, clients, {3}, world)
 
 
-@pytest.mark.serial
 def test_a_failed_removal_leaves_no_half_checkpoint(world, tmp_path, monkeypatch):
     s, clients = state(1.0)
     for t in (1, 2):
@@ -178,7 +173,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-40])
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -211,11 +205,13 @@ def test_damage_is_named_with_what_to_do(name, damage, data, out, capsys):
             assert [r["round"] for r in again.metrics] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.ranks
 def test_resume_without_a_checkpoint_starts_from_the_beginning(data, out):
     run = run_here(data, out, resume=True, **SETTINGS)
     assert [record["round"] for record in run.metrics] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.ranks
 def test_fewer_rounds_than_done(data, out, capsys):
     run_here(data, out, **SETTINGS)
     if is_root():

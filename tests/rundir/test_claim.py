@@ -17,8 +17,6 @@ from training_runs import arguments, make_data, run_here
 from fedlada_mpi.run import main
 from fedlada_mpi.rundir import claim, lock
 
-pytestmark = pytest.mark.serial
-
 SHORT = dict(algorithm="fedavg", rounds=2, local_steps=1)
 
 

@@ -75,6 +75,7 @@ def expected(data, model) -> dict[str, list[float]]:
     return found
 
 
+@pytest.mark.ranks
 def test_values_of_a_run(data, out):
     """On any number of ranks the same, which are those of the plain module."""
     run = run_here(data, out, **SHORT, rounds=5)
@@ -91,6 +92,7 @@ def test_values_of_a_run(data, out):
         assert record["client_test_acc_worst_decile"] == pytest.approx(stored["test_acc"][i].min())
 
 
+@pytest.mark.ranks
 def test_other_metrics_are_those_of_a_run_without(data, out):
     settings = {**SHORT, "rounds": 4, "eval_every": 2, "precision": "fp32", "batch_size": 2}
     ours = run_here(data, out / "with", **settings)
@@ -102,6 +104,7 @@ def test_other_metrics_are_those_of_a_run_without(data, out):
     assert all(torch.equal(ours.model[name], plain.model[name]) for name in data.names)
 
 
+@pytest.mark.ranks
 def test_a_resumed_run_has_the_values_of_the_whole(data, out):
     """Also where the file is ahead of the checkpoint, as after a kill between the two."""
     whole = run_here(data, out / "whole", **SHORT, rounds=6)
@@ -121,7 +124,6 @@ def test_a_resumed_run_has_the_values_of_the_whole(data, out):
     assert [resumed.metrics[-1][name] for name in SPREAD] == [whole.metrics[-1][name] for name in SPREAD]
 
 
-@pytest.mark.serial
 def test_a_run_that_goes_on_without_drops_what_it_repeats(data, out):
     run_here(data, out, **SHORT, rounds=3)
     ahead = ClientValues(out, 3, np.zeros((5, 3), int), np.ones(5, int))
@@ -134,7 +136,6 @@ def test_a_run_that_goes_on_without_drops_what_it_repeats(data, out):
     assert not (out / CLIENTS).exists()
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize("damage", ["garbage", "cut", "no rounds", "shape", "clients"])
 def test_a_damaged_file_is_refused_in_one_line(data, out, damage, capsys):
     run_here(data, out, **SHORT, rounds=2)
@@ -158,7 +159,6 @@ def test_a_damaged_file_is_refused_in_one_line(data, out, damage, capsys):
     assert read(path)["rounds"].tolist() == [3]
 
 
-@pytest.mark.serial
 def test_what_is_no_file_is_refused(tmp_path):
     (tmp_path / CLIENTS).mkdir()
     with pytest.raises(UserError, match="is damaged"):

@@ -6,15 +6,13 @@ import functools
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
-from ranks import find_mpirun
+from ranks import find_mpirun, python
 from repository import ROOT
 from training_runs import Run, arguments, make_data, run_here, same
 
-pytestmark = pytest.mark.serial
-
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 SETTINGS = dict(algorithm="scaffold", rounds=3, local_steps=1, participation=0.5, checkpoint_every=1, eval_every=1)
 
 
@@ -27,7 +25,7 @@ def start(data, out, ranks, fault, *more):
     """The run on ``ranks`` ranks; ``fault`` is what happens, at which write, on which rank."""
     launcher = [find_mpirun() or pytest.skip("no mpirun"), "-n", str(ranks)] if ranks > 1 else []
     words = [*map(str, fault), str(out), *arguments(data, out, SETTINGS), *more]
-    line = [*launcher, sys.executable, str(ROOT / "tests" / "helpers" / "faults.py"), *words]
+    line = [*launcher, python(), str(ROOT / "tests" / "helpers" / "faults.py"), *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=250)
 
@@ -47,7 +45,13 @@ def whole(data, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "fault"), [(1, ("kill", 60, 0)), (1, ("ENOSPC", 40, 0)), (3, ("ENOSPC", 12, 0)), (3, ("EDQUOT", 4, 1))]
+    ("ranks", "fault"),
+    [
+        (1, ("kill", 60, 0)),
+        slow(1, ("ENOSPC", 40, 0)),
+        slow(3, ("ENOSPC", 12, 0)),
+        (3, ("EDQUOT", 4, 1)),
+    ],
 )
 def test_resumed_as_if_nothing_had_happened(ranks, fault, data, tmp_path, whole):
     out = tmp_path / "run"

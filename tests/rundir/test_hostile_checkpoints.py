@@ -19,8 +19,6 @@ from fedlada_mpi.errors import UserError
 from fedlada_mpi.mpi import World
 from fedlada_mpi.rundir import checkpoint
 
-pytestmark = pytest.mark.serial
-
 
 @pytest.fixture(scope="module")
 def world():

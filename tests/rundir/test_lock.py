@@ -3,18 +3,16 @@
 import json
 import os
 import subprocess
-import sys
 import threading
 import time
 
 import pytest
 from hostile import OBSTACLES, damage_file
+from ranks import python
 
 from fedlada_mpi import disk
 from fedlada_mpi.processes import start_time
 from fedlada_mpi.rundir import lock
-
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
 
 
 def owned_by(directory, **changes):
@@ -36,7 +34,7 @@ def test_a_lock_elsewhere_holds_while_its_heart_beats(tmp_path):
 
 def test_a_lock_of_a_dead_process_or_a_reused_number_is_taken_over(tmp_path):
     host = lock._me()["host"]
-    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone = subprocess.Popen([python(), "-c", ""])
     gone.wait()
     for number, started in ((gone.pid, ""), (os.getpid(), "1")):
         owned_by(tmp_path, host=host, pid=number, started=started)

@@ -37,7 +37,6 @@ def lines(*rounds: int) -> bytes:
     return b"".join(json.dumps(recorded(t)).encode() + b"\n" for t in rounds)
 
 
-@pytest.mark.serial
 @settings(derandomize=True, deadline=None, max_examples=60, database=None)
 @given(metrics_files)
 @example(lines(1, 2) + b'{"round": 3, "l')
@@ -51,7 +50,6 @@ def test_a_run_goes_on_from_any_metrics_file(tmp_path_factory, content):
     try_metrics(content, tmp_path_factory.mktemp("metrics"))
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize(
     ("content", "rounds", "left_out"),
     [

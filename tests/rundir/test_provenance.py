@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-import sys
 from datetime import datetime
 
 import h5py
 import pytest
-from ranks import SIZE, barrier, find_mpirun, is_root
+from ranks import SIZE, barrier, find_mpirun, is_root, python
 from repository import ROOT
 from training_runs import arguments, make_data, run_here
 
@@ -29,6 +28,7 @@ def seconds(text: str) -> float:
     return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").timestamp()
 
 
+@pytest.mark.ranks
 def test_segments_of_a_run_that_goes_on(data, out):
     run_here(data, out, **SHORT, rounds=3)
     run = run_here(data, out, **SHORT, rounds=5, resume=True)
@@ -51,7 +51,7 @@ def test_segments_of_a_run_that_goes_on(data, out):
     assert [(s["from"], s["to"]) for s in again.summary["segments"]] == [(1, 3), (4, 5)]
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_rounds_that_were_lost_are_in_no_segment(data, out):
     """Killed in round 4, with a checkpoint of round 2; then on two ranks."""
     kill = (
@@ -62,16 +62,15 @@ def test_rounds_that_were_lost_are_in_no_segment(data, out):
         "sys.exit(main(sys.argv[1:]))\n"
     )
     words = arguments(data, out, {**SHORT, "rounds": 6})
-    done = subprocess.run([sys.executable, "-c", kill, *words], cwd=ROOT, capture_output=True, timeout=250)
+    done = subprocess.run([python(), "-c", kill, *words], cwd=ROOT, capture_output=True, timeout=250)
     assert done.returncode == -9
-    command = [find_mpirun() or pytest.skip("no mpirun"), "-n", "2", sys.executable, "-m", "fedlada_mpi.run", *words]
+    command = [find_mpirun() or pytest.skip("no mpirun"), "-n", "2", python(), "-m", "fedlada_mpi.run", *words]
     subprocess.run([*command, "--resume"], cwd=ROOT, check=True, capture_output=True, timeout=250)
     segments = json.loads((out / "summary.json").read_text())["segments"]
     assert [(s["from"], s["to"], s["ranks"]) for s in segments] == [(1, 2, 1), (3, 6, 2)]
     assert [sum(node["ranks"] for node in s["nodes"].values()) for s in segments] == [1, 2]
 
 
-@pytest.mark.serial
 def test_a_checkpoint_without_segments_resumes(data, out):
     run_here(data, out, **SHORT, rounds=2)
     (path,) = (out / "checkpoint").glob("*/server.h5")
@@ -82,7 +81,6 @@ def test_a_checkpoint_without_segments_resumes(data, out):
     assert [(s["from"], s["to"]) for s in run.summary["segments"]] == [(3, 4)]
 
 
-@pytest.mark.serial
 def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
     def git(*words: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]

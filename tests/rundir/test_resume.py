@@ -11,8 +11,8 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -20,13 +20,14 @@ import numpy as np
 import pytest
 import torch
 from method_cases import CASES
-from ranks import barrier, find_mpirun, is_root
+from ranks import barrier, find_mpirun, is_root, python
 from repository import ROOT
 from training_runs import Run, arguments, disagreement, make_data, run_here, same
 
 from fedlada_mpi.data.shards import read_manifest
 from fedlada_mpi.run import main
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 KILLS = int(os.environ.get("FEDLADA_KILLS", "1"))
 SIZES = [7, 12, 5, 9, 4, 8]
 ROUNDS = 120
@@ -47,7 +48,7 @@ def run_dir(shared_tmp, request):
 
 
 def start(data, out, *, ranks=1, resume=False, **settings) -> subprocess.Popen:
-    line = [sys.executable, "-m", "fedlada_mpi.run", *arguments(data, out, settings), *(["--resume"] if resume else [])]
+    line = [python(), "-m", "fedlada_mpi.run", *arguments(data, out, settings), *(["--resume"] if resume else [])]
     if ranks > 1:
         line = [find_mpirun() or pytest.skip("no mpirun"), "-n", str(ranks), *line]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1"}
@@ -101,9 +102,8 @@ def whole(data, shared_tmp):
     return find
 
 
-@pytest.mark.serial
 @pytest.mark.timeout(120 * KILLS + 300)
-@pytest.mark.parametrize(("algorithm", "ranks"), [("fedavg", 1), ("scaffold", 1), ("scaffold", 2)])
+@pytest.mark.parametrize(("algorithm", "ranks"), [slow("fedavg", 1), ("scaffold", 1), slow("scaffold", 2)])
 def test_killed_at_a_random_moment(algorithm, ranks, data, run_dir, whole):
     expected = whole(algorithm, ranks)
     kills = 0
@@ -133,8 +133,7 @@ def test_killed_at_a_random_moment(algorithm, ranks, data, run_dir, whole):
     print(f"{algorithm} on {ranks} ranks: {kills} kills, every resumed run identical")
 
 
-@pytest.mark.serial
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGUSR1)])
 def test_stopped_by_a_signal(number, data, run_dir, whole):
     settings = dict(COMMON, algorithm="fedavg")
     process = start(data, run_dir, **settings)
@@ -146,7 +145,6 @@ def test_stopped_by_a_signal(number, data, run_dir, whole):
     same(Run(run_dir, data), whole("fedavg"))
 
 
-@pytest.mark.serial
 def test_other_settings_are_refused_by_name(data, run_dir, capsys):
     short = dict(COMMON, algorithm="fedcm", rounds=3)
     run_here(data, run_dir, **short)
@@ -161,9 +159,8 @@ def test_other_settings_are_refused_by_name(data, run_dir, capsys):
     assert len(Run(run_dir, data).metrics) == 3
 
 
-@pytest.mark.serial
 @pytest.mark.parametrize(
-    ("algorithm", "before", "after"), [("scaffold", 1, 3), ("scaffold", 3, 1), ("feddr", 3, 1), ("fedpd", 1, 3)]
+    ("algorithm", "before", "after"), [("scaffold", 1, 3), slow("scaffold", 3, 1), ("feddr", 3, 1), slow("fedpd", 1, 3)]
 )
 def test_resumed_on_another_number_of_ranks(algorithm, before, after, data, run_dir):
     case = CASES[algorithm]
@@ -180,6 +177,7 @@ def test_resumed_on_another_number_of_ranks(algorithm, before, after, data, run_
     assert disagreement(resumed.x, whole.x, data.start) < 1e-10
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("algorithm", "change"),
     [(algorithm, {}) for algorithm in CASES]
@@ -204,6 +202,7 @@ def test_extended_run_is_the_longer_run_to_the_bit(algorithm, change, data, run_
         assert all(np.array_equal(resumed.clients[client][name], vectors[name]) for name in vectors)
 
 
+@pytest.mark.ranks
 def test_resuming_a_finished_run_changes_nothing(data, run_dir):
     settings = dict(COMMON, algorithm="fedavg", rounds=2)
     first = run_here(data, run_dir, **settings)
@@ -213,6 +212,7 @@ def test_resuming_a_finished_run_changes_nothing(data, run_dir):
     assert all(torch.equal(again.model[name], before[0][name]) for name in data.names)
 
 
+@pytest.mark.ranks
 def test_killed_between_the_last_checkpoint_and_the_results(data, run_dir):
     """The directory then has the checkpoint of an extended run with the model and summary of the shorter one."""
     settings = dict(COMMON, algorithm="fedavg")
@@ -233,7 +233,6 @@ def test_killed_between_the_last_checkpoint_and_the_results(data, run_dir):
         assert [record["round"] for record in resumed.metrics] == [1, 2, 3, 4]
 
 
-@pytest.mark.serial
 class TestData:
     """The data that a run started with, and nothing else, is what it goes on with."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from ranks import python
 from repository import ROOT
 from training_runs import arguments, make_data, run_here
 
@@ -17,8 +18,6 @@ from fedlada_mpi.config import Config
 from fedlada_mpi.disk import WriteError
 from fedlada_mpi.run import main
 from fedlada_mpi.rundir import sinks
-
-pytestmark = pytest.mark.serial
 
 SHORT = dict(algorithm="fedavg", local_steps=1, eval_every=1, checkpoint_every=2)
 
@@ -58,6 +57,7 @@ def wandb_history(folder) -> dict[int, dict]:
     return found
 
 
+@pytest.mark.slow
 def test_metrics_arrive_and_a_resumed_run_goes_on_in_the_same_one(data, tmp_path, offline):
     from mlflow.tracking import MlflowClient
 
@@ -115,6 +115,7 @@ def test_tensorboard_where_it_is_installed(data, tmp_path, monkeypatch):
     assert not [call for call in recorded if call[0] == "train_acc" and call[2] == 2]
 
 
+@pytest.mark.slow
 def test_a_new_run_in_the_same_place_is_another_one_there(data, tmp_path, offline):
     run_here(data, tmp_path / "run", **SHORT, rounds=1, mlflow=True)
     before = json.loads((tmp_path / "run" / sinks.IDS).read_text())
@@ -139,7 +140,7 @@ def test_nothing_is_imported_that_is_not_asked_for(data, tmp_path):
     code = "import sys; from fedlada_mpi.run import main; main(sys.argv[1:])"
     code += "; assert not {'wandb', 'mlflow'} & {*sys.modules}"
     words = arguments(data, tmp_path / "run", {**SHORT, "rounds": 1})
-    subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, check=True, capture_output=True, timeout=250)
+    subprocess.run([python(), "-c", code, *words], cwd=ROOT, check=True, capture_output=True, timeout=250)
 
 
 def test_a_service_that_cannot_start(data, tmp_path, offline, monkeypatch, capsys):

@@ -106,7 +106,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Cluster:
-    def __init__(self, cpus: int = 16) -> None:
+    def __init__(self, cpus: int = 48) -> None:
         self.root = Path(tempfile.mkdtemp(prefix="slurm-"))
         self.cpus = cpus
         self.daemons: list[subprocess.Popen[bytes]] = []
@@ -222,7 +222,7 @@ class Cluster:
             return fields["JobState"] in END_STATES and self.run("squeue", "-h", "-j", job, check=False).stdout == ""
 
         try:
-            wait_for(ended, f"the end of job {job}", seconds, interval=0.2)
+            wait_for(ended, f"the end of job {job}", seconds, interval=0.25)
         except TimeoutError as error:
             output = Path(fields.get("StdOut", "none"))
             text = output.read_text()[-3000:] if output.is_file() else "(no output)"

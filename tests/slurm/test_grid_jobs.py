@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from at_once import at_once
 from cluster import END_STATES
 
-pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 GRID = """\
 title = "Three runs, and one whose shards do not exist"
 [base]
@@ -26,6 +27,7 @@ algorithm = "fedavg"
 """
 
 
+@at_once
 def test_array_with_a_limit_a_failed_element_and_its_report(user):
     (user.folder / "small.toml").write_text(GRID)
     array, indices, report = user.submit_grid("small.toml", "--limit", 2, "--time=10")
@@ -36,7 +38,7 @@ def test_array_with_a_limit_a_failed_element_and_its_report(user):
     while user.cluster.job(report)["JobState"] not in END_STATES and time.monotonic() < deadline:
         running = user.run("squeue", "-h", "--array", "--states=RUNNING", "-j", array, check=False).stdout
         most = max(most, len(running.splitlines()))
-        time.sleep(0.1)
+        time.sleep(0.3)
     assert most == 2
 
     elements = [user.cluster.wait(f"{array}_{index}", 5) for index in range(4)]

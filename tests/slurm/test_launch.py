@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
+from at_once import at_once
+from ranks import python
 
-pytestmark = [pytest.mark.slurm, pytest.mark.serial, pytest.mark.timeout(900)]
-RUN = (sys.executable, "-m", "fedlada_mpi.run")
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@at_once
 def test_eleven_ranks_end_with_one_summary(user):
     done = user.run(
-        "srun", "--mpi=pmix", "-n", 11, *RUN, "--rounds", 2, "--local-epochs", 1, "--out", "run", timeout=150
-    )
+        "srun", "--mpi=pmix", "-n", 11, python(), "-m", "fedlada_mpi.run", "--rounds", 2, "--local-epochs", 1,
+        "--out", "run", timeout=150,
+    )  # fmt: skip
     summary = json.loads((user.folder / "run/summary.json").read_text())
     assert summary["status"] == "finished"
     assert summary["rounds"] == 2
@@ -23,8 +25,10 @@ def test_eleven_ranks_end_with_one_summary(user):
     assert done.stdout.count("finished after 2 rounds") == 1, done.stdout  # eleven ranks, one report
 
 
+@at_once
 def test_without_mpi_there_is_a_hint_and_nothing_is_written(user):
-    done = user.run("srun", "--mpi=none", "-n", 3, *RUN, "--rounds", 2, "--out", "run", check=False)
+    run = (python(), "-m", "fedlada_mpi.run", "--rounds", 2, "--out", "run")
+    done = user.run("srun", "--mpi=none", "-n", 3, *run, check=False)
     assert done.returncode == 2, done.stderr
     assert "srun --mpi=pmix" in done.stderr
     assert "Traceback" not in done.stderr

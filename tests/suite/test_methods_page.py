@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from methods_table import code_lines, table
+from ranks import programs
 from repository import ROOT
 
 PAGE = (ROOT / "docs" / "methods.md").read_text()
@@ -23,7 +22,7 @@ def test_lines_of_code():
     assert code_lines('"""Prose.\n\nmore"""\n\n# why\nx = 1\n\n\ndef f():\n    """Prose."""\n    return x\n') == 3
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_tutorial(tmp_path):
     """Its files and commands, literally, in an empty directory."""
@@ -31,7 +30,7 @@ def test_tutorial(tmp_path):
     blocks = re.findall(r"^```(python|toml|bash)\n(.*?)^```", tutorial, re.MULTILINE | re.DOTALL)
     files = {"python": "my_method.py", "toml": "compare.toml"}
     assert [kind for kind, _ in blocks] == ["python", "bash", "bash", "toml", "bash", "bash"]
-    paths = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    paths = {"PATH": programs(), "PYTHONPATH": str(ROOT)}
     shown = ""
     for kind, text in blocks:
         if kind in files:

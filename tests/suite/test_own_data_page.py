@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from ranks import programs
 from repository import ROOT
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_from_a_folder_of_photos_to_a_prediction(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDLADA_DATA", raising=False)
@@ -30,7 +29,7 @@ def test_from_a_folder_of_photos_to_a_prediction(tmp_path, monkeypatch, capsys):
     blocks = re.findall(r"```(bash|python)\n(.*?)```", page, re.DOTALL)
     assert [language for language, _ in blocks] == ["bash", "bash", "bash", "python", "bash"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_"))}
-    environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    environment |= {"PATH": programs(), "PYTHONPATH": str(ROOT)}
     environment |= {"CUDA_VISIBLE_DEVICES": ""}
     printed = []
     for language, code in blocks:

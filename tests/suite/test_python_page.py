@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 
 import pytest
+from ranks import python
 from repository import ROOT
 
-pytestmark = pytest.mark.serial
 PAGE = (ROOT / "docs" / "python.md").read_text()
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
@@ -23,11 +22,12 @@ def blocks() -> tuple[list[str], str]:
     return [text for text in code if text not in scripts], scripts[0]
 
 
+@pytest.mark.slow
 def test_examples_of_the_page(tmp_path):
     code, _ = blocks()
     (tmp_path / "page.py").write_text("\n".join(code) + "\nprint([r.config['seed'] for r in runs], torch.rand(1))\n")
     done = subprocess.run(
-        [sys.executable, "page.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=250
+        [python(), "page.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unknown setting 'round' (did you mean 'rounds'?)" in done.stdout
@@ -39,6 +39,7 @@ def test_examples_of_the_page(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_the_script_on_ranks(mpirun, tmp_path):
     assert "mpirun -n 4 python script.py" in PAGE
     (tmp_path / "script.py").write_text(blocks()[1])
@@ -46,6 +47,7 @@ def test_the_script_on_ranks(mpirun, tmp_path):
     assert done.stdout.count("2 ranks") == 2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_notebook(tmp_path, monkeypatch):
     import nbclient

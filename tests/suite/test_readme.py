@@ -6,15 +6,15 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ranks import programs
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.serial
+@pytest.mark.slow
 def test_the_commands_after_the_quickstart(tmp_path, digits_dir):
     """In a folder where the quickstart has been: its virtual environment, its data and its run."""
     section = (ROOT / "README.md").read_text().split("## Two commands")[1].split("\n## ")[0]
@@ -22,7 +22,7 @@ def test_the_commands_after_the_quickstart(tmp_path, digits_dir):
     assert quickstart.startswith("bash jobs/quickstart.sh ")
     assert after.startswith(". .venv/bin/activate\n")
     (tmp_path / ".venv/bin").mkdir(parents=True)
-    (tmp_path / ".venv/bin/activate").write_text(f"PATH={Path(sys.executable).parent}:$PATH\n")
+    (tmp_path / ".venv/bin/activate").write_text(f"PATH={programs()}\n")
     (tmp_path / "data").symlink_to(digits_dir.parent)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_"))}
     done = subprocess.run(

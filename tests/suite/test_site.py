@@ -15,7 +15,6 @@ from command_reference import page
 from links import anchors, dead, replaced, targets
 from repository import ROOT
 
-pytestmark = pytest.mark.serial  # nothing of it depends on ranks
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
