@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -302,3 +303,12 @@ def test_table(made):
     rows = table(read_manifest(made)).splitlines()
     assert rows[3].split()[:4] == ["silo_0002.h5", "3-4", "428", "214"]
     assert rows[-1].split()[:4] == ["all", "silos", "7", "1,498"]
+
+
+def test_a_clients_checksum_is_of_its_labels_and_images(made):
+    manifest = read_manifest(made)
+    shard = read_silos(manifest, range(manifest.silos))
+    for client, expected in enumerate(manifest.client_sha256):
+        here = int(np.flatnonzero(shard.client_ids == client)[0])
+        rows = slice(shard.offsets[here], shard.offsets[here + 1])
+        assert hashlib.sha256(shard.labels[rows].tobytes() + shard.images[rows].tobytes()).hexdigest() == expected
