@@ -151,10 +151,10 @@ def test_a_tuned_run_is_named_and_not_held_against_the_paper():
 def with_clients(directory: Path, accuracies: list[float]) -> Path:
     """A run of two rounds, whose clients were evaluated one by one after the second."""
     write_run(directory, {"dataset": "digits", "algorithm": "fedavg", "rounds": 2, "clients": len(accuracies)}, 2)
-    sums = np.array([[0.0] * len(accuracies), [10 * a for a in accuracies], [10.0] * len(accuracies)])
+    sums = np.array([[5.0] * len(accuracies), [10 * a for a in accuracies], [10.0] * len(accuracies)])
     silos = np.arange(1, len(accuracies) + 1).clip(max=2)
     values = client_values.ClientValues(directory, 0, np.ones((len(accuracies), 2), int), silos)
-    spread = values.add(2, sums, np.array([[0, 0], [3, 7], [10, 10]]))
+    spread = values.add(2, sums, np.array([[20, 40], [3, 7], [10, 10]]))
     values.write()
     first, second = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
     (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (first, {**second, **spread})))
@@ -176,6 +176,7 @@ def test_clients_one_by_one(tmp_path):
     one, two = rows_of(tmp_path / "report/tables/silos.csv")
     assert [(row["Silo"], row["Clients"], row["Images"]) for row in (one, two)] == [("1", "1", "2"), ("2", "2", "4")]
     assert [float(row["accuracy %: train"]) for row in (one, two)] == pytest.approx([50, 80])
+    assert [float(row[f"loss: {part}"]) for row in (one, two) for part in ("train", "test")] == [0.5, 3, 0.5, 3]
     assert 'src="figures/silos_digits_clients_3.png"' in (tmp_path / "report/index.html").read_text()
     assert load.read(tmp_path / "runs" / "old").clients == {}
 
