@@ -106,3 +106,16 @@ def test_processes_that_do_not_see_each_other(variable, words, monkeypatch):
         World()
     assert str(found.value).startswith("the launcher started 11 processes, but MPI (")
     assert str(found.value).endswith(f"sees a world of 1: start them with {words}")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Open MPI v5.0.9, package: Open MPI root@host Distribution, ident: 5.0.9, Oct 30, 2025\0", "Open MPI v5.0.9"),
+        ("MPICH Version:      4.1.2\nMPICH Release date: Wed Jun  7 15:22:45 CDT 2023\n", "MPICH 4.1.2"),
+        ("Intel(R) MPI Library 2021.11 for Linux* OS\n", "Intel(R) MPI Library 2021.11 for Linux* OS"),
+    ],
+)
+def test_the_librarys_name_in_a_few_words(text, words, monkeypatch):
+    monkeypatch.setattr(MPI, "Get_library_version", lambda: text)
+    assert world.implementation() == words
