@@ -92,7 +92,7 @@ colour=no
 [ ! -t 1 ] || colour=yes
 options=(--color="$colour" "$@")
 # More processes than cores: tests often wait for others that they have started.
-cores=$(nproc)
+cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 suite "alone  " 2400 "$python" -m pytest -n "$((cores + 1))" --dist worksteal --durations=15 "${tier[@]}" "${options[@]}"
 on_ranks 2 900 -m "not slow" "${options[@]}"
 [ -z "$everything" ] || on_ranks 4 900 "${options[@]}"
