@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 import numpy as np
@@ -119,3 +120,12 @@ def test_processes_that_do_not_see_each_other(variable, words, monkeypatch):
 def test_the_librarys_name_in_a_few_words(text, words, monkeypatch):
     monkeypatch.setattr(MPI, "Get_library_version", lambda: text)
     assert world.implementation() == words
+
+
+@several
+def test_closing_leaves_no_thread_behind():
+    before = set(threading.enumerate())
+    own = World()
+    own.limit_waiting(3600, "", lambda: None)
+    own.close()
+    assert set(threading.enumerate()) == before
