@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from method_cases import CASES
+from method_cases import BY_TIER, CASES
 from torch import nn
 from training_runs import SHAPE, make_data, run_here
 
@@ -88,7 +88,7 @@ def test_the_narrow_model_has_gradient_free_parameters():
 
 
 @pytest.mark.ranks(slow=True)
-@pytest.mark.parametrize("method", CASES)
+@pytest.mark.parametrize("method", BY_TIER)
 def test_engines_and_chunks_agree(method, run):
     settings = {**SETTINGS, **CASES[method].settings, **CASES[method].requires, "algorithm": method}
     generic = run("generic", engine="generic", **settings)
@@ -192,6 +192,7 @@ class Local:
         return {name: self.layout.unpack(value) for name, value in sums.items()}, totals
 
 
+@pytest.mark.slow
 def test_engines_agree_on_resnet18():
     config = resolve(dict(algorithm="fedlada", local_epochs=1, batch_size=3, alpha=0.3, lr=0.1)).config
     networks = [models.build("resnet18", 3, SHAPE, stacked=stacked) for stacked in (True, False)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from method_cases import CASES, PAPER
+from method_cases import BY_TIER, CASES, PAPER
 from reference import Round
 from training_runs import disagreement, make_data, run_here, run_reference
 
@@ -120,7 +120,7 @@ def test_local_epochs_of_full_batches_are_as_many_steps(method, data, run_dir):
 
 
 @pytest.mark.ranks(slow=True)
-@pytest.mark.parametrize("method", CASES)
+@pytest.mark.parametrize("method", BY_TIER)
 def test_single_precision_agrees_to_rounding(method, data, run_dir):
     run, expected = compare(data, run_dir, method, CASES[method].settings, precision="fp32", tolerance=1e-4)
     same_consistency(run, expected, 1e-4)

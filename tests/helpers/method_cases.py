@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 Settings = dict[str, Any]
 
 
@@ -210,3 +212,5 @@ FAMILY = {
 }
 
 CASES = PAPER | FAMILY
+# For tests that are worth their time for the paper's methods whenever tests run, for the further ones with --all.
+BY_TIER = [name if name in PAPER else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
