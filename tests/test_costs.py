@@ -24,12 +24,12 @@ SILOS = max(1, SIZE - 1)
 CLIENTS = 2 * SILOS + 1
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "costs", [4 + i % 3 for i in range(CLIENTS)], silos=SILOS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def one_each(shared_tmp):
     """One client per silo."""
     return make_data(shared_tmp / "one-each", [9] * SILOS, silos=SILOS)

@@ -23,7 +23,7 @@ SIZES, STEPS, SPOILT = [3, 8, 5, 2], [2, 6, 4, 2], 1
 SGD = dict(lr=0.2, lr_decay=0.8, weight_decay=0.05, clip=0.6)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "nonfinite", SIZES, silos=3, one_image_per_client=True)
 

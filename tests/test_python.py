@@ -30,7 +30,7 @@ SIZES = [4, 6, 5, 3]
 SHORT = dict(algorithm="fedlada", rounds=3, local_steps=2, eval_every=2, lr=0.01)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "python", SIZES, silos=2)
 

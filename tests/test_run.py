@@ -26,7 +26,7 @@ METRICS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "run", SIZES, silos=2)
 

@@ -194,7 +194,7 @@ SIZES = [3, 4, 5, 6, 7]
 SGD = dict(lr=0.2, lr_decay=1.0, weight_decay=0.05, clip=0.6)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "sums", SIZES, silos=3)
 

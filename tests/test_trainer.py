@@ -51,7 +51,7 @@ def narrow(classes, image_shape, activation):
     return Narrow(classes)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "trainer", SIZES, silos=2)
 

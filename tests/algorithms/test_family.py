@@ -190,13 +190,13 @@ def of_the_reference(pair: Pair, side: Method) -> np.ndarray:
     return on_quadratics(name, {**pair.common, **own}, pair.participation, pair.steps, pair.rounds)[-1].x
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     """Copies of one image per client: the same gradient for any mini-batch, so that K_i may differ."""
     return make_data(shared_tmp / "family", SIZES, silos=2, one_image_per_client=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lone_client(shared_tmp):
     return make_data(shared_tmp / "family-lone", [10])
 
@@ -206,7 +206,7 @@ def run_dir(shared_tmp, request):
     return shared_tmp / "family-runs" / request.node.name
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def of_the_package(data, shared_tmp):
     """x at the end of a run; pairs share their runs."""
     known: dict[str, np.ndarray] = {}

@@ -13,12 +13,12 @@ from training_runs import disagreement, make_data, run_here
 SIZES = [4, 9, 6, 3, 8]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "invariants", SIZES, silos=2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lone_client(shared_tmp):
     return make_data(shared_tmp / "lone", [10])
 
@@ -92,7 +92,7 @@ def amsgrad_state(x: torch.Tensor, floor: float) -> dict[str, torch.Tensor]:
 LADA = dict(lr=0.02, lr_decay=0.9, server_lr=0.7, weight_decay=0.0, alpha=0.3, beta1=0.7, beta2=0.9, clip=0.6)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def lada_rounds(data, shared_tmp):
     """The same run stopped after 1, 2, 3 and 4 rounds."""
     out = shared_tmp / "lada"

@@ -29,12 +29,12 @@ def label(value) -> str:
     return value if isinstance(value, str) else "-".join(f"{k}={v}" for k, v in value.items()) or "base"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "unequal", SIZES, silos=3)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def copies(shared_tmp):
     return make_data(shared_tmp / "copies", COPIES, silos=2, one_image_per_client=True)
 

@@ -23,12 +23,12 @@ FILES = ("silo_0001.h5", "silo_0002.h5", "test.h5")
 FUZZ = settings(derandomize=True, deadline=None, max_examples=80, database=None)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shards(tmp_path_factory) -> Path:
     return make_data(tmp_path_factory.mktemp("damage"), [3, 2, 4], silos=2).shards
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def original(shards):
     return contents(shards)
 

@@ -20,7 +20,7 @@ from fedlada_mpi.data.shards import files_of, read_clients, read_manifest, read_
 SIZES = [3, 9, 4, 6, 5, 8, 2]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "owners", SIZES, silos=3)
 

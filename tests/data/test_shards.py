@@ -33,7 +33,7 @@ def no_pictures(monkeypatch):
     monkeypatch.setattr(preparation, "draw", lambda manifest, path: path.write_bytes(b""))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def made(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("made") / "digits"
     with pytest.MonkeyPatch.context() as patch:

@@ -48,7 +48,7 @@ def test_the_seed_chooses():
     assert (kept.tolist(), len(held)) == (list(range(100)), 0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("validation")
     for share in (0.0, 0.1):

@@ -18,7 +18,7 @@ from data_prep import bench, inspect
 from data_prep.__main__ import main
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def digits(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("cli") / "digits"
     assert main(["--dataset", "digits", "--out", str(out), "--clients", "8", "--silos", "2"]) == 0

@@ -20,7 +20,7 @@ PACKAGES = ("fedlada_mpi", "data_prep")
 COMMANDS = {f"fedlada-{name}" for name in ("run", "grid", "bench", "doctor", "report", "prep", "predict")}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def wheel(tmp_path_factory) -> zipfile.ZipFile:
     # Built from a copy, because setuptools leaves its working files in the source tree.
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")

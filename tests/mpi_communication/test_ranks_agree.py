@@ -42,7 +42,7 @@ SCRIPT = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runs(shared_tmp, mpirun):
     four, one = (make_data(shared_tmp / f"ranks-{silos}-files", SIZES, silos=silos) for silos in (4, 1))
     data = {name: one if name == "one file" else four for name in CASES}

@@ -32,7 +32,7 @@ SCRIPT = (
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def runs(shared_tmp, mpirun):
     data = make_data(shared_tmp / "bits", SIZES, silos=4)
     found = {}

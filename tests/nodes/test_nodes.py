@@ -55,12 +55,12 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "nodes", SIZES, silos=2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def alone(data, shared_tmp):
     return run_here(data, shared_tmp / "nodes-alone", **SETTINGS)
 

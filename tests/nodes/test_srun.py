@@ -31,7 +31,7 @@ command()
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def slurm(nodes):
     if reason := missing():
         pytest.skip(reason)

@@ -20,7 +20,7 @@ NAMES = dict(dataset="$x_{<b>", algorithm="$a$ $b_{<script>alert(1)</script>", m
 METRICS = b"".join(to_json(recorded(t)) + b"\n" for t in (1, 2, 3))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def template(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("template") / "run", {"algorithm": "fedlada", "rounds": 4}, 4)
 

@@ -532,7 +532,7 @@ def test_what_was_spent_by_a_round():
     assert series.spent(one, "bytes", np.array([2])).tolist() == [60]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """A small grid in every state: two methods finished, one seed going on, one not begun."""
     root = tmp_path_factory.mktemp("runs")
@@ -548,7 +548,7 @@ def digits(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def report(digits, tmp_path_factory):
     out = tmp_path_factory.mktemp("report")
     return out, build([digits], out, skip_broken=True)

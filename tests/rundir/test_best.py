@@ -24,7 +24,7 @@ SETTINGS = dict(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run(shared_tmp):
     """A run on the digits, of which the run itself holds out a tenth."""
 
@@ -38,7 +38,7 @@ def run(shared_tmp):
     return start
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(run, shared_tmp):
     return run(shared_tmp / "best-whole")
 

@@ -26,7 +26,7 @@ SETTINGS = dict(
 )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "checkpoint", [4, 3, 5, 2], silos=2)
 

@@ -20,7 +20,7 @@ from fedlada_mpi.rundir import claim, lock
 SHORT = dict(algorithm="fedavg", rounds=2, local_steps=1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("claim"), [4, 6], silos=1)
 

@@ -17,7 +17,7 @@ SIZES = [4, 6, 5, 3, 9]
 SHORT = dict(algorithm="fedavg", local_steps=1, lr=0.05, eval_every=0, eval_clients=2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "client-values", SIZES, silos=3)
 

@@ -16,7 +16,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 SETTINGS = dict(algorithm="scaffold", rounds=3, local_steps=1, participation=0.5, checkpoint_every=1, eval_every=1)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("faults"), [4, 6, 5], silos=2)
 
@@ -38,7 +38,7 @@ def undisturbed(data, out, ranks, *more) -> Run:
     return Run(out, data)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(data, tmp_path_factory):
     """The run that nothing happens to, made once for each number of ranks."""
     return functools.cache(lambda ranks: undisturbed(data, tmp_path_factory.mktemp("whole") / "run", ranks))

@@ -19,7 +19,7 @@ from fedlada_mpi.rundir import provenance
 SHORT = dict(algorithm="fedavg", local_steps=1, checkpoint_every=2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "provenance", [4, 6, 5], silos=2)
 

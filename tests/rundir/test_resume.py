@@ -37,7 +37,7 @@ COMMON = dict(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(shared_tmp):
     return make_data(shared_tmp / "resume", SIZES, silos=3)
 
@@ -84,7 +84,7 @@ def victims(process: subprocess.Popen, ranks: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def whole(data, shared_tmp):
     """The uninterrupted run of a case, made once."""
     known = {}

@@ -22,7 +22,7 @@ from fedlada_mpi.rundir import sinks
 SHORT = dict(algorithm="fedavg", local_steps=1, eval_every=1, checkpoint_every=2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def data(tmp_path_factory):
     return make_data(tmp_path_factory.mktemp("sinks"), [4, 6], silos=1)
 
