@@ -49,10 +49,8 @@ counts='' failed='' selected=$*
 
 # Beside the tests, which often wait for processes that they have started.
 static_checks() {
-    local status=0
-    { "$venv/bin/ruff" check . && "$venv/bin/ruff" format --check .; } >"$logs/ruff" 2>&1 || { touch "$logs/ruff-failed"; status=1; }
-    "$venv/bin/mypy" >"$logs/mypy" 2>&1 || { touch "$logs/mypy-failed"; status=1; }
-    return $status
+    { "$venv/bin/ruff" check . && "$venv/bin/ruff" format --check .; } >"$logs/ruff" 2>&1 || touch "$logs/ruff-failed"
+    "$venv/bin/mypy" >"$logs/mypy" 2>&1 || touch "$logs/mypy-failed"
 }
 static_checks &
 checks=$!
@@ -102,7 +100,7 @@ for name in ruff mypy; do
     if [ -e "$logs/$name-failed" ]; then
         log "$name"
         cat "$logs/$name"
-        counts+="   $name   : FAILED"$'\n'
+        failed=1 counts+="   $name   : FAILED"$'\n'
     else
         counts+="   $name   : clean"$'\n'
     fi

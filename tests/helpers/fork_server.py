@@ -28,7 +28,6 @@ import sys
 import tempfile
 import threading
 import types
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -108,24 +107,16 @@ os._exit(code)
 
 
 class ForkServer:
-    """A process of its own, so that its user may have started MPI or threads; it ends with its user.
+    """A process of its own, so that its user may have started MPI or threads; it ends with its user."""
 
-    ``prefix`` is a command that starts it elsewhere, such as in the namespaces of a pretend node; ``at`` is the folder
-    of another server, whose ``python`` then works there, too.
-    """
-
-    def __init__(
-        self, prefix: Sequence[str] = (), environment: dict[str, str] | None = None, at: Path | None = None
-    ) -> None:
-        self.folder = at or Path(tempfile.mkdtemp(prefix="fork-", dir="/tmp"))
+    def __init__(self, environment: dict[str, str] | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fork-", dir="/tmp"))
         self.python = str(self.folder / "bin" / "python")
-        self._own = at is None
-        if self._own:
-            self._write()
+        self._write()
         ready, told = os.pipe()
         os.set_inheritable(told, True)
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, __file__, str(self.folder), str(told)],
+            [sys.executable, __file__, str(self.folder), str(told)],
             env=environment, stdin=subprocess.PIPE, pass_fds=[told], start_new_session=True,
         )  # fmt: skip
         os.close(told)
@@ -157,8 +148,7 @@ class ForkServer:
     def close(self) -> None:
         self._process.kill()
         self._process.wait()
-        if self._own:
-            shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def place() -> str:

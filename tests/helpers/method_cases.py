@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import pytest
+from tiers import slow
 
 Settings = dict[str, Any]
 
@@ -213,4 +213,4 @@ FAMILY = {
 
 CASES = PAPER | FAMILY
 # For tests that are worth their time for the paper's methods whenever tests run, for the further ones with --all.
-BY_TIER = [name if name in PAPER else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+BY_TIER = [name if name in PAPER else slow(name) for name in CASES]

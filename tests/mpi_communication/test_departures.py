@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 from mpi4py import MPI
 from ranks import tolerant_mpirun
 from repository import ROOT
+from tiers import slow
 
 sys.path.append(str(ROOT / "tests" / "campaigns"))
 
 BEFORE = 0.0
-slow = partial(pytest.param, marks=pytest.mark.slow)
 two_losses = pytest.mark.skipif(
     MPI.get_vendor() >= ("Open MPI", (5, 0, 10)), reason="this Open MPI crashes at a loss while it makes a communicator"
 )

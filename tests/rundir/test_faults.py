@@ -10,9 +10,9 @@ import subprocess
 import pytest
 from ranks import find_mpirun, python
 from repository import ROOT
+from tiers import slow
 from training_runs import Run, arguments, make_data, run_here, same
 
-slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 SETTINGS = dict(algorithm="scaffold", rounds=3, local_steps=1, participation=0.5, checkpoint_every=1, eval_every=1)
 
 

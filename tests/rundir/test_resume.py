@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import time
-from functools import partial
 from pathlib import Path
 
 import h5py
@@ -22,12 +21,12 @@ import torch
 from method_cases import CASES
 from ranks import barrier, find_mpirun, is_root, python
 from repository import ROOT
+from tiers import slow
 from training_runs import Run, arguments, disagreement, make_data, run_here, same
 
 from fedlada_mpi.data.shards import read_manifest
 from fedlada_mpi.run import main
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
 KILLS = int(os.environ.get("FEDLADA_KILLS", "1"))
 SIZES = [7, 12, 5, 9, 4, 8]
 ROUNDS = 120

@@ -1,0 +1,10 @@
+"""Cases of a test that only ``jobs/test.sh --all`` runs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+# @pytest.mark.parametrize(("method", "ranks"), [("scaffold", 1), slow("scaffold", 2)])
+slow = partial(pytest.param, marks=pytest.mark.slow)
