@@ -18,8 +18,8 @@ from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import DEFAULT_SILOS, IMAGES_PER_CLIENT, PrepareSettings
 from fedlada_mpi.data.sources import LOADERS
 from fedlada_mpi.data.sources.imagefolder import TEST_SHARE
-from fedlada_mpi.errors import UserError
-from fedlada_mpi.options import Parser
+from fedlada_mpi.settings import Parser
+from fedlada_mpi.support.errors import UserError
 
 
 def parser() -> Parser:

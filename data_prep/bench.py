@@ -17,8 +17,8 @@ import numpy as np
 
 from fedlada_mpi.data.manifest import Manifest, read_manifest, silo_file
 from fedlada_mpi.data.shards import read_silos
-from fedlada_mpi.errors import UserError
-from fedlada_mpi.options import Parser
+from fedlada_mpi.settings import Parser
+from fedlada_mpi.support.errors import UserError
 
 
 def plain_read(path: Path) -> None:

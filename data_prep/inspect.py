@@ -16,8 +16,8 @@ from fedlada_mpi.data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read
 from fedlada_mpi.data.picture import PICTURE, draw
 from fedlada_mpi.data.shards import check_files, read_silos, read_test
 from fedlada_mpi.data.sources.base import KNOWN
-from fedlada_mpi.errors import UserError
-from fedlada_mpi.options import Parser
+from fedlada_mpi.settings import Parser
+from fedlada_mpi.support.errors import UserError
 
 
 def verify(manifest: Manifest) -> None:

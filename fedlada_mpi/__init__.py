@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .algorithms import Algorithm, hyper
     from .api import train
     from .data.arrays import Data
-    from .errors import DivergedError, UserError
+    from .support.errors import DivergedError, UserError
     from .trained import Model, Run, load
 
 __version__ = "0.1.0"
@@ -28,8 +28,8 @@ _HOMES = {
     "hyper": "algorithms",
     "train": "api",
     "Data": "data.arrays",
-    "DivergedError": "errors",
-    "UserError": "errors",
+    "DivergedError": "support.errors",
+    "UserError": "support.errors",
     "Model": "trained",
     "Run": "trained",
     "load": "trained",

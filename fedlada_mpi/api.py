@@ -8,17 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import signals
 from .algorithms import Algorithm, find
-from .errors import CallbackError, UserError, shortened
-from .launch import Launched, Request, launched
-from .own import Given
+from .session.launch import Launched, Request, launched
+from .support import signals
+from .support.errors import CallbackError, UserError, shortened
+from .support.user_code import Given
 
 if TYPE_CHECKING:
     from torch import nn
 
     from .data.arrays import Data
-    from .server import OnRound
+    from .rounds.server import OnRound
     from .trained import Run
 
 

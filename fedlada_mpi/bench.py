@@ -30,22 +30,29 @@ import torch
 import torch.nn.functional as F
 
 from . import __version__, algorithms, models, mpi
-from .algorithms import Round, Vectors
+from .algorithms import Round, Vectors, resolve
 from .algorithms.fedlada import LocalAdam
-from .batches import LocalData, Normaliser, PlanBuffer, gather, local_steps, plan
-from .config import Config, resolve
-from .device import asked_threads, choose_device, device_name, limit_threads, set_onednn, set_precision, synchronize
-from .errors import UserError
-from .evaluate import Evaluation, Evaluator
 from .gpu.graphs import capture_on
-from .gradients import create_engine
 from .mpi import timing
 from .mpi.plan import plan_transport
-from .options import Parser
-from .processes import start_time
-from .silo import named_rows
-from .sums import KeptSums, wire_type
-from .trainer import Trainer
+from .rounds.aggregate import KeptSums, wire_type
+from .rounds.batches import LocalData, Normaliser, PlanBuffer, gather, local_steps, plan
+from .rounds.device import (
+    asked_threads,
+    choose_device,
+    device_name,
+    limit_threads,
+    set_onednn,
+    set_precision,
+    synchronize,
+)
+from .rounds.evaluate import Evaluation, Evaluator
+from .rounds.gradients import create_engine
+from .rounds.silo import named_rows
+from .rounds.trainer import Trainer
+from .settings import Config, Parser
+from .support.errors import UserError
+from .support.processes import start_time
 
 SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cifar100": ((32, 32, 3), 100, 500)}
 SHAPES["tinyimagenet"] = ((64, 64, 3), 200, 1000)

@@ -27,15 +27,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from . import config as settings
-from . import ranks
-from .errors import UserError
+from . import settings
 from .experiments import Grid, Run, experiments, live, load, progress
 from .experiments.parallel import LOG, Parallel
 from .experiments.starting import STOPS, claimed, exit_status, passed_on, start
-from .options import Parser
 from .rundir import lock
-from .signals import STOPPED
+from .settings import Parser
+from .support import launcher as launching
+from .support.errors import UserError
+from .support.signals import STOPPED
 
 
 def execute(run: Run, launcher: Sequence[str], signals: list[int] | None = None) -> int:
@@ -179,7 +179,7 @@ def _parser() -> Parser:
         metavar="COMMAND",
         help='what starts the ranks, such as "srun --mpi=pmix" [$FEDLADA_LAUNCHER, else one rank]',
     )
-    ranks.add_argument(parser)
+    launching.add_argument(parser)
     return parser
 
 
@@ -198,7 +198,7 @@ def act(arguments: argparse.Namespace) -> int:
         raise UserError(f"--parallel: got {arguments.parallel}, expected a number of runs, together with --all")
     grid = load(arguments.experiment, arguments.runs, parse_changes(arguments.set))
     launcher = shlex.split(arguments.launcher)
-    if count := ranks.number(arguments.ranks):
+    if count := launching.number(arguments.ranks):
         if launcher:
             raise UserError(
                 f"-n {count} starts the ranks without a launcher: got --launcher, too; leave one of them out"

@@ -8,8 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from .errors import UserError, printable
-from .options import Parser
+from .settings import Parser
+from .support.errors import UserError, printable
 
 
 def main(arguments: list[str] | None = None) -> int:

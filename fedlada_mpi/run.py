@@ -19,13 +19,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from . import ranks, signals
-from .config import SETTINGS, add_arguments, grouped, is_record, load, resolve
+from .algorithms import resolve
 from .data.datasets import ensure
-from .errors import DIVERGED, DivergedError, UserError
-from .launch import Request, launched
-from .options import Parser
 from .rundir import results
+from .session.launch import Request, launched
+from .settings import SETTINGS, Parser, add_arguments, grouped, is_record, load
+from .support import launcher, signals
+from .support.errors import DIVERGED, DivergedError, UserError
 
 # Of the command, in addition to the settings.
 OPTIONS = ("config", "resume", "overwrite", "print_config", "ranks")
@@ -55,7 +55,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
     )
     earlier.add_argument("--overwrite", action="store_true", help="discard a run that is already in --out")
     parser.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
-    ranks.add_argument(parser)
+    launcher.add_argument(parser)
     _add_settings(parser, argv)
     options = parser.parse_all(argv)
     for name in ("config", "resume"):
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before torch and MPI are imported: a signal in those seconds must not kill the process.
     with signals.handled(interrupt=True):
         try:
-            count, argv = ranks.to_start(argv)
+            count, argv = launcher.to_start(argv)
             request, print_only = parse(argv)
             if print_only:
                 _print_on_root(request.settle()[0].table())
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 resolved, directory = request.settle()
                 config = resolved.config
                 ensure(config, directory, count - (not config.server_trains), print)
-                code = ranks.start("fedlada_mpi.run", count, argv)
+                code = launcher.start("fedlada_mpi.run", count, argv)
                 if code == 0 and results.finished(Path(config.out)) is None:
                     # The launcher says 0 also where all ranks were killed.
                     raise UserError(f"all ranks were lost: --resume {config.out} goes on from the last checkpoint")

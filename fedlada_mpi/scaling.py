@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from .errors import UserError
-from .options import Parser
+from .settings import Parser
+from .support.errors import UserError
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PIECE = 1 << 18  # as in mpi/relay.py, which needs MPI

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import models
-from .config import SETTINGS, Config
 from .data.arrays import array
 from .data.datasets import directory_of
 from .data.manifest import read_manifest
@@ -22,13 +21,14 @@ from .data.shards import read_test
 from .data.sources.base import check_shapes
 from .data.sources.imagefolder import read_photos
 from .data.sources.npz import channels_last
-from .errors import UserError, shortened
-from .evaluate import BATCH
-from .inputs import check_path, read_json, reason
 from .models.initial import load_initial
-from .own import Given
 from .report.load import read
+from .rounds.evaluate import BATCH
 from .rundir.results import MODEL, SUMMARY
+from .settings import SETTINGS, Config
+from .support.errors import UserError, shortened
+from .support.inputs import check_path, read_json, reason
+from .support.user_code import Given
 
 
 class Model(nn.Module):

@@ -23,8 +23,9 @@ from torch import nn
 from training_runs import CLASSES, SHAPE, make_data, run_here, without_times
 
 import fedlada_mpi
-from fedlada_mpi import Algorithm, Data, UserError, hyper, load, signals, train
+from fedlada_mpi import Algorithm, Data, UserError, hyper, load, train
 from fedlada_mpi.mpi import world
+from fedlada_mpi.support import signals
 
 SIZES = [4, 6, 5, 3]
 SHORT = dict(algorithm="fedlada", rounds=3, local_steps=2, eval_every=2, lr=0.01)
@@ -96,7 +97,7 @@ def refusal(**given) -> str:
 
 def test_importing_the_package_is_cheap():
     code = (
-        "import sys, fedlada_mpi; sys.exit(bool({'torch', 'numpy', 'mpi4py', 'fedlada_mpi.config'} & {*sys.modules}))"
+        "import sys, fedlada_mpi; sys.exit(bool({'torch', 'numpy', 'mpi4py', 'fedlada_mpi.settings'} & {*sys.modules}))"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=150)
 

@@ -119,7 +119,7 @@ def test_training_images_are_evaluated_when_asked_for(data, out, capsys, test_ev
 
 @pytest.mark.ranks
 def test_nothing_is_evaluated_that_is_not_asked_for(data, out, monkeypatch):
-    from fedlada_mpi.evaluate import Evaluation
+    from fedlada_mpi.rounds.evaluate import Evaluation
 
     seen = []
     call = Evaluation.__call__
@@ -311,7 +311,7 @@ class Leaves(nn.Linear):
 
 def leaves_in_training(classes, image_shape):
     Leaves.rounds = 0
-    from fedlada_mpi.trainer import Trainer
+    from fedlada_mpi.rounds.trainer import Trainer
     original = Trainer.round
     def counted(self, *arguments):
         Leaves.rounds += 1
@@ -529,7 +529,7 @@ def test_a_full_gpu_is_reported_once_by_all_ranks(data, out, capsys, monkeypatch
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has more words.")
 
     if communicator().rank == SIZE - 1:  # which has two clients, also of four ranks
-        monkeypatch.setattr("fedlada_mpi.trainer.Trainer._train", full)
+        monkeypatch.setattr("fedlada_mpi.rounds.trainer.Trainer._train", full)
     assert main(arguments(data, out, {**SHORT, "participation": 1.0})) == 2
     printed = capsys.readouterr().err
     if is_root():

@@ -13,8 +13,8 @@ from types import ModuleType
 from unittest import mock
 
 from fedlada_mpi.algorithms import find, names
-from fedlada_mpi.config import MOST, PRESETS, Setting, flag, grouped, ours
 from fedlada_mpi.run import OPTIONS
+from fedlada_mpi.settings import MOST, PRESETS, Setting, flag, grouped, not_in_paper
 
 # The modules of the commands, and what the installed ones are called.
 COMMANDS = {
@@ -123,7 +123,7 @@ def _settings(settings: Iterable[Setting], method: str = "") -> str:
     rows = []
     for s in settings:
         names_ = f"`--{flag(s.name)}`" + (f", `--no-{flag(s.name)}`" if s.kind == "bool" else "")
-        note = " (ours: the paper states none)" if "" in ours(s.name, method) else ""
+        note = " (ours: the paper states none)" if "" in not_in_paper(s.name, method) else ""
         rows.append((names_ + " ↻" * s.runtime, _kind(s), _default(s.default), _cell(s.help + note)))
     return _table(("setting", "value", "default", "meaning"), rows)
 

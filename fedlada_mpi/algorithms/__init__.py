@@ -11,12 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from ..config import SETTINGS, Config, Setting, coerce
-from ..errors import UserError, did_you_mean
-from ..own import load_object, users_code
+from .. import settings
+from ..settings import SETTINGS, Config, Resolved, Setting, coerce
+from ..support.errors import UserError, did_you_mean
+from ..support.user_code import load_object, users_code
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
-__all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "create", "find", "hyper", "names"]
+__all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "create", "find", "hyper", "names", "resolve"]
 
 
 @cache
@@ -64,6 +65,27 @@ def find(name: str) -> type[Algorithm]:
     if not isinstance(cls, type) or not issubclass(cls, Algorithm):
         raise UserError(f"--algorithm {name}: expected a subclass of fedlada_mpi.algorithms.Algorithm")
     return cls
+
+
+def settings_of(algorithm: str) -> dict[str, Setting]:
+    """All settings of a run with this method."""
+    return {**SETTINGS, **find(algorithm).hypers}
+
+
+def resolve(
+    flags: Mapping[str, Any],
+    file: Mapping[str, Any] | None = None,
+    dataset_kind: str | None = None,
+    shards: Mapping[str, Any] | None = None,
+    recorded: bool = False,
+) -> Resolved:
+    """The settings of a run, with those of its method (``settings/resolve.py``).
+
+    >>> resolve({"algorithm": "fedavg", "lr": 0.05}).sources["lr"]
+    'flag'
+    """
+    name = settings.chosen("algorithm", flags, file)
+    return settings.resolve(name, find(name), flags, file, dataset_kind, shards, recorded, built_in_hypers())
 
 
 def create(config: Config, tensors: Sequence[Sequence[slice]] = ((slice(None),),)) -> Algorithm:

@@ -14,9 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .. import rng
-from ..config import SETTINGS, Config, Setting, hyper
-from ..errors import did_you_mean
+from ..settings import Config, Configurable, hyper
+from ..support import rng
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
@@ -24,12 +23,6 @@ else:
     Tensor = Any  # settings are read without waiting for torch
 
 __all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "hyper"]
-
-# Attributes of every method's objects, options of the command, and keywords of ``fedlada_mpi.train``.
-RESERVED = (
-    *("config", "tensors", "eta_g", "decay", "moves_point", "help", "resume", "overwrite", "print_config", "ranks"),
-    *("data", "on_round", "quiet"),
-)
 
 
 class RebindError(TypeError):
@@ -76,10 +69,9 @@ class Round:
     clients: int  # m
 
 
-class Algorithm:
+class Algorithm(Configurable):
     """FedAvg; the other methods state what they do differently."""
 
-    name: ClassVar[str] = ""  # of a built-in method, on the command line
     label: ClassVar[str] = ""  # in reports; without one, the name of the class
     colour: ClassVar[str] = ""  # of a built-in method, in reports; without one, the next free one
     year: ClassVar[int] = 9999  # of publication; reports list methods in this order
@@ -95,53 +87,12 @@ class Algorithm:
     paper_units: int = 1  # what the paper charges a participant and round, in vectors
 
     gradients: int = 1  # per local step; 2: the first is taken at x, as ``c.g1``
-    amends: bool = False  # whether a client's direction is alpha times its own and 1 - alpha times g_a
     step_index: bool = False  # whether the hooks of the local step use ``c.k``
     full_gradient: bool = False  # whether ``finish`` uses ``c.full_g``
     fusable: bool = True  # whether a GPU kernel may be made of the local step; otherwise it runs as written
-    # Whether the step of a parameter without a gradient depends on that parameter alone. It does not where
-    # ``before_clip`` makes its gradient non-zero, as the clip then scales it by the norm of all the others.
-    elementwise: bool = True
-
-    # Settings that the method needs, of those that all methods have.
-    requires: ClassVar[Mapping[str, Any]] = {}
-    # Its values of any settings, by data set; "" is for all of them.
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": dict(lr=0.1, weight_decay=1e-3, decay_mode="l2", server_lr=1.0)
     }
-    # What differs from these under --preset tuned, by data set; chosen for this method, hence not inherited.
-    tuned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    hypers: ClassVar[dict[str, Setting]] = {}  # its own settings; collected from the class
-
-    def __init_subclass__(cls) -> None:
-        declared = any("elementwise" in vars(k) for k in cls.__mro__ if k not in (Algorithm, object))
-        if cls.before_clip is not Algorithm.before_clip and not declared:
-            raise TypeError(
-                f"{cls.__name__} overrides before_clip and must declare elementwise: False, or True if it leaves "
-                "parameters without a gradient at zero"
-            )
-        taken = {*vars(Algorithm), *SETTINGS, *RESERVED}
-        shadowed = [n for n, value in vars(cls).items() if isinstance(value, Setting) and n in taken]
-        if shadowed:
-            raise TypeError(
-                f"{cls.__name__}: {shadowed[0]} cannot be its own setting, as all methods have it: rename it"
-            )
-        cls.hypers = {
-            name: value.named(name)
-            for parent in reversed(cls.__mro__)
-            for name, value in vars(parent).items()
-            if isinstance(value, Setting)
-        }
-        if cls.amends and "alpha" not in cls.hypers:
-            raise TypeError(f"{cls.__name__} declares amends and has no setting alpha: add alpha = hyper(...)")
-        cls.tuned = vars(cls).get("tuned", {})
-        known = [*SETTINGS, *cls.hypers]
-        presets = (*cls.presets.values(), *cls.tuned.values())
-        for name in (*cls.requires, *(name for preset in presets for name in preset)):
-            if name not in known:
-                raise TypeError(
-                    f"{cls.__name__}: its preset has an unknown setting {name!r}{did_you_mean(name, known)}"
-                )
 
     def __init__(self, config: Config, tensors: Sequence[Sequence[slice]] = ((slice(None),),)):
         """``tensors``: where each parameter tensor is in a flat vector, for methods with norms of single ones."""
@@ -156,15 +107,6 @@ class Algorithm:
     @classmethod
     def title(cls) -> str:
         return cls.label or cls.__name__
-
-    @classmethod
-    def check(cls, values: Mapping[str, Any]) -> None:
-        """Raise ``UserError`` for settings that contradict each other."""
-
-    @property
-    def shares_gradient_free(self) -> bool:
-        """Whether gradient-free parameters are equal on all clients that take the same number of steps."""
-        return self.elementwise and not self.client_state
 
     def coin(self, t: int) -> float:
         """A number in [0, 1) that all ranks draw for round t."""

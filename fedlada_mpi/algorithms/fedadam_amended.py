@@ -17,7 +17,6 @@ class FedAdamAmended(FedAdam):
     down = ("x", "g_a")
     paper_units = 2
     amends = True
-    elementwise = False
 
     def before_clip(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return amended(g, s.g_a, self.alpha)

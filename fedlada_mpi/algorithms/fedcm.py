@@ -11,7 +11,6 @@ from .base import ClientVectors, Tensor, Vectors
 class FedCM(Amended):
     name, label, year, colour = "fedcm", "FedCM", 2021, "#0078b4"
     paper_units = 2
-    elementwise = False
 
     def before_clip(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return amended(g, s.g_a, self.alpha)

@@ -27,8 +27,8 @@ Other readings of lines 8 to 11:
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import Config
-from ..errors import UserError
+from ..settings import Config
+from ..support.errors import UserError
 from .amended import Amended, amended
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 

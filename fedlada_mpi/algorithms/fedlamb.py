@@ -13,7 +13,7 @@ above.
 
 from typing import Any
 
-from ..config import Config
+from ..settings import Config
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 
@@ -22,7 +22,6 @@ class FedLAMB(Algorithm):
     down = ("x", "v_hat")
     up = ("offset", "v")
     paper_units = 2
-    elementwise = False
     fusable = False  # norms of single tensors
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
     beta2: float = hyper(0.999, "second-moment decay", least=0, below=1)

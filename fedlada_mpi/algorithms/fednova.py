@@ -12,8 +12,8 @@ prox are both on; that is refused here.
 from collections.abc import Mapping
 from typing import Any
 
-from ..config import Config
-from ..errors import UserError
+from ..settings import Config
+from ..support.errors import UserError
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 

@@ -9,7 +9,7 @@ The coin is the same on all ranks. lam_i starts at zero, x_i at x^0.
 
 from typing import Any
 
-from ..config import Config
+from ..settings import Config
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 

@@ -9,7 +9,7 @@ take part.
 
 from typing import Any
 
-from ..config import Config
+from ..settings import Config
 from .base import ClientVectors, Round, Tensor, Vectors, hyper
 from .feddyn import FedDyn
 from .fedsam import FedSAM
@@ -17,7 +17,6 @@ from .fedsam import FedSAM
 
 class FedSpeed(FedSAM, FedDyn):
     name, label, year = "fedspeed", "FedSpeed", 2023
-    elementwise = True  # a parameter without a gradient has neither g1 nor g2
     alpha: float = hyper(0.1, "a, weight of the correction", least=0)
     q: float = hyper(1.0, "weight of the second gradient", least=0, most=1)
     form: str = hyper("code", "the server's step", choices=("code", "paper"))

@@ -9,7 +9,7 @@ B2^0 = b0^2: 1 in the paper, 0 in the code. The k in E is written from memory of
 
 from typing import Any
 
-from ..config import Config
+from ..settings import Config
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 

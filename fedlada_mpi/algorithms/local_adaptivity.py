@@ -12,7 +12,7 @@ The authors weight by the clients' sizes: --weighting size. Keras starts Adagrad
 
 from typing import Any
 
-from ..config import Config
+from ..settings import Config
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 from .fedyogi import yogi
 

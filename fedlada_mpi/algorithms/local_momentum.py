@@ -10,7 +10,7 @@ from memory of the paper; ``reset`` is also a mode of SlowMo's and FedNova's cod
 
 from typing import Any
 
-from ..config import Config
+from ..settings import Config
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 

@@ -11,7 +11,7 @@ paper's form; the authors weight by the clients' sizes: --weighting size. Adam's
 
 from typing import Any
 
-from ..config import Config
+from ..settings import Config
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 

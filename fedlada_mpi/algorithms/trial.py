@@ -1,15 +1,17 @@
-"""A user's own method, tried on random vectors before a run: its declarations, and one round of all its hooks."""
+"""Methods tried on random vectors before a run: a user's own with all its hooks, and whether parameters step alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import torch
 
-from ..errors import UserError
-from ..rng import torch_seeded
+from ..support.errors import UserError
+from ..support.rng import torch_seeded
 from .base import Algorithm, ClientVectors, Round, Vectors
+from .step import local_step
 
 CLIENTS = 2
 PER_CLIENT = ("x", "g", "g1", "full_g", "k", "steps", "compute_copy")
@@ -98,6 +100,34 @@ def _round(a: Algorithm, size: int, left_in_slots: float) -> bool:
         a.server(on_root, mean, r)
         a.derive(s, before, r)
         return all(bool(value.isfinite().all()) for value in sent.values())
+
+
+def steps_alone(a: Algorithm) -> bool:
+    """Whether the step of a parameter without a gradient is the same on every client, whatever the others do.
+
+    It is not where clients keep state, where a norm over several parameters enters the step, or where ``before_clip``
+    makes the gradient non-zero, as the clip then scales it by the norm of all.
+    """
+    if a.client_state:
+        return False
+    size = 4
+    tried = type(a)(replace(a.config, clip=1e-3))
+    with torch_seeded(1), torch.no_grad():
+        s = Vectors(**{name: torch.rand(2 * size) for name in (*a.down, *a.derived, "decays")})
+        c = ClientVectors(**{name: torch.rand(1, 2 * size) for name in ("x", "g", "g1", "full_g", *a.slots)})
+        c.steps, c.k, c.compute_copy = torch.full((1, 1), 3.0), torch.ones(1, 1), None
+        for gradient in (c.g, c.g1):
+            gradient[:, size:] = 0
+        alone = ClientVectors(
+            **{n: v if v is None or n in ("steps", "k") else v[:, size:].clone() for n, v in vars(c).items()}
+        )
+        try:
+            local_step(tried, c, s, torch.tensor(0.1), gradient_free=False, preserve_g=True)
+            tail = Vectors(**{name: vector[size:] for name, vector in vars(s).items()})
+            local_step(tried, alone, tail, torch.tensor(0.1), gradient_free=True, preserve_g=True)
+        except Exception:  # a method may need its own number of parameters
+            return False
+    return all(torch.equal(getattr(c, name)[:, size:], getattr(alone, name)) for name in ("x", *a.slots))
 
 
 def _refuse_state(hook: str, value: torch.Tensor, c: ClientVectors, s: Vectors) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..config import SETTINGS, Config, coerce, data_root
-from ..errors import UserError, first_line, shortened
-from ..inputs import check_path
+from ..data.manifest import data_root
+from ..settings import SETTINGS, coerce
+from ..support.errors import UserError, first_line, shortened
+from ..support.inputs import check_path
 from .datasets import PREPARING
 from .manifest import ARRAYS, MANIFEST, read_manifest
 from .prepare import complete, describe, write_shards
@@ -119,7 +120,7 @@ def shards(data: Data, settings: Mapping[str, Any]) -> str:
         raise UserError(f"data and dataset contradict each other: got dataset {shortened(settings['dataset'])}, too")
     data_dir = coerce(SETTINGS["data_dir"], settings.get("data_dir", ""))
     check_path(data_dir, "--data-dir")
-    root = data_root(Config(data_dir=data_dir))
+    root = data_root(data_dir)
     digest = data.digest
     out = root / f"{ARRAYS}-{digest[:12]}"
     with PREPARING:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ..processes import usable_cores
+from ..support.processes import usable_cores
 
 BLOCK = 1 << 20
 MAX_CACHE_BYTES = 1 << 20  # about 16,000 verdicts; then it starts over

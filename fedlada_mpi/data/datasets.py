@@ -16,11 +16,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..config import DATASETS, PRESETS, SETTINGS, Config, Resolved, coerce, data_root, flag, resolve
-from ..disk import WriteError
-from ..errors import UserError, did_you_mean, first_line, shortened
-from ..inputs import check_path
+from ..algorithms import resolve
+from ..data.manifest import data_root
 from ..rundir import lock
+from ..settings import DATASETS, PRESETS, SETTINGS, Config, Resolved, coerce, flag
+from ..support.disk import WriteError
+from ..support.errors import UserError, did_you_mean, first_line, shortened
+from ..support.inputs import check_path
 from .manifest import ARRAYS, MANIFEST, Manifest, prepare_command, read_manifest
 from .partition import KINDS, USED_BY
 
@@ -49,7 +51,7 @@ def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = F
     check_path(data_dir, "--data-dir")
     base = _base(name, data_dir)
     if not (base / MANIFEST).is_file():
-        root = data_root(Config(data_dir=data_dir))
+        root = data_root(data_dir)
         names = _prepared(root)
         there = f"; {root} has {', '.join(names[:MOST_NAMES])}{', ...' * (len(names) > MOST_NAMES)}" if names else ""
         known = f"one of {', '.join(DATASETS)}, or what python -m data_prep has written{there}"
@@ -76,7 +78,7 @@ def directory_of(config: Config) -> Path:
 
 def _base(dataset: str, data_dir: str) -> Path:
     """The shards that ``--dataset`` names, a directory or a name in the data root."""
-    root = data_root(Config(data_dir=data_dir))
+    root = data_root(data_dir)
     if dataset in DATASETS or (not (Path(dataset) / MANIFEST).is_file() and (root / dataset / MANIFEST).is_file()):
         return root / dataset
     path = Path(dataset)

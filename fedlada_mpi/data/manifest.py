@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
-from ..inputs import read_bytes
+from ..support.errors import UserError
+from ..support.inputs import read_bytes
 from .partition import KINDS, Rule
 
 FORMAT = 1
@@ -116,6 +116,11 @@ def prepare_command(dataset: str, out: str | Path, options: Mapping[str, Any], r
             text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
             words += ["--" + {"kind": "partition"}.get(name, name).replace("_", "-"), text]
     return shlex.join(words)
+
+
+def data_root(data_dir: str = "") -> Path:
+    """Where shards are, unless a directory is given."""
+    return Path(data_dir or os.environ.get("FEDLADA_DATA") or "data")
 
 
 def read_manifest(directory: str | os.PathLike) -> Manifest:

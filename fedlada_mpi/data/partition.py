@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import UserError
+from ..support.errors import UserError
 
 KINDS = ("dirichlet", "iid", "pathological", "natural")
 # Settings that only some partitions have.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..inputs import figure_text
+from ..support.inputs import figure_text
 from .manifest import TEST_FILE, VALIDATION_FILE, Manifest
 
 if TYPE_CHECKING:

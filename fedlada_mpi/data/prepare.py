@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UserError
+from ..support.errors import UserError
 from . import sources
 from .manifest import FORMAT, MANIFEST, RAW_PATH, Manifest, read_manifest
 from .partition import hold_out, partition

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..config import PRESETS, Config, data_root
-from ..errors import UserError, did_you_mean
+from ..data.manifest import data_root
+from ..settings import PRESETS
+from ..support.errors import UserError, did_you_mean
 from .partition import KINDS, Rule
 from .sources import LOADERS
 
@@ -58,7 +59,7 @@ class PrepareSettings:
         own = self.dataset in OWN and self.raw is not None
         # Absolute: "." and "photos/.." have a name, too.
         raw = Path(os.path.abspath(self.raw)) if self.raw is not None and own else Path(self.dataset)
-        return data_root(Config()) / (raw.stem if raw.suffix == ".npz" else raw.name)
+        return data_root() / (raw.stem if raw.suffix == ".npz" else raw.name)
 
     @property
     def reading(self) -> dict[str, Any]:

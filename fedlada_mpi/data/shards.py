@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import h5py
 import numpy as np
 
-from ..errors import UserError, first_line
+from ..support.errors import UserError, first_line
 from .checksums import first_wrong
 from .manifest import FORMAT, MANIFEST, TEST_FILE, Manifest, read_manifest, silo_file
 

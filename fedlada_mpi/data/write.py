@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from .. import disk
-from ..errors import UserError
-from ..processes import is_alive
+from ..support import disk
+from ..support.errors import UserError
+from ..support.processes import is_alive
 from .checksums import sha256
 from .manifest import FORMAT, MANIFEST, RAW_PATH, TEST_FILE, VALIDATION_FILE, silo_file
 from .sources import ImageSet

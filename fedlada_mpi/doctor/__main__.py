@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import __version__
-from ..errors import UserError
-from ..options import Parser
+from ..settings import Parser
+from ..support.errors import UserError
 from . import installation, machine  # noqa: F401  (they register their checks, in the order of the report)
 from .check import CHECKS, FAIL, OK, SKIP, WARN, Check, Here
 

@@ -176,10 +176,9 @@ def transport(here: Here) -> Result:
 
 @check("data", "set FEDLADA_DATA to a folder that every node can read", needs="packages")
 def data(here: Here) -> Result:
-    from ..config import Config, data_root
-    from ..data.manifest import MANIFEST, read_manifest
+    from ..data.manifest import MANIFEST, data_root, read_manifest
 
-    root, world = data_root(Config()), here.world
+    root, world = data_root(), here.world
     folders = sorted(str(path.parent) for path in root.glob(f"*/{MANIFEST}"))
     if world is not None:
         folders = world.broadcast_json({"folders": folders})["folders"]

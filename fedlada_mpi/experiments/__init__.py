@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import config as settings
-from ..errors import UserError, did_you_mean, shortened
-from ..inputs import check_path, require_regular
+from .. import settings
+from ..algorithms import resolve, settings_of
 from ..rundir import metrics
 from ..rundir.results import finished_rounds
+from ..support.errors import UserError, did_you_mean, shortened
+from ..support.inputs import check_path, require_regular
 
 FOLDER = Path(__file__).parent
 
@@ -42,7 +43,7 @@ class Run:
     def command(self, launcher: Sequence[str] = ()) -> list[str]:
         """The command that starts or resumes this run."""
         arguments: list[str] = []
-        known = settings.settings_of(self.given.get("algorithm", settings.SETTINGS["algorithm"].default))
+        known = settings_of(self.given.get("algorithm", settings.SETTINGS["algorithm"].default))
         for name in [name for name in known if name in self.given]:
             value = self.given[name]
             if isinstance(value, bool):
@@ -147,7 +148,7 @@ def _crossed(block: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _run(given: Mapping[str, Any], root: Path) -> Run:
     if "out" in given:
         raise UserError("out does not belong in a grid's file: give the directory of all its runs with --runs")
-    resolved = settings.resolve({}, given)
+    resolved = resolve({}, given)
     values = resolved.config.record()
     return Run({k: values[k] for k in given}, values["rounds"], root / directory_name(values))
 
@@ -156,9 +157,9 @@ def directory_name(values: Mapping[str, Any]) -> str:
     """The data set, the method, the settings that differ from their presets, and the seed: equal for equal runs."""
     dataset, method = values["dataset"], values["algorithm"]
     own = {name: values[name] for name in ("dataset", "algorithm", "preset")}
-    preset = {**settings.resolve(own).config.record(), "preset": settings.SETTINGS["preset"].default}
+    preset = {**resolve(own).config.record(), "preset": settings.SETTINGS["preset"].default}
     parts = [_safe(dataset), method if ":" not in method else _safe(method)]
-    for name, setting in settings.settings_of(method).items():
+    for name, setting in settings_of(method).items():
         if not setting.runtime and name != "seed" and values[name] != preset[name]:
             parts.append(f"{name}={_safe(values[name])}")
     return "_".join([*parts, f"seed={values['seed']}"])

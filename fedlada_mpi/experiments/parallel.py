@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..gpu import mps
-from ..processes import usable_cores
 from ..rundir import lock
-from ..signals import STOPPED
+from ..support.processes import usable_cores
+from ..support.signals import STOPPED
 from . import Run
 from .live import Table
 from .starting import STOPS, claimed, exit_status, passed_on, start

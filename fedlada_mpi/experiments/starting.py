@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import UserError
 from ..rundir import lock
-from ..signals import STOPPED
+from ..support.errors import UserError
+from ..support.signals import STOPPED
 from . import Run
 
 # What ranks on other nodes take from the environment of the launcher. srun passes on everything, mpirun only what it is

@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from ..config import Config
-from ..errors import UserError, did_you_mean, shortened
-from ..own import load_object, users_code
-from ..rng import torch_seeded
+from ..settings import Config
+from ..support.errors import UserError, did_you_mean, shortened
+from ..support.rng import torch_seeded
+from ..support.user_code import load_object, users_code
 from . import norms, vision
 from .agreement import disagreement
 from .architectures import Activation, MakeActivation, cnn, lenet, lenet3, resnet18

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from ..errors import first_line
+from ..support.errors import first_line
 from .randomness import Draws
 from .trial import outputs_with, tensors, tied
 

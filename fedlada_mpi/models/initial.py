@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UserError, first_line
-from ..inputs import reason, require_regular
+from ..support.errors import UserError, first_line
+from ..support.inputs import reason, require_regular
 from . import Network
 from .trial import tensors
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..config import norm_groups
-from ..errors import UserError
+from ..settings import norm_groups
+from ..support.errors import UserError
 
 INSTANCE = {nn.BatchNorm1d: nn.InstanceNorm1d, nn.BatchNorm2d: nn.InstanceNorm2d, nn.BatchNorm3d: nn.InstanceNorm3d}
 

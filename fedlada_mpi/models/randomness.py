@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import UserError
+from ..support.errors import UserError
 
 # SplitMix64 (Steele, Lea and Flood 2014), in the two's complement of int64, whose products wrap around.
 GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from ..errors import first_line
+from ..support.errors import first_line
 from .trial import tensors
 
 PROBES = (3, 2)  # images of two batches that tell what depends on their number

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
 
-from ..errors import first_line
+from ..support.errors import first_line
 from . import layers
 from .axes import Axes
 from .columns import Window, pair

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..errors import UserError, shortened
-from ..own import users_code
+from ..support.errors import UserError, shortened
+from ..support.user_code import users_code
 from .norms import has_batch_norm
 from .randomness import Draws
 

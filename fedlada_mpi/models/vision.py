@@ -7,8 +7,8 @@ import warnings
 import torch
 from torch import nn
 
-from ..errors import UserError, did_you_mean, first_line
-from ..own import users_code
+from ..support.errors import UserError, did_you_mean, first_line
+from ..support.user_code import users_code
 
 PREFIX = "torchvision:"
 NORM = "group:2"  # the paper's

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import UserError
+from ..support.errors import UserError
 from .patience import Patience
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ import os
 import torch
 from mpi4py import MPI
 
-from ..errors import UserError
+from ..support.errors import UserError
 from . import shared_window
 from .shared_window import SharedWindowTransport
 from .staged import StagedTransport

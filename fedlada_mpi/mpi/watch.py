@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ..processes import state
+from ..support.processes import state
 
 PERIOD = 5.0  # seconds
 STOPPED, STUCK = "Tt", "D"  # as /proc says it: by a signal, and in a call to a disk or another device

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 # Open MPI's UCX window component complains on every machine without UCX; shared windows do not use it.
 os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-from .. import signals
+from ..support import signals
 
 if signals.tolerant():
     # Its collectives over several nodes have communicators of their own, in which ranks wait for the dead.
@@ -30,8 +30,8 @@ if signals.tolerant():
 import numpy as np
 from mpi4py import MPI
 
-from ..errors import NO_ANSWER, DivergedError, OtherRankError, UserError
-from ..ranks import launched_processes
+from ..support.errors import NO_ANSWER, DivergedError, OtherRankError, UserError
+from ..support.launcher import launched_processes
 from .messages import Messages, waits
 from .patience import Patience
 from .pulse import Peer, Pulse

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import printable
-from ..inputs import check_path
+from ..support.errors import printable
+from ..support.inputs import check_path
 
 if TYPE_CHECKING:
     from .groups import Group

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ..errors import UserError, printable
-from ..options import Parser
+from ..settings import Parser
+from ..support.errors import UserError, printable
 from . import __doc__ as description
 from . import build
 from .pack import pack

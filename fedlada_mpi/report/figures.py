@@ -20,9 +20,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from ..inputs import figure_text
-from ..processes import process_map, usable_cores
 from ..rundir.metrics import DIAGNOSED, PHASES
+from ..support.inputs import figure_text
+from ..support.processes import process_map, usable_cores
 from . import latex, paper, speedup
 from .groups import Group, by_problem, labels, slug
 from .measures import by_silo, evaluated_last

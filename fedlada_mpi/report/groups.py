@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import algorithms
-from .. import config as settings
+from .. import algorithms, settings
+from ..algorithms import resolve
 from .load import Run
 
 DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet", "digits": "Digits"}
@@ -42,7 +42,7 @@ def _preset(dataset: str, method: str, tuned: bool = False) -> dict[str, Any]:
     """The values of the paper's preset, or of the tuned one; of a user's own method only those of the data set."""
     dataset = dataset if dataset in settings.PRESETS else "other"
     known = {"dataset": dataset, "algorithm": method if method in algorithms.names() else "fedavg"}
-    return {**settings.resolve({**known, "preset": "tuned"} if tuned else known).config.record(), "preset": "paper"}
+    return {**resolve({**known, "preset": "tuned"} if tuned else known).config.record(), "preset": "paper"}
 
 
 def identity(values: Mapping[str, Any]) -> list[str]:

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from .. import algorithms
-from .. import config as settings
-from ..errors import UserError, printable
-from ..inputs import check_path, read_json, reason
-from ..processes import process_map, usable_cores
+from .. import algorithms, settings
 from ..rundir import client_values, metrics
 from ..rundir.metrics import ALL_PHASES, NUMBERS, OPTIONAL, parse
+from ..support.errors import UserError, printable
+from ..support.inputs import check_path, read_json, reason
+from ..support.processes import process_map, usable_cores
 from . import usage
 
 WORTH_A_PROCESS = 20_000_000  # bytes of metrics; fewer are read before another process has started

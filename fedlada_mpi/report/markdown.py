@@ -18,9 +18,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from ..errors import UserError, did_you_mean
-from ..inputs import check_path, read_bytes, reason
 from ..rundir.files import write_atomically
+from ..support.errors import UserError, did_you_mean
+from ..support.inputs import check_path, read_bytes, reason
 from .paper import NOT_RUN, TUNED, Figure
 from .tables import MISSING, Cell, Column, Table
 

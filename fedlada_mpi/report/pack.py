@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import algorithms
-from ..config import SETTINGS
-from ..errors import UserError, printable
-from ..inputs import check_path, read_json
 from ..rundir import metrics
 from ..rundir.files import to_json, write_atomically
 from ..rundir.results import SUMMARY
+from ..settings import SETTINGS
+from ..support.errors import UserError, printable
+from ..support.inputs import check_path, read_json
 from . import load, usage
 
 DIGITS, DIGITS_OF_SECONDS = 6, 3

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import config as settings
+from .. import settings
+from ..algorithms import resolve
 from . import measures
 from .groups import Group, Stat, dataset_name, kind, method_name, show
 from .tables import Cell, Column, Table, number, stat
@@ -54,7 +55,7 @@ def match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | No
 
 def _match(groups: Sequence[Group], where: Mapping[str, Any]) -> tuple[Group | None, list[str]]:
     """As ``match``, for the method itself."""
-    wanted = settings.resolve(where).config.record()
+    wanted = resolve(where).config.record()
     best: tuple[Group | None, list[str]] = None, []
     for one in groups:
         if one.dataset != kind(wanted["dataset"]) or one.method != wanted["algorithm"]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from .. import config as settings
+from .. import settings
 from .groups import SYMBOLS, Group, by_problem, labels, show
 from .tables import Cell, Column, Table
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from .. import rng
+from ..support import rng
 from . import measures
 from .groups import Group, Stat, slug
 from .tables import Cell, Column, Table, plain, stat

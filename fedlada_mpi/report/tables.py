@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import printable
 from ..rundir.client_values import SPREAD
 from ..rundir.metrics import DIAGNOSED, PHASES
+from ..support.errors import printable
 from . import measures, usage
 from .groups import Group, Stat, by_problem, labels, slug, uneven
 from .load import Run

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .. import config as settings
+from ..algorithms import resolve
 from .groups import Group, dataset_name, method_name
 from .load import Run
 from .paper import OPEN
@@ -60,7 +60,7 @@ def chosen(groups: Sequence[Group]) -> dict[str, float]:
 def table(groups: Sequence[Group]) -> Table:
     """Methods and factors of the paper's decay; no rows where no method was run with several."""
     found, best = measured(groups), chosen(groups)
-    presets = {m: settings.resolve({"dataset": DATASET, "algorithm": m}).config.weight_decay for m in found}
+    presets = {m: resolve({"dataset": DATASET, "algorithm": m}).config.weight_decay for m in found}
     factors = sorted({round(decay / presets[m], 6) for m, by_decay in found.items() for decay in by_decay})
     rows = []
     for i, (method, by_decay) in enumerate(found.items()):

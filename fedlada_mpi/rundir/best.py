@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import disk
+from ..support import disk
 from . import checkpoint
 from .results import BEST, write_model
 

@@ -23,12 +23,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import disk
 from ..algorithms import Vectors
-from ..config import DATASETS, Config, differences
-from ..errors import UserError
-from ..inputs import read_json, require_regular
 from ..mpi import World
+from ..settings import DATASETS, Config, differences
+from ..support import disk
+from ..support.errors import UserError
+from ..support.inputs import read_json, require_regular
 
 KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0

@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .. import disk
-from ..config import Config
-from ..errors import UserError
-from ..inputs import read_json
+from ..settings import Config
+from ..support import disk
+from ..support.errors import UserError
+from ..support.inputs import read_json
 from . import checkpoint, client_values, metrics, results, sinks
 
 FINISHED = -1

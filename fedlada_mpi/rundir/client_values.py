@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import UserError, first_line
-from ..inputs import require_regular
+from ..support.errors import UserError, first_line
+from ..support.inputs import require_regular
 from .files import write_atomically
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import disk
+from ..support import disk
 
 
 def to_json(value: Any, indent: int | None = None) -> str:

@@ -20,10 +20,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from .. import disk
-from ..errors import UserError
-from ..inputs import read_json
-from ..processes import is_alive, start_time
+from ..support import disk
+from ..support.errors import UserError
+from ..support.inputs import read_json
+from ..support.processes import is_alive, start_time
 
 NAME = "run.lock"  # held by the run that writes to the directory
 GRID = "grid.lock"  # held by a grid from before it starts that run until after its end

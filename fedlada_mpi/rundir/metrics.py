@@ -12,8 +12,8 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import disk
-from ..inputs import parse_json, read_bytes
+from ..support import disk
+from ..support.inputs import parse_json, read_bytes
 from . import client_values
 from .files import to_json, write_atomically
 

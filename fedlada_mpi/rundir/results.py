@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import disk
-from ..inputs import read_json
+from ..support import disk
+from ..support.inputs import read_json
 from .files import to_json, write_atomically
 
 if TYPE_CHECKING:

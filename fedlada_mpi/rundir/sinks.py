@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from .. import disk
-from ..config import Config
-from ..errors import UserError, first_line
-from ..inputs import read_json
+from ..settings import Config
+from ..support import disk
+from ..support.errors import UserError, first_line
+from ..support.inputs import read_json
 from .files import to_json, write_atomically
 
 IDS = "trackers.json"  # the services' names of this run, by which a resumed run goes on in the same one

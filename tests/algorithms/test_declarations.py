@@ -5,29 +5,34 @@ from __future__ import annotations
 import pytest
 from method_cases import CASES
 
-from fedlada_mpi.algorithms import Algorithm, create
-from fedlada_mpi.algorithms.fedcm import FedCM
-from fedlada_mpi.algorithms.fedlada import FedLADA
-from fedlada_mpi.algorithms.scaffold import Scaffold
-from fedlada_mpi.config import resolve
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.algorithms import Algorithm, create, resolve
+from fedlada_mpi.algorithms.trial import steps_alone
+from fedlada_mpi.support.errors import UserError
 
 
-def shift(self, c, s, g):
-    return g.add_(1.0)
+class Shifted(Algorithm):
+    def before_clip(self, c, s, g):
+        return g.add_(1.0)
 
 
-def test_a_method_that_changes_the_gradient_before_the_clip_declares_elementwise():
-    with pytest.raises(TypeError, match=r"^Forgetful overrides before_clip and must declare elementwise: False"):
-        type("Forgetful", (Algorithm,), {"before_clip": shift})
-    assert not type("Declared", (Algorithm,), {"before_clip": shift, "elementwise": False}).elementwise
-    assert not type("Inherited", (FedCM,), {"before_clip": shift}).elementwise
+class Normed(Algorithm):
+    def direction(self, c, s, g):
+        return g / c.x.norm(dim=1, keepdim=True) + c.x.norm(dim=1, keepdim=True)
 
 
-@pytest.mark.parametrize(("method", "shares"), [(FedLADA, True), (FedCM, False), (Scaffold, False)])
-def test_which_methods_share_gradient_free_parameters(method, shares):
-    """FedCM clips them with the rest, and SCAFFOLD's c_i differ between clients."""
-    assert method(resolve({"algorithm": method.name}).config).shares_gradient_free == shares
+# Of the built-in methods without client state: a clip scales what these add to the gradient, or they have norms.
+TOGETHER = ("fedcm", "fedadam_amended", "fedlamb")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_which_methods_step_parameters_without_a_gradient_alone(name):
+    method = create(resolve({"algorithm": name}).config)
+    assert steps_alone(method) == (name not in TOGETHER and not method.client_state)
+
+
+@pytest.mark.parametrize("method", [Shifted, Normed])
+def test_own_methods_that_do_not(method):
+    assert not steps_alone(method(resolve({"algorithm": "fedavg"}).config))
 
 
 OTHER = dict(weighting="size", server_lr=0.7, participation=0.5)

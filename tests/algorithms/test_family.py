@@ -403,8 +403,7 @@ def test_denominators_never_fall(method, name, first, settings, data, run_dir):
 
 
 def make(name: str, tensors=((slice(None),),), **settings):
-    from fedlada_mpi.algorithms import create
-    from fedlada_mpi.config import resolve
+    from fedlada_mpi.algorithms import create, resolve
 
     return create(resolve(dict(algorithm=name, **settings)).config, tensors)
 

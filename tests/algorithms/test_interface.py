@@ -56,7 +56,7 @@ def test_equal_weights_for_some_quantities(probe, shared_tmp):
 
 
 def test_a_coin_is_the_same_for_all_and_different_for_each_round():
-    from fedlada_mpi.config import resolve
+    from fedlada_mpi.algorithms import resolve
 
     one, two, other = (algorithms.create(resolve({"algorithm": "fedavg", "seed": seed}).config) for seed in (1, 1, 2))
     coins = [one.coin(t) for t in range(200)]

@@ -221,8 +221,7 @@ def test_round_by_hand_of_the_reference():
 
 
 def test_round_by_hand_of_the_package():
-    from fedlada_mpi.algorithms import ClientVectors, Round, Vectors, create
-    from fedlada_mpi.config import resolve
+    from fedlada_mpi.algorithms import ClientVectors, Round, Vectors, create, resolve
 
     method = create(resolve(dict(algorithm="fedlada", v_init="zero", **HAND)).config)
     server = Vectors(**{name: torch.zeros(2, dtype=torch.float64) for name in ("x", "v", "g_a", *method.private)})
@@ -254,8 +253,7 @@ def test_scaled_scaffold_keeps_the_raw_gradients_of_opposed_clients():
     Round 2: directions +-1 - 1/2 * +-1 = +-1/2, so x_i = -+0.25; c_i+ is still +-1. A c_i that grew to g / a would
     cancel the scale.
     """
-    from fedlada_mpi.algorithms import ClientVectors, Round, Vectors, create
-    from fedlada_mpi.config import resolve
+    from fedlada_mpi.algorithms import ClientVectors, Round, Vectors, create, resolve
 
     method = create(resolve(dict(algorithm="scaffold", alpha=0.5)).config)
     gradients = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)

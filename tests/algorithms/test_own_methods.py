@@ -6,11 +6,10 @@ import pytest
 import torch
 from ranks import is_root
 
-from fedlada_mpi.algorithms import create, find, names
+from fedlada_mpi.algorithms import create, find, names, resolve
 from fedlada_mpi.algorithms.trial import try_out
-from fedlada_mpi.config import resolve
-from fedlada_mpi.errors import UserError
 from fedlada_mpi.run import main
+from fedlada_mpi.support.errors import UserError
 
 HEAD = "import torch\nfrom fedlada_mpi.algorithms import Algorithm, hyper\n\n\nclass Mine(Algorithm):\n    "
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import PrepareSettings
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.support.errors import UserError
 from tests.helpers.damage import (
     MANIFEST,
     ODD_VALUES,

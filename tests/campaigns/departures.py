@@ -35,8 +35,8 @@ import torch
 from pretend import Nodes, wait_until
 from ranks import find_mpirun, python
 
-import fedlada_mpi.evaluate
-import fedlada_mpi.trainer  # noqa: F401  (once for all forked references)
+import fedlada_mpi.rounds.evaluate
+import fedlada_mpi.rounds.trainer  # noqa: F401  (once for all forked references)
 from data_prep import PrepareSettings, prepare
 from fedlada_mpi.data.manifest import read_manifest
 from fedlada_mpi.data.owners import owned_clients
@@ -215,8 +215,8 @@ class Campaign:
 
 
 def _forked(arguments: list[str], gone: list[tuple[int, np.ndarray]], out: Path) -> int:
-    from fedlada_mpi import rng
     from fedlada_mpi.run import main
+    from fedlada_mpi.support import rng
 
     sampled = rng.participants
 

@@ -34,8 +34,8 @@ from ranks import find_mpirun
 from training_runs import Run, same
 
 # Imported once for all forked runs, but not MPI, which each of them must start itself.
-import fedlada_mpi.evaluate
-import fedlada_mpi.trainer  # noqa: F401
+import fedlada_mpi.rounds.evaluate
+import fedlada_mpi.rounds.trainer  # noqa: F401
 from data_prep import PrepareSettings, prepare
 
 FAULTS = ROOT / "tests" / "helpers" / "faults.py"

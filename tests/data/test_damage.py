@@ -17,7 +17,7 @@ from training_runs import make_data
 
 from fedlada_mpi.data.checksums import sha256
 from fedlada_mpi.data.shards import read_manifest
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.support.errors import UserError
 
 FILES = ("silo_0001.h5", "silo_0002.h5", "test.h5")
 FUZZ = settings(derandomize=True, deadline=None, max_examples=80, database=None)

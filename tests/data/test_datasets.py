@@ -17,10 +17,10 @@ from ranks import python
 from repository import ROOT
 
 from data_prep import PrepareSettings, prepare
-from fedlada_mpi.config import Config
 from fedlada_mpi.data.datasets import directory_of, ensure, settle
 from fedlada_mpi.data.manifest import read_manifest
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.settings import Config
+from fedlada_mpi.support.errors import UserError
 
 
 @pytest.fixture

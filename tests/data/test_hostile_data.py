@@ -13,7 +13,7 @@ from PIL import Image
 from fedlada_mpi.data.prepare import divide, prepare
 from fedlada_mpi.data.settings import PrepareSettings
 from fedlada_mpi.data.sources import ImageSet, bounds, load
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.support.errors import UserError
 
 # Some of the archives take longer to make than everything else here: the campaign has them.
 SLOW = ("tar_of_many_members", "tar_with_a_long_header")

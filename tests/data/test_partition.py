@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedlada_mpi.data.partition import Rule, client_sizes, deal, fill, natural, partition, pathological_quotas
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.support.errors import UserError
 
 LABELS = np.arange(6000) % 10
 REFILL = Rule("dirichlet", dirichlet=0.6, exhausted="refill", size_sigma=0.0)

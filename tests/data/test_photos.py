@@ -13,7 +13,7 @@ from fedlada_mpi.data.manifest import read_manifest
 from fedlada_mpi.data.shards import read_test
 from fedlada_mpi.data.sources import load
 from fedlada_mpi.data.sources.imagefolder import ORIENTATION
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.support.errors import UserError
 
 
 def save(path: Path, pixels: np.ndarray | Image.Image, **options) -> None:

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from data_prep.inspect import table, verify
-from fedlada_mpi import disk
 from fedlada_mpi.data import prepare as preparation
 from fedlada_mpi.data import write
 from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import PrepareSettings
 from fedlada_mpi.data.shards import read_manifest, read_silos, read_test
 from fedlada_mpi.data.sources import load, raw_available
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.support import disk
+from fedlada_mpi.support.errors import UserError
 
 DIGITS = load("digits", raw_available("digits", "."), 1)
 

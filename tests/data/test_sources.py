@@ -18,7 +18,7 @@ from PIL import Image
 
 from fedlada_mpi.data.sources import cifar, decode, load, raw_available, statistics
 from fedlada_mpi.data.sources.raw import find_raw
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.support.errors import UserError
 
 
 def save_npz(path: Path, **changes) -> Path:

@@ -15,7 +15,7 @@ from data_prep.__main__ import main
 from fedlada_mpi.data.manifest import VALIDATION_FILE, read_manifest
 from fedlada_mpi.data.partition import hold_out
 from fedlada_mpi.data.shards import read_silos, read_test
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.support.errors import UserError
 
 
 @settings(derandomize=True, deadline=None, max_examples=150, database=None)

@@ -15,7 +15,7 @@ from repository import ROOT
 from fedlada_mpi.doctor import installation, machine
 from fedlada_mpi.doctor.__main__ import Row, elsewhere, examine
 from fedlada_mpi.doctor.check import CHECKS, FAIL, OK, SKIP, WARN, Check, Here
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.support.errors import UserError
 
 DOCTOR = {"module": "fedlada_mpi.doctor"}
 # Rank 1 does something else first.

@@ -13,10 +13,10 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from fedlada_mpi import algorithms, bench
-from fedlada_mpi.config import resolve
+from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.gpu import layer_kernels
-from fedlada_mpi.gradients import StackedEngine
 from fedlada_mpi.models import layers
+from fedlada_mpi.rounds.gradients import StackedEngine
 
 HOPPER = GPUTarget("cuda", 90, 32)
 

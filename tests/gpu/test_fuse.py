@@ -14,10 +14,10 @@ import torch
 from kernel_checks import DEVICE, agree, kernels_run, random
 
 from fedlada_mpi import algorithms
-from fedlada_mpi.algorithms import ClientVectors, Vectors
+from fedlada_mpi.algorithms import ClientVectors, Vectors, resolve
 from fedlada_mpi.algorithms.base import RebindError
 from fedlada_mpi.algorithms.step import local_step
-from fedlada_mpi.config import resolve
+from fedlada_mpi.algorithms.trial import steps_alone
 from fedlada_mpi.gpu import fuse
 from fedlada_mpi.gpu.fuse import Fused
 
@@ -29,7 +29,7 @@ def method(name: str, **changes) -> algorithms.Algorithm:
 
 METHODS = [name for name in algorithms.names() if method(name).fusable]
 STEPS = [(name, False, {}) for name in METHODS]
-STEPS += [(name, True, {}) for name in METHODS if method(name).shares_gradient_free]
+STEPS += [(name, True, {}) for name in METHODS if steps_alone(method(name))]
 READINGS = (
     dict(bias_correction=True),
     dict(v_max=False, v_init="server", eps=1e-3),

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedlada_mpi import algorithms
+from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.bench import Bench
-from fedlada_mpi.config import resolve
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.models import layers
 

@@ -24,10 +24,10 @@ from fedlada_mpi.doctor import machine
 from fedlada_mpi.gpu import channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, sum_kernels
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
-from fedlada_mpi.gradients import weighted_loss
 from fedlada_mpi.models import columns, layers
 from fedlada_mpi.models.columns import Window, pair
 from fedlada_mpi.models.layout import Layout
+from fedlada_mpi.rounds.gradients import weighted_loss
 
 TYPES = (torch.float32, torch.bfloat16)
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedlada_mpi.data.shards import read_manifest, read_silos, read_test
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.support.errors import UserError
 
 MANIFEST = "manifest.json"
 # Values that a manifest must not have anywhere, or only in some places.

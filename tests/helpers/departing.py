@@ -18,19 +18,19 @@ import time
 from pathlib import Path
 
 PLACES = {
-    "start": ("fedlada_mpi.session", "Session._local_data"),
+    "start": ("fedlada_mpi.session.assemble", "Session._local_data"),
     "order": ("fedlada_mpi.mpi.world", "World.broadcast_json"),
     "barrier": ("fedlada_mpi.mpi.world", "World.barrier"),
-    "train": ("fedlada_mpi.trainer", "Trainer._train"),
+    "train": ("fedlada_mpi.rounds.trainer", "Trainer._train"),
     "reduce": ("fedlada_mpi.mpi.transport", "Transport.reduce"),
-    "server": ("fedlada_mpi.server", "Server.step"),
+    "server": ("fedlada_mpi.rounds.server", "Server.step"),
     "bcast": ("fedlada_mpi.mpi.transport", "Transport.bcast"),
-    "evaluate": ("fedlada_mpi.silo", "Silo.report"),
+    "evaluate": ("fedlada_mpi.rounds.silo", "Silo.report"),
     "record": ("fedlada_mpi.rundir.metrics", "Recorder.add"),
     "checkpoint": ("fedlada_mpi.rundir.checkpoint", "save"),
     "file": ("fedlada_mpi.rundir.checkpoint", "_write"),
     "results": ("fedlada_mpi.rundir.results", "write"),
-    "defect": ("fedlada_mpi.trainer", "Trainer._train"),
+    "defect": ("fedlada_mpi.rounds.trainer", "Trainer._train"),
     "recovery": ("fedlada_mpi.mpi.world", "_shrunk"),
 }
 

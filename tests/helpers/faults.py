@@ -42,8 +42,8 @@ class Fault:
 
     def arm(self) -> None:
         """From here on, in this process."""
-        from fedlada_mpi import disk
         from fedlada_mpi.rundir import metrics
+        from fedlada_mpi.support import disk
 
         sys.addaudithook(self._hook)
         fsync, write, add = os.fsync, disk._Disk.write, metrics.Recorder.add

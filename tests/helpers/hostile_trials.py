@@ -20,12 +20,12 @@ from hypothesis import strategies as st
 
 from fedlada_mpi import run
 from fedlada_mpi.algorithms import Vectors
-from fedlada_mpi.config import SETTINGS, Config, flag, load
-from fedlada_mpi.console import closing_lines
 from fedlada_mpi.data.datasets import settle
-from fedlada_mpi.errors import UserError
 from fedlada_mpi.mpi import World
 from fedlada_mpi.rundir import checkpoint, metrics
+from fedlada_mpi.session.console import closing_lines
+from fedlada_mpi.settings import SETTINGS, Config, flag, load
+from fedlada_mpi.support.errors import UserError
 
 
 def outcome(action: Callable[[], object]) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 def main(argv: list[str]) -> None:
-    from fedlada_mpi import server, silo
+    from fedlada_mpi.rounds import server, silo
     from fedlada_mpi.run import main as run
 
     first, saved, save, round_ = [], [], silo.checkpoint.save, server.Server.round

@@ -8,8 +8,8 @@ import re
 import sys
 from pathlib import Path
 
-from fedlada_mpi.algorithms import Algorithm, create, names
-from fedlada_mpi.config import flag, resolve
+from fedlada_mpi.algorithms import Algorithm, create, names, resolve
+from fedlada_mpi.settings import flag
 
 HEAD = (
     "`--algorithm`",

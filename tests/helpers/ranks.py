@@ -67,7 +67,7 @@ def find_mpirun() -> str | None:
 
 def tolerant_mpirun() -> str:
     """That of an MPI whose ranks go on where one dies; skips a test where there is none."""
-    from fedlada_mpi.ranks import tolerance
+    from fedlada_mpi.support.launcher import tolerance
 
     mpirun = find_mpirun()
     if not mpirun or not tolerance(mpirun):

@@ -9,10 +9,10 @@ import torch
 from hostile import DAMAGES, OBSTACLES, damage_file, one_line
 from torch import nn
 
-from fedlada_mpi.errors import UserError
 from fedlada_mpi.models import Network
 from fedlada_mpi.models.initial import load_initial
 from fedlada_mpi.models.layout import Layout
+from fedlada_mpi.support.errors import UserError
 
 GOOD = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4)}
 

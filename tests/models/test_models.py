@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedlada_mpi import models
-from fedlada_mpi.errors import UserError
-from fedlada_mpi.gradients import GenericEngine, StackedEngine, weighted_loss
 from fedlada_mpi.models import layers
 from fedlada_mpi.models.columns import Window
 from fedlada_mpi.models.layout import Layout
+from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine, weighted_loss
+from fedlada_mpi.support.errors import UserError
 
 # Nothing here depends on the ranks, and four at once would only wait for each other's cores.
 KEYS = torch.zeros(2, dtype=torch.int64)  # of random numbers, which no layer here draws

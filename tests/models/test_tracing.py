@@ -14,8 +14,8 @@ from ranks import python
 from torch import Tensor, nn
 
 from fedlada_mpi import models
-from fedlada_mpi.gradients import GenericEngine, StackedEngine, different_gradient
 from fedlada_mpi.models.agreement import disagreement
+from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine, different_gradient
 
 # Nothing here depends on the ranks, and four at once would only wait for each other's cores.
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from fedlada_mpi import models
-from fedlada_mpi.config import resolve
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.models.norms import exchange
+from fedlada_mpi.support.errors import UserError
 
 NARROW = (32, 32, 3)
 

@@ -43,7 +43,7 @@ HANGS = """
 import os, signal, sys
 from mpi4py import MPI
 from fedlada_mpi.run import main
-from fedlada_mpi.trainer import Trainer
+from fedlada_mpi.rounds.trainer import Trainer
 train = Trainer.round
 def round(self, s, r, *more):
     if r.t == 2 and MPI.COMM_WORLD.rank == 1:

@@ -11,9 +11,9 @@ import torch
 from mpi4py import MPI
 from ranks import SIZE
 
-from fedlada_mpi.errors import UserError
 from fedlada_mpi.mpi import relay, shared_window
 from fedlada_mpi.mpi.plan import plan_transport
+from fedlada_mpi.support.errors import UserError
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.ranks

@@ -11,8 +11,8 @@ import pytest
 from mpi4py import MPI
 from ranks import SIZE
 
-from fedlada_mpi.errors import UserError
 from fedlada_mpi.mpi import World, world
+from fedlada_mpi.support.errors import UserError
 
 pytestmark = pytest.mark.ranks
 several = pytest.mark.skipif(SIZE == 1, reason="needs several ranks")

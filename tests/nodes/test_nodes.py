@@ -30,7 +30,7 @@ SCRIPT = (
 GPUS = """
 import platform, sys, torch
 from fedlada_mpi import device
-from fedlada_mpi.config import Config
+from fedlada_mpi.settings import Config
 from fedlada_mpi.mpi import World
 from fedlada_mpi.run import main
 from unittest.mock import patch
@@ -173,8 +173,8 @@ def test_the_others_go_on_without_the_node_of_the_server(nodes, data, mpi_env, p
 def test_threads_of_the_root_are_those_of_all(nodes, mpi_env, passed_on):
     """mpirun passes its environment on to ranks next to it, but not to other nodes."""
     ask = (
-        "import torch; from fedlada_mpi.mpi import World; from fedlada_mpi.config import Config\n"
-        "from fedlada_mpi.device import asked_threads, choose_device\n"
+        "import torch; from fedlada_mpi.mpi import World; from fedlada_mpi.settings import Config\n"
+        "from fedlada_mpi.rounds.device import asked_threads, choose_device\n"
         "world = World(); choose_device(world, Config(device='cpu'), asked_threads(world))\n"
         "print(torch.get_num_threads()); world.close()"
     )

@@ -12,7 +12,7 @@ from slurm_nodes import SlurmNodes, missing
 from test_nodes import GPUS, SETTINGS, SIZES
 from training_runs import Run, arguments, disagreement, make_data, run_here
 
-from fedlada_mpi.ranks import settings
+from fedlada_mpi.support.launcher import settings
 
 pytestmark = [pytest.mark.nodes, pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.nodes, pytest.mark.slurm, pytest.mark.slow, pytest.mar
 DIES = """
 import os, signal
 from fedlada_mpi.run import command
-from fedlada_mpi.trainer import Trainer
+from fedlada_mpi.rounds.trainer import Trainer
 train = Trainer.round
 def round(self, s, r, *more):
     if r.t == 2 and os.environ["OMPI_COMM_WORLD_RANK"] == "3":

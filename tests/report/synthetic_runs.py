@@ -15,7 +15,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from fedlada_mpi import config, experiments
+from fedlada_mpi import experiments
+from fedlada_mpi.settings import config
 
 SPEED = {
     "fedavg": 1.0,

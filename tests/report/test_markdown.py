@@ -7,11 +7,11 @@ from PIL import Image
 from synthetic_runs import write_run
 
 from fedlada_mpi import algorithms
-from fedlada_mpi.config import resolve
-from fedlada_mpi.errors import UserError
+from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.report import groups, load, markdown, measures, paper, tables_of, tuning
 from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.tables import Cell, Column, Table
+from fedlada_mpi.support.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {

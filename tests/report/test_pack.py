@@ -8,11 +8,11 @@ import pytest
 from hostile import DAMAGES, change_json, damage_file
 from synthetic_runs import write_run
 
-from fedlada_mpi.errors import UserError
 from fedlada_mpi.report import load, usage
 from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.pack import pack
 from fedlada_mpi.rundir import metrics
+from fedlada_mpi.support.errors import UserError
 
 SEGMENT = {
     "from": 1,

@@ -11,7 +11,7 @@ import pytest
 from browser import Browser, chromium
 from synthetic_runs import write_run
 
-from fedlada_mpi import algorithms, config
+from fedlada_mpi import algorithms
 from fedlada_mpi.report import (
     build,
     claims,
@@ -29,6 +29,7 @@ from fedlada_mpi.report import (
 from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.groups import Group, Stat, group
 from fedlada_mpi.rundir import client_values
+from fedlada_mpi.settings import config
 
 
 def run(test_acc, *, seed=0, status="finished", rounds=None, **changes):

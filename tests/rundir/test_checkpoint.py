@@ -15,11 +15,11 @@ from ranks import barrier, is_root
 from training_runs import arguments, make_data, run_here
 
 from fedlada_mpi.algorithms import Vectors
-from fedlada_mpi.config import Config
-from fedlada_mpi.errors import UserError
 from fedlada_mpi.mpi import World
 from fedlada_mpi.run import main
 from fedlada_mpi.rundir import checkpoint
+from fedlada_mpi.settings import Config
+from fedlada_mpi.support.errors import UserError
 
 SETTINGS = dict(
     algorithm="scaffold", local_epochs=1, batch_size=2, participation=0.5, rounds=5, checkpoint_every=1, seed=4

@@ -9,9 +9,9 @@ import torch
 from ranks import barrier, is_root
 from training_runs import arguments, make_data, run_here
 
-from fedlada_mpi.errors import UserError
 from fedlada_mpi.run import main
 from fedlada_mpi.rundir.client_values import CLIENTS, SPREAD, VALUES, ClientValues, by_client, read, spread
+from fedlada_mpi.support.errors import UserError
 
 SIZES = [4, 6, 5, 3, 9]
 SHORT = dict(algorithm="fedavg", local_steps=1, lr=0.05, eval_every=0, eval_clients=2)

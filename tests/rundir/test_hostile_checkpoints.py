@@ -14,10 +14,10 @@ from hostile_trials import checkpoint_files, outcome, restore, try_checkpoint, w
 from hypothesis import HealthCheck, example, given, settings
 
 from fedlada_mpi.algorithms import Vectors
-from fedlada_mpi.config import Config
-from fedlada_mpi.errors import UserError
 from fedlada_mpi.mpi import World
 from fedlada_mpi.rundir import checkpoint
+from fedlada_mpi.settings import Config
+from fedlada_mpi.support.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import pytest
 from hostile import OBSTACLES, damage_file
 from ranks import python
 
-from fedlada_mpi import disk
-from fedlada_mpi.processes import start_time
 from fedlada_mpi.rundir import lock
+from fedlada_mpi.support import disk
+from fedlada_mpi.support.processes import start_time
 
 
 def owned_by(directory, **changes):

@@ -55,7 +55,7 @@ def test_segments_of_a_run_that_goes_on(data, out):
 def test_rounds_that_were_lost_are_in_no_segment(data, out):
     """Killed in round 4, with a checkpoint of round 2; then on two ranks."""
     kill = (
-        "import os, signal, sys, fedlada_mpi.server as s\n"
+        "import os, signal, sys, fedlada_mpi.rounds.server as s\n"
         "inner = s.Server.round\n"
         "s.Server.round = lambda self, t: os.kill(os.getpid(), signal.SIGKILL) if t == 3 else inner(self, t)\n"
         "from fedlada_mpi.run import main\n"

@@ -14,10 +14,10 @@ from ranks import python
 from repository import ROOT
 from training_runs import arguments, make_data, run_here
 
-from fedlada_mpi.config import Config
-from fedlada_mpi.disk import WriteError
 from fedlada_mpi.run import main
 from fedlada_mpi.rundir import sinks
+from fedlada_mpi.settings import Config
+from fedlada_mpi.support.disk import WriteError
 
 SHORT = dict(algorithm="fedavg", local_steps=1, eval_every=1, checkpoint_every=2)
 

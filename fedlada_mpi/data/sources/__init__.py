@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ...errors import UserError
+from ...support.errors import UserError
 from ..checksums import sha256
 from . import imagefolder
 from .base import KNOWN, ImageSet, check, statistics

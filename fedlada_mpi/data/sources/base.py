@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import UserError
+from ...support.errors import UserError
 
 
 @dataclass

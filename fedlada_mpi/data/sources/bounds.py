@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ...errors import UserError
-from ...processes import available_memory
+from ...support.errors import UserError
+from ...support.processes import available_memory
 
 OPENERS: dict[bytes, Callable[[Path, str], Any]] = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from ...errors import UserError
+from ...support.errors import UserError
 from .base import ImageSet
 from .bounds import Decompressed, check_size, read_file
 

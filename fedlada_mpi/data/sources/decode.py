@@ -15,8 +15,8 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from ...errors import UserError, first_line
-from ...processes import process_map, usable_cores
+from ...support.errors import UserError, first_line
+from ...support.processes import process_map, usable_cores
 from .bounds import read_file, read_member
 
 BATCH = 64

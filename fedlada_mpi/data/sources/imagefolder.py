@@ -21,8 +21,8 @@ import numpy as np
 from PIL import Image, ImageOps
 from tqdm import tqdm
 
-from ...errors import UserError
-from ...processes import usable_cores
+from ...support.errors import UserError
+from ...support.processes import usable_cores
 from .base import ImageSet
 from .bounds import empty_images
 from .decode import METADATA_BYTES, MODES, bombs_refused, decode_all, decoding, refuse

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib import format as npy
 
-from ...errors import UserError
+from ...support.errors import UserError
 from .base import ImageSet, check_shapes
 from .bounds import ZIP_ERRORS, check_memory
 

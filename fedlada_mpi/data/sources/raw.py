@@ -11,7 +11,7 @@ import socket
 import tempfile
 from pathlib import Path
 
-from ...errors import UserError
+from ...support.errors import UserError
 from . import cifar, tinyimagenet
 from .npz import DIGITS
 

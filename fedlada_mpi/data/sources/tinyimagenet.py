@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...errors import UserError
+from ...support.errors import UserError
 from .base import KNOWN, ImageSet
 from .bounds import ZIP_ERRORS, empty_images, read_file, read_member
 from .decode import decode_all

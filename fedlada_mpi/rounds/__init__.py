@@ -1,0 +1,1 @@
+"""A round, in reading order: server, silo, trainer, batches, gradients, aggregate, evaluate."""

@@ -1,0 +1,198 @@
+"""A round's mini-batches: which images each client sees at each step, and how they are augmented.
+
+The whole round is planned on the host as small integer arrays and copied to the device once; a step then
+gathers its batch from the uint8 images on the device, without the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..settings import Config
+from ..support import rng
+
+
+@dataclass
+class Plan:
+    """Arrays [K, C, B]; a client's rows end where its own steps do (its weights are zero from there on)."""
+
+    index: Tensor  # int64, into the rank's images
+    weight: Tensor  # 1/n of the batch's n images, 0 where the batch is padded
+    flip: Tensor  # bool
+    down: Tensor  # int32, rows and
+    right: Tensor  # columns that the crop moves over the image
+    keys: Tensor  # int64 [K, C], of the random numbers that a user's layers draw
+
+
+@dataclass
+class Batch(Plan):
+    """A step of a plan, [C, B], and the labels of its images."""
+
+    labels: Tensor  # int64
+
+
+class PlanBuffer:
+    """A plan on the device, for any plan of at most ``steps`` steps and ``clients`` clients.
+
+    All of a step is adjacent in memory, in words of eight bytes, so one operation reads a step whose number is known
+    only on the device.
+    """
+
+    def __init__(self, steps: int, clients: int, width: int, dtype: torch.dtype, device: torch.device):
+        whole, half = torch.int64, torch.int32
+        each = dict(index=whole, labels=whole, weight=dtype, keys=whole, down=half, right=half, flip=torch.bool)
+        self.steps = steps
+        self.fields: dict[str, tuple[torch.dtype, int, int, int]] = {}  # type, elements of a client, first word, words
+        first = 0
+        for name, kind in each.items():
+            elements = 1 if name == "keys" else width
+            words = -(-clients * elements * kind.itemsize // 8)
+            self.fields[name] = (kind, elements, first, words)
+            first += words
+        self.words = torch.zeros(steps, first, dtype=torch.int64, device=device)
+
+    def load(self, plan: Plan, labels: Tensor) -> None:
+        """A new plan; ``labels`` are those of the rank's images."""
+        steps, count = plan.keys.shape
+        buffer = self._of(self.words[:steps], count)
+        for name, host in vars(plan).items():
+            getattr(buffer, name).copy_(host)
+        buffer.labels.copy_(labels[buffer.index])
+
+    def at(self, step: int | Tensor, count: int) -> Batch:
+        """Step ``step`` of the first ``count`` clients; a step on the device is read there."""
+        words = self.words[step] if isinstance(step, int) else self.words.index_select(0, step)[0]
+        return self._of(words, count)
+
+    def _of(self, words: Tensor, count: int) -> Batch:
+        """The fields of the first ``count`` clients in ``words`` [..., words]; views."""
+
+        def field(name: str) -> Tensor:
+            kind, elements, first, length = self.fields[name]
+            values = words[..., first : first + length].view(kind)[..., : count * elements]
+            return values if name == "keys" else values.unflatten(-1, (count, elements))
+
+        return Batch(**{name: field(name) for name in self.fields})
+
+
+def local_steps(config: Config, sizes: np.ndarray) -> np.ndarray:
+    """K_i of clients with ``sizes`` images."""
+    if config.local_steps:
+        return np.full(len(sizes), config.local_steps, dtype=np.int64)
+    batch = np.where(config.batch_size, config.batch_size, sizes)
+    return config.local_epochs * -(-sizes // np.maximum(batch, 1))
+
+
+def plan(
+    config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes: np.ndarray, width: int, dtype: torch.dtype
+) -> Plan:
+    """The plan of ``clients`` (their images are starts[i] .. starts[i] + sizes[i]) with batches of ``width``."""
+    steps = local_steps(config, sizes)
+    shape = (int(steps.max()), len(clients), width)
+    index, weight = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
+    flip, down, right = np.zeros(shape, bool), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    keys = np.zeros(shape[:2], np.int64)
+    for c, (client, start, n, count) in enumerate(
+        zip(clients.tolist(), starts.tolist(), sizes.tolist(), steps.tolist(), strict=True)
+    ):
+        batch = min(config.batch_size or n, n)
+        per_epoch = -(-n // batch)
+        epochs = -(-count // per_epoch)
+        order = np.full((epochs, per_epoch * batch), -1)
+        order[:, :n] = rng.permutations(n, epochs, config.seed, t, client)
+        order = order.reshape(-1, batch)[:count]
+        there = order >= 0
+        index[:count, c, :batch] = start + np.maximum(order, 0)
+        weight[:count, c, :batch] = there / there.sum(1, keepdims=True)
+        keys[:count, c] = rng.bits(count, config.seed, rng.LAYERS, t, client).view(np.int64)
+        if config.augment == "paper":
+            # As many draws as the client's own batches hold, whatever the width of this rank's plan.
+            drawn = rng.bits(count * batch, config.seed, rng.AUGMENT, t, client).reshape(count, batch)
+            flip[:count, c, :batch] = drawn & 1 if config.flip else 0
+            moves = drawn & 2 if config.crop == "half" else np.full_like(drawn, config.crop == "always")
+            pad = config.crop_padding
+            side = np.uint64(2 * pad + 1)
+            down[:count, c, :batch] = np.where(moves, (drawn >> np.uint64(2)) % (1 << 20) % side, pad)
+            right[:count, c, :batch] = np.where(moves, (drawn >> np.uint64(22)) % (1 << 20) % side, pad)
+            down[:count, c, :batch] -= pad
+            right[:count, c, :batch] -= pad
+    return Plan(
+        torch.from_numpy(index),
+        torch.from_numpy(weight).to(dtype),
+        torch.from_numpy(flip),
+        torch.from_numpy(down),
+        torch.from_numpy(right),
+        torch.from_numpy(keys),
+    )
+
+
+def all_batches(
+    config: Config, t: int, clients: np.ndarray, starts: np.ndarray, sizes: np.ndarray, width: int, dtype: torch.dtype
+) -> Plan:
+    """Every image of ``clients`` once, as it is; a weight is 1/n_i, so that gradients add up to the full one."""
+    steps = -(-int(sizes.max()) // width)
+    shape = (len(clients), steps * width)
+    index, weight = np.zeros(shape, np.int64), np.zeros(shape)
+    keys = np.zeros((steps, len(clients)), np.int64)
+    for c, (client, start, n) in enumerate(zip(clients.tolist(), starts.tolist(), sizes.tolist(), strict=True)):
+        index[c, :n], weight[c, :n] = start + np.arange(n), 1 / n
+        keys[:, c] = rng.bits(steps, config.seed, rng.FULL_GRADIENT, t, client).view(np.int64)
+
+    def by_step(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array.reshape(len(clients), steps, width).swapaxes(0, 1).copy())
+
+    still = np.zeros(shape, np.int32)
+    return Plan(
+        by_step(index),
+        by_step(weight).to(dtype),
+        by_step(still.astype(bool)),
+        by_step(still),
+        by_step(still),
+        torch.from_numpy(keys),
+    )
+
+
+@dataclass
+class Normaliser:
+    """Pixels to (pixel / 255 - mean) / std, per channel."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __call__(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        wide = dtype if dtype == torch.float64 else torch.float32
+        # A tensor, not a number: for a number a GPU multiplies by the rounded inverse, and the last bit differs.
+        white = torch.full_like(self.mean, 255, dtype=wide)
+        return ((images.to(wide) / white - self.mean.to(wide)) / self.std.to(wide)).to(dtype)
+
+
+def gather(images: Tensor, batch: Plan, normalise: Normaliser, dtype: torch.dtype, augment: bool) -> Tensor:
+    """The batch [C, B, H, W, ch]: flipped, then cropped out of the zero-padded image, in normalised space."""
+    if not augment:
+        return normalise(images[batch.index], dtype)
+    n, rows, columns, channels = images.shape
+    row = torch.arange(rows, device=images.device) + batch.down.unsqueeze(-1)
+    column = torch.arange(columns, device=images.device) + batch.right.unsqueeze(-1)
+    inside = ((row >= 0) & (row < rows)).unsqueeze(-1) & ((column >= 0) & (column < columns)).unsqueeze(-2)
+    column = torch.where(batch.flip.unsqueeze(-1), columns - 1 - column, column)
+    row, column = row.clamp(0, rows - 1), column.clamp(0, columns - 1)
+    pixel = (batch.index.unsqueeze(-1) * rows + row).unsqueeze(-1) * columns + column.unsqueeze(-2)
+    picked = images.view(n * rows * columns, channels)[pixel]
+    return normalise(picked, dtype) * inside.unsqueeze(-1)
+
+
+@dataclass
+class LocalData:
+    """A rank's images and labels on its device, and where the images of each of its clients are."""
+
+    images: Tensor  # uint8 [n, H, W, ch]
+    labels: Tensor  # int64 [n]
+    client_ids: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+    normalise: Normaliser
+    largest: int = 0  # images of the largest client of any rank, where batches have one shape on all of them

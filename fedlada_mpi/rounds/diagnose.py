@@ -1,0 +1,164 @@
+"""What the paper's theory speaks of, measured in a run (``--diagnose N``).
+
+F(x) = mean over all m clients of F_i(x) (``--weighting size``: weighted by n_i), where F_i is the mean loss on client
+i's training images: without augmentation, clip and decay, and with Dropout off; once ranks are lost with their clients,
+over those that are left. D^t = x^t - x^{t+1} is the global step.
+
+drift              mean over S^t of ||x_{i,K} - x^t||^2
+drift_ratio        drift / ||D^t||^2
+direction_cosine   cos(g_a^t, grad F(x^t));   a method without g_a: cos(D^{t-1}, grad F(x^t))
+gradient_norm      ||grad F(x^t)||
+gradient_norm_z    ||grad F(z^t)||,   z^t = x^t / alpha - (1 - alpha) / alpha * x^{t-1},   z^0 = x^0
+                   a method without g_a: z^t = x^t
+step_cosine        cos(D^t, D^{t-1})
+step_change        ||D^t - D^{t-1}||^2 / ||D^t||^2
+
+A number is None where it is not defined: a cosine with the zero vector, or what needs a step that there was not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..algorithms import Algorithm, Vectors
+from ..rundir.metrics import DIAGNOSED
+from ..settings import Config
+from ..support import rng
+from .batches import LocalData
+from .evaluate import MIN_BATCH
+from .gradients import Engine
+
+# Images of a gradient, forward and backward; on a GPU what ten of the paper's clients take in a step.
+BATCH = {"cuda": 500, "cpu": 250}
+
+
+class Objective:
+    """The gradient of F, of which a rank computes its clients' part; its buffers are made when first used."""
+
+    def __init__(self, config: Config, engine: Engine, data: LocalData, sizes: np.ndarray, like: Tensor):
+        """``sizes``: of all clients that are left, on all ranks; vectors have the shape and type of ``like``."""
+        self.config, self.engine, self.data, self.sizes, self.like = config, engine, data, sizes, like
+        self.batch = BATCH[like.device.type]
+
+    @cached_property
+    def x(self) -> Tensor:
+        """Where the gradient is taken."""
+        return torch.zeros_like(self.like)
+
+    @cached_property
+    def gradient(self) -> Tensor:
+        return torch.zeros_like(self.like)
+
+    @cached_property
+    def _of_batch(self) -> Tensor:
+        return torch.zeros_like(self.like)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all buffers."""
+        return 3 * self.like.nbytes
+
+    @cached_property
+    def _images(self) -> tuple[Tensor, Tensor]:
+        """The index of every image that counts, and its weight."""
+        config, data = self.config, self.data
+        total = int(self.sizes.sum())
+        share = min(1.0, config.diagnose_images / total) if config.diagnose_images else 1.0
+        index, weights = [np.empty(0, np.int64)], [np.empty(0)]
+        for client, start, n in zip(data.client_ids.tolist(), data.starts.tolist(), data.sizes.tolist(), strict=True):
+            chosen = rng.chosen(n, share, config.seed, client)
+            index.append(start + chosen)
+            mine = n / total if config.weighting == "size" else 1 / len(self.sizes)
+            weights.append(np.full(len(chosen), mine / len(chosen)))
+        like = self.like
+        return (
+            torch.from_numpy(np.concatenate(index)).to(like.device),
+            torch.from_numpy(np.concatenate(weights)).to(like),
+        )
+
+    def compute(self) -> None:
+        """This rank's part of the gradient at ``x``, in batches that fit next to what is already on the GPU."""
+        while True:
+            try:
+                return self._compute()
+            except torch.cuda.OutOfMemoryError:
+                if self.batch < MIN_BATCH:
+                    raise
+                self.batch //= 2
+
+    @torch.no_grad()
+    def _compute(self) -> None:
+        (index, weights), data = self._images, self.data
+        self.gradient.zero_()
+        for start in range(0, len(index), self.batch):
+            part = slice(start, start + self.batch)
+            images = data.normalise(data.images[index[part]], self.like.dtype)
+            batch = images[None], data.labels[index[part]][None], weights[part][None]
+            self.engine.gradients(self.x[None], self._of_batch[None], *batch, keys=None)
+            self.gradient.add_(self._of_batch)
+
+
+def not_diagnosed() -> dict[str, float | None]:
+    """The numbers of a round that has none."""
+    return dict.fromkeys(DIAGNOSED)
+
+
+class Diagnosis:
+    """The numbers of one round, on the root."""
+
+    def __init__(self, algorithm: Algorithm, t: int, s: Vectors, previous: Tensor | None):
+        """Before the round; ``previous`` is x^{t-1}, None where it is not known."""
+        self.s, self.numbers = s, not_diagnosed()
+        self.last_step = None if previous is None else previous - s.x
+        amends = "g_a" in vars(s)
+        self.direction = s.g_a if amends else self.last_step
+        alpha = getattr(algorithm, "alpha", 1.0) if amends else 1.0
+        self.z: Tensor | None = None
+        if alpha == 1 or t == 0:
+            self.z = s.x
+        elif alpha and self.last_step is not None:
+            self.z = s.x - (1 - alpha) / alpha * self.last_step
+
+    @property
+    def points(self) -> int:
+        """At how many points the gradient is taken."""
+        return 1 + (self.z is not None and self.z is not self.s.x)
+
+    def begin(self, gradient: Callable[[Tensor], Tensor]) -> None:
+        """At x^t and z^t; ``gradient`` gives that of F, in a buffer that the next call overwrites."""
+        at_x = gradient(self.s.x)
+        self.numbers["gradient_norm"] = norm = _dot(at_x, at_x) ** 0.5
+        self.numbers["direction_cosine"] = _cosine(self.direction, at_x)
+        if self.points == 2:
+            assert self.z is not None
+            at_z = gradient(self.z)
+            norm = _dot(at_z, at_z) ** 0.5
+        self.numbers["gradient_norm_z"] = None if self.z is None else norm
+
+    def end(self, before: Tensor, drift: float | None) -> dict[str, float | None]:
+        """All numbers, once ``s.x`` is x^{t+1}; ``before`` is x^t."""
+        step, last = before - self.s.x, self.last_step
+        norm2 = _dot(step, step)
+        self.numbers["drift"] = drift
+        if drift is not None and norm2:
+            self.numbers["drift_ratio"] = drift / norm2
+        self.numbers["step_cosine"] = _cosine(last, step)
+        if last is not None and norm2:
+            self.numbers["step_change"] = _dot(step - last, step - last) / norm2
+        return self.numbers
+
+
+def _dot(a: Tensor, b: Tensor) -> float:
+    return float(torch.dot(a.double(), b.double()))
+
+
+def _cosine(a: Tensor | None, b: Tensor) -> float | None:
+    """None where a vector is unknown or zero."""
+    if a is None or not (norms := (_dot(a, a) * _dot(b, b)) ** 0.5):
+        return None
+    return _dot(a, b) / norms

@@ -1,0 +1,322 @@
+"""Gradients of C models at once, each on its own batch, written into the flat [C, d] gradient.
+
+``StackedEngine`` runs the channels-last layers of ``models/layers.py``; ``GenericEngine`` runs any ``nn.Module``
+through ``torch.func`` or, one client after another, through autograd. They agree to rounding; the second takes any
+model but costs more.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from ..gpu.side_stream import SideStream
+from ..models import Network
+from ..models.agreement import perturbed
+from ..models.layers import Kernels, Stack
+from ..models.randomness import Draws
+from ..models.trial import outputs_with, tied
+from ..settings import Config
+from ..support.errors import UserError, first_line
+from ..support.user_code import users_code
+
+
+class Engine(ABC):
+    """The gradients and logits of a network, whose parameters are rows of a matrix."""
+
+    network: Network
+    kernels: Kernels | None = None  # compiled ones, where they can run
+    capturable = True  # as a CUDA graph
+    description = "stacked"
+
+    @abstractmethod
+    def gradients(
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
+    ) -> Tensor:
+        """The losses [C] of ``values`` [C, d] on the batches, and their gradients into ``grads``.
+
+        ``keys`` [C] are those of the random numbers that layers draw; None: the network is in evaluation mode.
+        """
+
+    @abstractmethod
+    def logits(self, x: Tensor, images: Tensor) -> Tensor:
+        """Of one model ``x`` [d] on images [N, H, W, ch]."""
+
+    @abstractmethod
+    def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
+        """What a client with batches of ``images`` takes in addition to its state; 0 where unknown."""
+
+    def release_buffers(self) -> None:  # noqa: B027  (one engine has none)
+        """Let go of buffers that are no longer used."""
+
+
+def create_engine(network: Network, config: Config, device: torch.device) -> Engine:
+    """The engine of ``network`` on ``device``; with compiled kernels where they can run (they sum in float32)."""
+    if network.forward is None:
+        if config.engine == "stacked":
+            raise UserError(f"--engine stacked: {network.in_the_way}; use --engine generic or auto")
+        return GenericEngine(network, device)
+    engines = [StackedEngine(network, device=device)]
+    if device.type == "cuda" and config.compile != "off" and config.precision != "fp64":
+        # Here, as importing Triton takes time that no other run need spend.
+        from ..gpu import layer_kernels
+
+        if layer_kernels.available():
+            engines.insert(0, StackedEngine(network, layer_kernels, device))
+    if device.type == "cpu" or ":" not in network.name:
+        return engines[0]
+    # Tests compare GPU and CPU on the layers of built-in models; a user's may have others.
+    differs = ""
+    for engine in engines:
+        if differs:
+            engine.description = f"stacked, without compiled kernels, with which the gradient of {differs} is another"
+        differs = different_gradient(engine, StackedEngine(network))
+        if not differs:
+            return engine
+    raise UserError(f"--model {network.name}: the GPU's gradient of {differs} is not the CPU's: use --engine generic")
+
+
+@contextmanager
+def _full_float32() -> Iterator[None]:
+    """Products in float32 proper, whatever the run's precision."""
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
+    before = [switch.allow_tf32 for switch in switches]
+    for switch in switches:
+        switch.allow_tf32 = False
+    try:
+        yield
+    finally:
+        for switch, allowed in zip(switches, before, strict=True):
+            switch.allow_tf32 = allowed
+
+
+TRIAL = (2, 4)  # clients, images
+CLOSE, NEGLIGIBLE = 1e-2, 1e-5  # of a parameter's gradient, and of all of them
+
+
+def different_gradient(engine: StackedEngine, reference: StackedEngine) -> str:
+    """A parameter whose gradients in float32 are not those of ``reference``, on a small batch; "" if there is none."""
+    network = engine.network
+    draw = torch.Generator().manual_seed(0)
+    values = torch.stack([perturbed(network, torch.float32, draw) for _ in range(TRIAL[0])])
+    images = torch.randn(*TRIAL, *network.image_shape, generator=draw)
+    labels, weight = torch.zeros(TRIAL, dtype=torch.int64), torch.full(TRIAL, 1 / TRIAL[1])
+    found = []
+    with _full_float32():
+        for each in (engine, reference):
+            device = each.side_stream.device
+            grads, keys = torch.zeros_like(values, device=device), torch.arange(TRIAL[0], device=device)
+            batch = images.to(device), labels.to(device), weight.to(device)
+            each.gradients(values.to(device), grads, *batch, keys)
+            each.release_buffers()
+            found.append(grads.cpu())
+    ours, expected = found
+    negligible = NEGLIGIBLE * expected.norm()
+    for entry in network.layout.entries:
+        mine, right = entry.live(ours), entry.live(expected)
+        if not (mine - right).norm() <= CLOSE * right.norm() + negligible:
+            return entry.name
+    return ""
+
+
+def weighted_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Cross-entropy of every client, [C]; ``weight`` is 1/n, and 0 for padding."""
+    return (image_losses(logits, labels) * weight).sum(-1)
+
+
+def image_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy of every image, in the shape of ``labels``."""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
+
+
+class StackedEngine(Engine):
+    def __init__(self, network: Network, kernels: Kernels | None = None, device: torch.device | str = "cpu"):
+        assert network.forward is not None
+        self.network, self.forward, self.kernels = network, network.forward, kernels
+        self.description = "stacked" if kernels is None else "stacked, compiled kernels"
+        self.side_stream = SideStream(device)
+        self.unused = [e for e in network.layout.entries if e.name not in network.forward.used]
+        self._constants: dict[torch.dtype, dict[str, Tensor]] = {}
+        self._stacks: dict[tuple[int, int, int], Stack] = {}
+
+    def gradients(
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
+    ) -> Tensor:
+        key = (values.data_ptr(), grads.data_ptr(), len(values))
+        if key not in self._stacks:
+            self._stacks[key] = self._stack(values, grads)
+        stack = self._stacks[key]
+        for unused in self.unused:
+            unused.live(grads).zero_()
+        stack.training = keys is not None
+        stack.draws = Draws(keys, stacked=True) if keys is not None and self.network.draws else None
+        with torch.enable_grad():
+            logits = self.forward(stack, images)
+            if self.kernels is None:
+                losses = weighted_loss(logits, labels, weight)
+                losses.sum().backward()
+            else:
+                losses, dlogits = self.kernels.cross_entropy(logits.detach(), labels, weight)
+                logits.backward(dlogits)
+        self.side_stream.join()
+        return losses.detach()
+
+    def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
+        return self.network.activation_bytes(image_shape, images, dtype) if images else 0
+
+    def release_buffers(self) -> None:
+        self._stacks.clear()
+
+    @torch.no_grad()
+    def logits(self, x: Tensor, images: Tensor) -> Tensor:
+        live = x[: self.network.layout.live]
+        return self.forward(self._stack(live.to(images.dtype).unsqueeze(0), None), images.unsqueeze(0))[0]
+
+    def _stack(self, values: Tensor, grads: Tensor | None) -> Stack:
+        if values.dtype not in self._constants:  # kept, as a captured graph must not copy them from the host
+            self._constants[values.dtype] = self.network.stacked_constants(values.dtype, values.device)
+        constants = self._constants[values.dtype]
+        return Stack(self.network.layout, values, grads, self.kernels, self.side_stream, constants)
+
+
+# On a CPU, vmap pays for at least this many clients, and up to this many multiply-adds in a client's forward pass.
+VMAP_CLIENTS, VMAP_WORK = 4, 4_000_000
+
+
+class GenericEngine(Engine):
+    """Any module: all clients at once by vmap, or one after another by ordinary autograd.
+
+    One after another is how clients train where vmap does not take the module and, on a CPU, where it does not pay.
+    """
+
+    def __init__(self, network: Network, device: torch.device | str = "cpu"):
+        self.network, self.device = network, torch.device(device)
+        network.module.to(device)
+        self.tied = tied(network.module)
+        self.constants: dict[torch.dtype, dict[str, Tensor]] = {}
+        self._rows: dict[tuple[int, int, int], list[tuple[dict[str, Tensor], list[Tensor]]]] = {}
+        self.draws = False  # whether layers draw random numbers in training
+        self.capturable = self.device.type == "cuda" or network.work <= VMAP_WORK
+        why = f": {network.in_the_way}" if network.in_the_way else ""
+        how = "functional torch" if self.capturable else "one client after another"
+        self.description = f"generic, {how}{why}"
+        try:
+            self._try()
+        except RuntimeError as error:
+            self.capturable = False
+            with users_code(f"--model {network.name}", "a model that autograd can differentiate"):
+                self._try()
+            self.description = f"generic, one client after another: {network.in_the_way or first_line(error)}"
+
+    def _try(self) -> None:
+        """A step of two clients."""
+        values = self.network.initial().to(self.device).expand(2, -1).clone()
+        draw = torch.Generator().manual_seed(0)
+        images = torch.randn(2, 2, *self.network.image_shape, generator=draw).to(self.device)
+        labels = torch.zeros(2, 2, dtype=torch.int64, device=self.device)
+        weight, keys = torch.ones_like(labels, dtype=values.dtype), torch.arange(2, device=self.device)
+
+        gradients = self._at_once if self.capturable else self._one_by_one
+        with Draws(keys if self.capturable else keys[:1], stacked=self.capturable) as in_training:
+            gradients(values, torch.zeros_like(values), images, labels, weight, keys)
+        self._rows.clear()
+        self.draws = in_training.count > 0
+
+    def _set_mode(self, training: bool) -> None:
+        """As users expect of their module: Dropout acts in training, and not in evaluation."""
+        if self.network.module.training != training:
+            self.network.module.train(training)
+
+    def _forward(self, parameters: dict[str, Tensor], images: Tensor) -> Tensor:
+        if images.dtype not in self.constants:
+            self.constants[images.dtype] = {
+                name: value.to(self.device, images.dtype if value.is_floating_point() else value.dtype)
+                for name, value in self.network.constants.items()
+            }
+        values = {**self.constants[images.dtype], **parameters}
+        return outputs_with(self.network.module, values, self.tied, images)
+
+    def _loss(self, parameters: dict[str, Tensor], images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+        return weighted_loss(self._forward(parameters, images), labels, weight)
+
+    def gradients(
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
+    ) -> Tensor:
+        pays = self.device.type == "cuda" or (
+            len(values) >= VMAP_CLIENTS and labels.shape[1] * self.network.work <= VMAP_WORK
+        )
+        gradients = self._at_once if self.capturable and pays else self._one_by_one
+        return gradients(values, grads, images, labels, weight, keys)
+
+    def _draws(self, keys: Tensor | None, stacked: bool) -> AbstractContextManager[object]:
+        return Draws(keys, stacked) if self.draws and keys is not None else nullcontext()
+
+    def _at_once(
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
+    ) -> Tensor:
+        self._set_mode(training=keys is not None)
+        layout = self.network.layout
+        gradient = vmap(grad_and_value(self._loss), randomness="different")
+        with self._draws(keys, stacked=True):
+            computed, losses = gradient(layout.views(values), images, labels, weight)
+        for name, target in layout.views(grads).items():
+            target.copy_(computed[name])
+        return losses
+
+    @torch.no_grad()  # but for the forward pass; materialised gradients of unused parameters may require gradients
+    def _one_by_one(
+        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
+    ) -> Tensor:
+        self._set_mode(training=keys is not None)
+        each = []
+        each_key: Sequence[Tensor | None] = [None] * len(values) if keys is None else keys.split(1)
+        clients = zip(self._leaves(values, grads), images, labels, weight, each_key, strict=True)
+        for (parameters, targets), client_images, client_labels, client_weight, key in clients:
+            with torch.enable_grad(), self._draws(key, stacked=False):
+                losses = image_losses(self._forward(parameters, client_images), client_labels)
+                leaves = tuple(parameters.values())
+                computed = torch.autograd.grad(losses, leaves, client_weight, allow_unused=True, materialize_grads=True)
+            torch._foreach_copy_(targets, computed)
+            each.append(losses.detach())
+        return (torch.stack(each) * weight).sum(-1)
+
+    def _leaves(self, values: Tensor, grads: Tensor) -> list[tuple[dict[str, Tensor], list[Tensor]]]:
+        """Every client's parameters, as leaves that share the memory of ``values``, and where their gradients go."""
+        key = (values.data_ptr(), grads.data_ptr(), len(values))
+        if key not in self._rows:
+            views = self.network.layout.views
+            self._rows[key] = [
+                ({n: v.detach().requires_grad_() for n, v in views(x).items()}, list(views(g).values()))
+                for x, g in zip(values, grads, strict=True)
+            ]
+        return self._rows[key]
+
+    def release_buffers(self) -> None:
+        self._rows.clear()
+
+    def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
+        """Tried on a GPU, as a user's own layers are unknown; 0 on a CPU."""
+        device = self.device
+        if device.type != "cuda" or not images:
+            return 0
+        values, grads = (torch.zeros(1, self.network.layout.size, dtype=dtype, device=device) for _ in range(2))
+        batch = torch.zeros(1, images, *image_shape, dtype=dtype, device=device)
+        labels = torch.zeros(1, images, dtype=torch.int64, device=device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        self.gradients(values, grads, batch, labels, torch.ones_like(labels, dtype=dtype), labels[:, 0])
+        self.release_buffers()
+        return torch.cuda.max_memory_allocated(device) - before + batch.nbytes
+
+    @torch.no_grad()
+    def logits(self, x: Tensor, images: Tensor) -> Tensor:
+        self._set_mode(training=False)
+        return self._forward(self.network.layout.views(x.to(images.dtype)), images)

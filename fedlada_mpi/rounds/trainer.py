@@ -1,0 +1,375 @@
+"""Local training of a rank's participants, all at once on stacked [C, d] tensors.
+
+A step gathers the batches, computes the gradients of C models and takes the method's local step
+(``algorithms/step.py``). On the CPU it runs as written; on the GPU it is captured once per number of clients as a
+CUDA graph, its elementwise part fused into one kernel, and replayed K times without the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..algorithms import Algorithm, ClientVectors, Round, Vectors
+from ..algorithms.step import local_step
+from ..gpu.graphs import Capture
+from ..gpu.side_stream import SideStream
+from ..settings import Config
+from ..support import rng
+from ..support.errors import UserError
+from .aggregate import Contributions
+from .batches import Batch, LocalData, Plan, all_batches, gather, local_steps, plan
+from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts, rows
+from .costs import chunk_count
+from .gradients import Engine
+
+
+@dataclass
+class Totals:
+    """What a round's local training adds up to on this rank."""
+
+    loss: float = 0.0  # mean local loss, summed over participants
+    offset_norm2: float = 0.0  # weighted sum of ||offset_i||^2
+    nonfinite: list[int] = field(default_factory=list)  # clients that are left out, as their result is not finite
+    scalars: dict[str, float] = field(default_factory=dict)  # weighted sums of what goes up with the vectors
+
+
+class Trainer:
+    def __init__(
+        self,
+        config: Config,
+        algorithm: Algorithm,
+        engine: Engine,
+        data: LocalData,
+        device: torch.device,
+        dtype: torch.dtype,
+        capture: Capture | None = None,
+    ):
+        self.config, self.algorithm, self.engine, self.data, self.device = config, algorithm, engine, data, device
+        self.compute = torch.bfloat16 if config.precision == "bf16" else dtype
+        self.buffers = ClientBuffers(config, algorithm, engine.network.layout, data, device, dtype, self.compute)
+        self.client_state = ClientState(algorithm.client_state)
+        self.memory = MemoryEstimate(self.buffers, engine, data)
+        self.side_stream = SideStream(device)
+        self.steps = _steps(self.buffers, "plan", capture)
+        self.full_pass = _steps(self.buffers, "all_batches", capture)
+        self.plans_ahead = capture is not None
+        self.ahead: tuple[int, list[int], Any] = (-1, [], None)  # round, rows of its first chunk, their plan
+        self.local_step: LocalStep = local_step
+        if engine.kernels is not None and algorithm.fusable:
+            from ..gpu.fuse import Fused  # which imports Triton
+
+            self.local_step = Fused(local_step)
+
+    @torch.no_grad()
+    def round(
+        self, s: Vectors, r: Round, participants: np.ndarray, sums: dict[str, Tensor], kept: Contributions | None = None
+    ) -> Totals:
+        """Train the rank's ``participants`` and add their weighted contributions to ``sums``, or keep them."""
+        totals = Totals(scalars=dict.fromkeys(self.algorithm.scalars, 0.0))
+        if kept is not None:
+            kept.start(int(np.isin(self.data.client_ids, participants).sum()))
+        for chunk in self._chunks(participants):
+            try:
+                self._train(s, r, chunk, sums, totals, kept)
+            except torch.cuda.OutOfMemoryError as error:
+                raise UserError(_out_of_memory(len(chunk), str(error))) from None
+        return totals
+
+    def _chunks(self, participants: np.ndarray) -> Iterator[np.ndarray]:
+        """Rows of the rank's participants that train together."""
+        rows = np.flatnonzero(np.isin(self.data.client_ids, participants))
+        limit = self.config.max_clients_at_once or self.memory.clients_that_fit
+        return chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit)
+
+    def _train(
+        self,
+        s: Vectors,
+        r: Round,
+        chunk: np.ndarray,
+        sums: dict[str, Tensor],
+        totals: Totals,
+        kept: Contributions | None,
+    ) -> None:
+        """Train the clients of a chunk: begin, their local steps, then what they send."""
+        data, buffers = self.data, self.buffers
+        clients, sizes = data.client_ids[chunk], data.sizes[chunk]
+        steps = local_steps(self.config, sizes)
+        if len(chunk) > buffers.capacity:
+            self.steps.clear()
+            self.full_pass.clear()
+            self.engine.release_buffers()
+            buffers.allocate(len(chunk))
+        buffers.plan.load(self._planned(r.t, chunk), data.labels)
+        buffers.lr.fill_(r.lr)
+        parts = buffers.parts(s, len(chunk))
+        self._begin(parts, r, clients, steps)
+        # Clients that take fewer steps than others leave after theirs; the longest come first.
+        schedule = [(int((steps >= length).sum()), length) for length in np.unique(steps).tolist()]
+        if self.steps.prepare(self._step, s, [running for running, _ in schedule]):
+            self._begin(parts, r, clients, steps)
+        if self.algorithm.full_gradient:
+            self._full_gradient(parts, s, all_batches(*self._whose(r.t, chunk)))
+        done = 0
+        for running, length in schedule:
+            self.steps.run(self._step, s, running, done, length)
+            done = length
+        if self.plans_ahead:  # while the GPU computes
+            self._plan_ahead(r.t + 1)
+        weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
+        losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
+        norms2, finite = self._finish(parts, r, clients, weights, losses, sums, totals.scalars, kept)
+        totals.loss += float(losses[finite].sum())
+        totals.offset_norm2 += float((norms2 * weights)[finite].sum())
+        totals.nonfinite += clients[~finite].tolist()
+
+    def _whose(self, t: int, chunk: np.ndarray) -> tuple[Any, ...]:
+        """What the batches of a chunk in round ``t`` are planned from."""
+        data, buffers = self.data, self.buffers
+        clients, starts, sizes = data.client_ids[chunk], data.starts[chunk], data.sizes[chunk]
+        return self.config, t, clients, starts, sizes, buffers.batch_width, buffers.dtype
+
+    def _planned(self, t: int, chunk: np.ndarray) -> Plan:
+        if (t, chunk.tolist()) == self.ahead[:2]:
+            return self.ahead[2]
+        return plan(*self._whose(t, chunk))
+
+    def _plan_ahead(self, t: int) -> None:
+        """The first batches of round ``t``, whose participants are known before the server calls them."""
+        c = self.config
+        if t >= c.rounds or self.ahead[0] == t:
+            return
+        participants = rng.participants(c.clients, c.participation, c.sampling, c.seed, t)
+        chunk = next(self._chunks(participants), None)
+        if chunk is not None:
+            self.ahead = (t, chunk.tolist(), plan(*self._whose(t, chunk)))
+
+    def _begin(self, parts: Parts, r: Round, clients: np.ndarray, steps: np.ndarray) -> None:
+        self.buffers.k.zero_()
+        self.buffers.loss.zero_()
+        for c, s in parts:
+            c.steps.copy_(torch.from_numpy(steps[: len(c.steps)]).unsqueeze(1))
+            if self.algorithm.step_index:
+                c.k.zero_()
+            for i in self.client_state.load(c, clients.tolist()):
+                self.algorithm.enter(rows(c, slice(i, i + 1)), s)
+            self.algorithm.begin(c, s, r)
+            if c.compute_copy is not None:
+                c.compute_copy.copy_(c.x)
+
+    def _full_gradient(self, parts: Parts, s: Vectors, batches: Plan) -> None:
+        """``c.full_g``, at the clients' present ``c.x``."""
+        count, buffers = len(parts[0][0].x), self.buffers
+        buffers.all_batches.load(batches, self.data.labels)
+        self.full_pass.prepare(self._add_gradient, s, [count])
+        buffers.k.zero_()
+        for c, _ in parts:
+            c.full_g.zero_()
+        self.full_pass.run(self._add_gradient, s, count, 0, len(batches.keys))
+        buffers.k.zero_()
+
+    def _add_gradient(self, parts: Parts, batch: Batch) -> None:
+        c, _ = parts[0]
+        self.engine.gradients(_values(c), c.g, *self._drawn(batch))
+        c.full_g.add_(c.g)
+
+    def _drawn(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Images, labels, weights and keys, as ``Engine.gradients`` takes them."""
+        return self.gather(batch), batch.labels, batch.weight, batch.keys
+
+    def _step(self, parts: Parts, batch: Batch) -> None:
+        """One local step of the clients in ``parts``."""
+        (c, s), *gradient_free = parts
+        lr = self.buffers.lr
+        for tail in gradient_free:
+            self.side_stream.submit(partial(self.local_step, self.algorithm, *tail, lr, True, True))
+        values, drawn = _values(c), self._drawn(batch)
+        losses = None
+        if self.algorithm.gradients == 2:
+            losses = self.engine.gradients(values, c.g, *drawn)
+            c.g1.copy_(c.g)
+        if self.algorithm.moves_point and (point := self.algorithm.point(c, s, lr)) is not None:
+            values = self.buffers.point[: len(c.x)].copy_(point)
+        last = self.engine.gradients(values, c.g, *drawn)
+        self.buffers.loss[: len(c.x)].add_(last if losses is None else losses)
+        self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
+        self.side_stream.join()
+        if self.algorithm.step_index:
+            for each, _ in parts:
+                each.k.add_(1)
+
+    def gather(self, b: Batch) -> Tensor:
+        """The batch of a step, augmented and normalised, in the type that products are computed in."""
+        images, normalise, kernels = self.data.images, self.data.normalise, self.engine.kernels
+        if kernels is not None:
+            return kernels.gather(images, b.index, b.flip, b.down, b.right, normalise.mean, normalise.std, self.compute)
+        return gather(images, b, normalise, self.compute, self.config.augment == "paper")
+
+    def _finish(
+        self,
+        parts: Parts,
+        r: Round,
+        clients: np.ndarray,
+        weights: np.ndarray,
+        losses: np.ndarray,
+        sums: dict[str, Tensor],
+        scalars: dict[str, float],
+        kept: Contributions | None,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Add to ``sums`` and ``scalars``, or to ``kept``, what the clients send, and keep their state.
+
+        Clients with a result that is not finite are left out. Returns ||offset_i||^2 of every client, and which of them
+        have a finite loss and send finite vectors.
+        """
+        sent = [self.algorithm.finish(c, s, r) for c, s in parts]
+        numbers = {name: sent[0].pop(name).double().flatten() for name in scalars}
+        norms2, total = torch.zeros(2, len(clients), dtype=torch.float64, device=self.device)
+        for vectors in sent:
+            for name in self.algorithm.up:
+                if name == "offset":
+                    norms = _row_norms(vectors[name])
+                    norms2 += norms.square()
+                else:
+                    norms = torch.linalg.vector_norm(vectors[name], torch.inf, dim=1)
+                total += norms
+            for number in numbers.values():
+                total += number
+        squares, checked, *each = torch.stack((norms2, total, *numbers.values())).cpu().numpy()
+        finite = np.isfinite(checked) & np.isfinite(losses)
+        good = np.flatnonzero(finite)
+        if not len(good):
+            return squares, finite
+
+        def weights_of(name: str) -> np.ndarray:
+            return np.ones_like(weights) if name in self.algorithm.uniform else weights
+
+        for (c, _), vectors, where in zip(parts, sent, self.buffers.slices, strict=False):
+            stacked = len(c.x) == len(clients)
+            for name in self.algorithm.up:
+                if kept is not None:
+                    kept.put(name, where, vectors[name], good if stacked else np.zeros_like(good))
+                    continue
+                mine = weights_of(name)
+                shares = [(i, mine[i]) for i in good] if stacked else [(0, mine[good].sum())]
+                for i, weight in shares:
+                    sums[name][where].add_(vectors[name][i], alpha=float(weight))
+            self.client_state.store(c, clients.tolist(), finite)
+        if kept is not None:
+            kept.add(clients[good], np.stack((weights, losses, squares, *each))[:, good])
+            return squares, finite
+        for name, values in zip(numbers, each, strict=True):
+            scalars[name] += float((values * weights_of(name))[good].sum())
+        return squares, finite
+
+
+def _values(c: ClientVectors) -> Tensor:
+    """``c.x`` in the type that products are computed in."""
+    return c.x if c.compute_copy is None else c.compute_copy
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    """Row by row: in double, all rows at once would take twice their memory."""
+    return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in rows])
+
+
+def chunks(rows: np.ndarray, steps: np.ndarray, limit: int) -> Iterator[np.ndarray]:
+    """Participants that train together, at most ``limit`` (0: all); longest first, so that those still running are a
+    prefix."""
+    if len(rows):
+        yield from np.array_split(rows[np.argsort(-steps, kind="stable")], chunk_count(len(rows), limit))
+
+
+class LocalStep(Protocol):
+    """``algorithms.step.local_step``, as written or fused."""
+
+    def __call__(
+        self, algorithm: Algorithm, c: ClientVectors, s: Vectors, lr: Tensor, gradient_free: bool, preserve_g: bool
+    ) -> None: ...
+
+
+Step: TypeAlias = Callable[[Parts, Batch], None]
+
+
+class Steps(Protocol):
+    """Runs local steps of the first ``count`` clients in the buffers.
+
+    ``step`` is an argument, never stored: a reference back to the trainer would be a cycle, and the garbage collector
+    might free its graphs in the middle of another capture, which CUDA does not allow.
+    """
+
+    def prepare(self, step: Step, s: Vectors, counts: Sequence[int]) -> bool:
+        """Get ready for these numbers of clients; whether that moved their state."""
+
+    def run(self, step: Step, s: Vectors, count: int, first: int, last: int) -> None:
+        """Steps first .. last-1."""
+
+    def clear(self) -> None:
+        """Forget what refers to the present buffers."""
+
+
+def _steps(buffers: ClientBuffers, plan: str, capture: Capture | None) -> Steps:
+    """Steps on the batches of a plan, which is an attribute of the buffers."""
+    return EagerSteps(buffers, plan) if capture is None else CapturedSteps(buffers, plan, capture)
+
+
+class EagerSteps:
+    """Steps as written."""
+
+    def __init__(self, buffers: ClientBuffers, plan: str):
+        self.buffers, self.plan = buffers, plan
+
+    def prepare(self, step: Step, s: Vectors, counts: Sequence[int]) -> bool:
+        return False
+
+    def run(self, step: Step, s: Vectors, count: int, first: int, last: int) -> None:
+        parts = self.buffers.parts(s, count)
+        for k in range(first, last):
+            step(parts, getattr(self.buffers, self.plan).at(k, count))
+
+    def clear(self) -> None:
+        pass
+
+
+class CapturedSteps:
+    """Steps replayed from one CUDA graph per number of clients; a graph counts its own steps."""
+
+    def __init__(self, buffers: ClientBuffers, plan: str, capture: Capture):
+        self.buffers, self.plan, self.capture = buffers, plan, capture
+        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+
+    def prepare(self, step: Step, s: Vectors, counts: Sequence[int]) -> bool:
+        missing = [count for count in counts if (count, s.x.data_ptr()) not in self.graphs]
+        for count in missing:
+            self._capture(step, s, count)
+        return bool(missing)
+
+    def _capture(self, step: Step, s: Vectors, count: int) -> None:
+        parts, k, plan = self.buffers.parts(s, count), self.buffers.k, getattr(self.buffers, self.plan)
+
+        def counted_step() -> None:
+            step(parts, plan.at(k, count))
+            k.add_(1).remainder_(plan.steps)
+
+        self.graphs[count, s.x.data_ptr()] = self.capture(counted_step)
+
+    def run(self, step: Step, s: Vectors, count: int, first: int, last: int) -> None:
+        for _ in range(first, last):
+            self.graphs[count, s.x.data_ptr()].replay()
+
+    def clear(self) -> None:
+        self.graphs.clear()
+
+
+def _out_of_memory(count: int, message: str) -> str:
+    """What to do when ``count`` clients do not fit on the GPU."""
+    do = f"--max-clients-at-once {count // 2} trains them in turns, with the same result"
+    if count == 1:
+        do = "--precision bf16 takes less, or share the GPU with fewer ranks"
+    tried = ". ".join(message.splitlines()[0].split(". ")[:2]).rstrip(".")
+    return f"{count} client{'s' * (count > 1)} at once do not fit in the GPU's memory ({tried}); {do}"

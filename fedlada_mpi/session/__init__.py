@@ -1,0 +1,1 @@
+"""A run from what was asked for to its end."""

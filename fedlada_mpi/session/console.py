@@ -1,0 +1,216 @@
+"""What a person sees of a run, printed by the root: the banner, progress, and the summary."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+
+from .. import __version__
+from ..algorithms import Algorithm
+from ..data.manifest import Manifest
+from ..rounds.costs import Costs
+from ..rundir.metrics import TOTALS
+from ..settings import Config
+from ..support.launcher import TERMINAL
+
+
+def amount(count: float) -> str:
+    """Bytes in a unit that people read."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def plural(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What the banner shows of a run."""
+
+    config: Config
+    manifest: Manifest
+    algorithm: Algorithm
+    start: int  # the round that the run is resumed after, 0 for a new one
+    parameters: int
+    arithmetic: str  # which types it computes in
+    engine: str
+    on_cpu: bool
+    ranks_on_node: int
+    clients_per_rank: list[int]  # of those that train
+    cuda_aware: bool
+    environment: dict[str, Any]
+    sums_changed: str  # how the order of sums differs from before a resume
+    model_notes: list[str]  # on the model, and on its arithmetic here
+    costs: Costs
+
+    def banner(self) -> str:
+        rows = [*self._what_runs(), *self._where(), *self._costs(), ("files", self.config.out)]
+        rows += [("note", note) for note in self._notes()]
+        width = max(len(name) for name, _ in rows)
+        lines = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+        return f"fedlada_mpi {__version__}\n{lines}"
+
+    def _what_runs(self) -> list[tuple[str, str]]:
+        c, m = self.config, self.manifest
+        resumed = f", resumed after round {self.start}" if self.start else ""
+        return [
+            ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}, preset {c.preset}"),
+            ("data", f"{m.dataset}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients"),
+            ("model", f"{c.model}, {self.parameters:,} parameters, {self.arithmetic}, {self.engine}"),
+        ]
+
+    def _where(self) -> list[tuple[str, str]]:
+        e, owned = self.environment, self.clients_per_rank
+        threads = f", {plural(e['threads'], 'thread')} per rank" if self.on_cpu else ""
+        aware = "" if self.cuda_aware else "not "
+        each = plural(max(owned), "client")
+        if len(owned) > 1:
+            each = f"{each if min(owned) == max(owned) else f'{min(owned)} to {each}'} each"
+        return [
+            (
+                "ranks",
+                f"{e['ranks']} ({self.ranks_on_node} on this node), {each}, of "
+                f"{plural(self.manifest.silos, 'silo file')}",
+            ),
+            ("device", f"{e['device']}{threads}"),
+            ("MPI", f"{e['mpi']}, {aware}CUDA-aware; transport: {e['transport']}"),
+        ]
+
+    def _costs(self) -> list[tuple[str, str]]:
+        a, costs = self.algorithm, self.costs
+        about = "about " if self.config.sampling == "bernoulli" else ""
+        down = f"{'+'.join(a.down)} down {amount(costs.bytes_down)}"
+        up = f"{'+'.join(a.up)} up {amount(costs.bytes_up)}"
+        who = f"{about}{plural(costs.participants, 'participant')}"
+        at_once = plural(costs.clients_at_once, "client")
+        return [
+            ("a round", f"{who}; {down}, {up}; MPI moves {amount(costs.bytes_mpi)}"),
+            ("memory", f"about {amount(costs.memory)} per rank, for up to {at_once} at once"),
+        ]
+
+    def _notes(self) -> list[str]:
+        notes = list(self.model_notes)
+        if 0 < self.costs.clients_that_fit < self.costs.most_participants:
+            fit = plural(self.costs.clients_that_fit, "client")
+            notes.append(f"no more than {fit} at once in a GPU's memory; a rank's others train in turns")
+        if self.sums_changed:
+            notes.append(f"resumed with {self.sums_changed}: sums are rounded in another order, the last digits differ")
+        if idle := self.clients_per_rank.count(0):
+            cure = "leave out --silo-per-rank" if self.config.silo_per_rank else f"{self.manifest.clients} would do"
+            notes.append(f"{plural(idle, 'rank')} without clients: {cure}")
+        return notes
+
+
+def terminal() -> int:
+    """The width of the terminal on which this process's messages are shown; 0 if they go elsewhere.
+
+    A rank writes to a pipe, and mpirun to the terminal.
+    """
+    if sys.stderr.isatty():
+        return shutil.get_terminal_size().columns
+    width = os.environ.get(TERMINAL, "")
+    if width.isdecimal():
+        return int(width)
+    with suppress(OSError), open(f"/proc/{os.getppid()}/fd/2", "wb", opener=_without_taking) as stream:
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    return 0
+
+
+def _without_taking(path: str, flags: int) -> int:
+    """Open a terminal for writing, without making it this process's own, or emptying what is no terminal."""
+    return os.open(path, os.O_WRONLY | os.O_NOCTTY)
+
+
+class Progress:
+    """A line per evaluation, and on a terminal a bar below them with the time at which the run will end."""
+
+    def __init__(self, rounds: int, start: int, quiet: bool = False):
+        self.rounds, self.quiet = rounds, quiet
+        self.bar = None
+        if not quiet and (width := terminal()):
+            text = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rounds [{elapsed}, {remaining} left, end {eta:%H:%M}]"
+            # A bar that fills the last column makes some terminals begin a new line.
+            self.bar = tqdm(total=rounds, initial=start, ncols=width - 1, smoothing=0.1, bar_format=text)
+
+    def round(self, record: dict[str, Any]) -> None:
+        if left_out := record.get("nonfinite"):
+            names = f"client{'s' * (len(left_out) > 1)} {', '.join(map(str, left_out))}"
+            self._note(f"round {record['round']}: left out {names}, whose result is not finite")
+        parts = (part for part in ("test", "val", "train") if record.get(f"{part}_acc") is not None)
+        results = {part: f"{part} {record[f'{part}_acc']:6.2%}" for part in parts}
+        if "train" in results:
+            results["train"] += f"  loss {record['train_loss']:.4f}"
+        if results and not self.quiet:
+            words = [f"round {record['round']:>{len(str(self.rounds))}}/{self.rounds}", *results.values()]
+            line = "  ".join([*words, f"{record['seconds']['total']:.3f} s"])
+            if self.bar is None:
+                print(line, flush=True)
+            else:
+                self.bar.write(line, file=sys.stderr)
+        if self.bar is not None:
+            self.bar.update()
+
+    def _note(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.write(f"note: {text}")
+        elif not self.quiet:
+            print(f"note: {text}", flush=True)
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+def closing_lines(summary: dict[str, Any], records: list[dict[str, Any]], out: str) -> str:
+    """The last lines that a run prints."""
+    lines = [f"{summary['status']} after {plural(summary['rounds'], 'round')} in {summary['seconds']:.1f} s"]
+    if summary["final"]:
+        best, final = summary["best"], summary["final"]
+        lines.append(
+            f"  test accuracy  {final['test_acc']:.2%} final, {best['test_acc']:.2%} best (round {best['round']})"
+        )
+        if final["train_acc"] is not None:
+            loss = "not finite" if final["train_loss"] is None else f"{final['train_loss']:.4f}"
+            lines.append(f"  train          {final['train_acc']:.2%} accuracy, {loss} loss")
+    if best := summary.get("best_validation"):
+        chosen = f"{best['val_acc']:.2%} best (round {best['round']}), where test accuracy is {best['test_acc']:.2%}"
+        lines.append(f"  validation     {chosen}")
+    for target, at in summary["targets"].items():
+        lines.append(f"  {float(target):.1%} test      {'not reached' if at is None else f'in round {at}'}")
+    if records:
+        lines += _where_time_went(records)
+        down, up, moved, units = (summary[name] for name in TOTALS)
+        lines.append(
+            f"  communication  {amount(down)} down, {amount(up)} up, {units} vectors in the paper's unit; "
+            f"MPI moved {amount(moved)}"
+        )
+    lines.append(f"  files          {out}")
+    if summary["status"] == "stopped":
+        lines.append(f"  go on with     python -m fedlada_mpi.run --resume {shlex.quote(out)}")
+    return "\n".join(lines)
+
+
+def _where_time_went(records: list[dict[str, Any]]) -> list[str]:
+    phases = {p: sum(r["seconds"][p] for r in records) for p in records[0]["seconds"] if p != "total"}
+    total = sum(r["seconds"]["total"] for r in records) or 1.0
+    shares = ", ".join(f"{phase} {seconds / total:.0%}" for phase, seconds in phases.items())
+    lines = [f"  time           {shares} (slowest rank)"]
+    rows = [record["seconds_by_rank"]["train"] for record in records]
+    # Of the ranks that there are now: the run may have had others before.
+    by_rank = [sum(column) for column in zip(*(row for row in rows if len(row) == len(rows[-1])), strict=True)]
+    busy = [(t, i) for i, t in enumerate(by_rank) if t > 0.1 * max(by_rank)]
+    if len(busy) > 1:
+        (slow, i), (fast, j) = max(busy), min(busy)
+        lines.append(f"  silos          slowest rank {i} trained {slow:.1f} s, fastest rank {j} {fast:.1f} s")
+    return lines

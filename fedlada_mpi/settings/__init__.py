@@ -1,0 +1,39 @@
+"""Settings: their declarations, presets, resolution, files and command lines; no method is imported here.
+
+from fedlada_mpi.settings import Config, SETTINGS
+from fedlada_mpi.algorithms import resolve          the settings of a run, with those of its method
+"""
+
+from .checks import norm_groups, trimmed
+from .configurable import Configurable
+from .fields import DATASETS, MOST, SETTINGS, Config, Setting, coerce, flag, grouped, hyper
+from .files import differences, dumps, is_record, load
+from .options import Parser, add_arguments
+from .presets import PRESETS, not_in_paper
+from .resolve import Resolved, chosen, resolve
+
+__all__ = [
+    "DATASETS",
+    "MOST",
+    "PRESETS",
+    "SETTINGS",
+    "Config",
+    "Configurable",
+    "Parser",
+    "Resolved",
+    "Setting",
+    "add_arguments",
+    "chosen",
+    "coerce",
+    "differences",
+    "dumps",
+    "flag",
+    "grouped",
+    "hyper",
+    "is_record",
+    "load",
+    "norm_groups",
+    "not_in_paper",
+    "resolve",
+    "trimmed",
+]

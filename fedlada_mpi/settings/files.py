@@ -1,0 +1,53 @@
+"""Settings in files: what users write in TOML, and what a run records of its own in JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..support.errors import UserError
+from ..support.inputs import check_path, read_json, read_toml, reason
+from .fields import SETTINGS, Config, shown
+
+OTHER_FILES = (".yaml", ".yml", ".ini", ".cfg", ".conf", ".py", ".xml", ".csv")  # that people give for settings
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Settings from a TOML file, or from JSON as a run records them."""
+    check_path(os.fspath(path), "--config")
+    path = Path(path)
+    if path.suffix.lower() in OTHER_FILES:
+        kind = path.suffix[1:].upper()
+        raise UserError(f"--config: got {path}, a {kind} file; settings are TOML, one NAME = VALUE per line: FILE.toml")
+    try:
+        data = read_json(path) if is_record(path) else read_toml(path)
+    except OSError as error:
+        raise UserError(f"--config: cannot read {path}: {reason(error)}") from None
+    except ValueError as error:
+        raise UserError(f"--config: {path} is not valid {path.suffix[1:].upper() or 'TOML'}: {error}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"--config: {path} holds {type(data).__name__}, expected one table of settings")
+    return data
+
+
+def is_record(path: str | os.PathLike[str]) -> bool:
+    """Whether a settings file was written by a run: runs write JSON, people write TOML."""
+    return Path(path).suffix == ".json"
+
+
+def dumps(config: Config) -> str:
+    """The record of a run's settings."""
+    return json.dumps(config.record(), indent=2) + "\n"
+
+
+def differences(old: Mapping[str, Any], new: Config) -> list[str]:
+    """Settings that change the result and differ between a checkpoint and this run."""
+    record = new.record()
+    return [
+        f"{name}: {shown(old[name])} in the checkpoint, {shown(record[name])} now"
+        for name, value in record.items()
+        if not (name in SETTINGS and SETTINGS[name].runtime) and name in old and old[name] != value
+    ]

@@ -1,0 +1,37 @@
+"""The paper's settings by data set, and which values are not the paper's.
+
+A method's own values are in its class: ``presets`` and, for ``--preset tuned``, what differs from them as ``tuned``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# The paper's experimental set-up; "digits" is ours, sized for a laptop.
+_PAPER = dict(
+    model="resnet18", rounds=1500, clients=100, participation=0.1, batch_size=50, dirichlet=0.6
+)  # fmt: skip
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": dict(model="cnn", rounds=60, clients=50, participation=0.2, batch_size=10, dirichlet=0.3,
+                   local_epochs=5, augment="none", crop_padding=1, eval_every=10),
+    "cifar10": dict(_PAPER, local_epochs=5, crop_padding=4),
+    "cifar100": dict(_PAPER, local_epochs=2, crop_padding=4),
+    "tinyimagenet": dict(_PAPER, local_epochs=2, crop_padding=8),
+}  # fmt: skip
+
+
+# Values that the paper does not state, and that we chose: the setting, the method and the data set ("": any).
+NOT_IN_PAPER = (
+    ("clip", "", ""),
+    ("smu_mu", "", ""),
+    ("mu", "fedprox", ""),
+    ("alpha", "fedcm", "cifar100"),
+    ("alpha", "fedcm", "tinyimagenet"),
+    ("alpha", "fedadam_amended", "cifar100"),
+    ("alpha", "fedadam_amended", "tinyimagenet"),
+)
+
+
+def not_in_paper(name: str, algorithm: str) -> list[str]:
+    """The data sets on which the paper states no value of a method's setting, [""] for all of them."""
+    return [dataset for setting, method, dataset in NOT_IN_PAPER if setting == name and method in ("", algorithm)]

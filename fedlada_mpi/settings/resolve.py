@@ -1,0 +1,122 @@
+"""From everything that was given to the settings of a run, and where each value came from.
+
+    python -m fedlada_mpi.run --dataset cifar10 --algorithm scaffold --print-config
+
+A setting is taken from the first of: command line, ``--config FILE``, preset of the method, preset of the data set,
+default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..support.errors import UserError, did_you_mean, shortened
+from .checks import check
+from .configurable import Configurable
+from .fields import SETTINGS, Config, Setting, coerce, flag, shown
+from .presets import PRESETS, not_in_paper
+
+
+@dataclass
+class Resolved:
+    """Final settings and, for each, where it came from: default, preset, file or flag."""
+
+    config: Config
+    sources: dict[str, str]
+
+    def table(self) -> str:
+        record = self.config.record()
+        width = max(map(len, record))
+        return "\n".join(f"{name:<{width}}  {shown(record[name]):<14}  {self.sources[name]}" for name in record)
+
+
+def chosen(name: str, flags: Mapping[str, Any], file: Mapping[str, Any] | None = None) -> Any:
+    """A setting as it is given by hand, or its default."""
+    return coerce(SETTINGS[name], {**(file or {}), **flags}.get(name, SETTINGS[name].default))
+
+
+def resolve(
+    algorithm: str,
+    method: type[Configurable],
+    flags: Mapping[str, Any],
+    file: Mapping[str, Any] | None = None,
+    dataset_kind: str | None = None,
+    shards: Mapping[str, Any] | None = None,
+    recorded: bool = False,
+    of_other_methods: Container[str] = (),
+) -> Resolved:
+    """Merge all sources and check the result; ``method`` is the class that ``algorithm`` names.
+
+    When the data set is a directory, ``dataset_kind`` names its preset and ``shards`` holds what it was prepared with.
+    ``recorded``: the file is a run's own record, which names every setting; only those that differ from the presets
+    count as chosen by hand. ``of_other_methods``: the settings that any built-in method has; a run's record once had
+    them all.
+    """
+    file, known = dict(file or {}), {**SETTINGS, **method.hypers}
+    if recorded:
+        file = {name: value for name, value in file.items() if name in known or name not in of_other_methods}
+    for name in (*file, *flags):
+        if name not in known:
+            raise UserError(_unknown(name, algorithm, method.hypers, of_other_methods))
+    values: dict[str, Any] = {name: coerce(setting, setting.default) for name, setting in known.items()}
+    sources = dict.fromkeys(known, "default")
+
+    def take(new: Mapping[str, Any], source: str, changes_only: bool = False) -> None:
+        for name, value in new.items():
+            value = coerce(known[name], value)
+            if not changes_only or value != values[name]:
+                values[name], sources[name] = value, source
+
+    kind = dataset_kind or chosen("dataset", flags, file)
+    take(PRESETS.get(kind, {}), f"preset {kind}")
+    take(method.presets.get("", {}), f"preset {algorithm}")
+    take(method.presets.get(kind, {}), f"preset {kind}, {algorithm}")
+    for name in known:
+        if not {"", kind}.isdisjoint(not_in_paper(name, algorithm)):
+            sources[name] += ", ours"
+    tuned = {**method.tuned.get("", {}), **method.tuned.get(kind, {})}
+    if chosen("preset", flags, file) == "tuned":
+        take(tuned, f"preset tuned, {algorithm}")
+    take(method.requires, f"preset {algorithm}")
+    take(shards or {}, "shards")
+    take(file, "file", changes_only=recorded)
+    take(flags, "flag")
+    if values["preset"] == "tuned" and not tuned:
+        values["preset"], sources["preset"] = "paper", f"no tuned values for {algorithm}"
+    _derive(values, sources)
+    if not values["out"]:
+        name = method.name or method.__name__
+        values["out"] = f"runs/{Path(values['dataset']).name}-{name}-seed{values['seed']}"
+    check(values, sources, known)
+    _check_method(algorithm, method, values)
+    config = Config(**{name: values[name] for name in SETTINGS}, hyper={name: values[name] for name in method.hypers})
+    return Resolved(config, sources)
+
+
+def _derive(values: dict[str, Any], sources: dict[str, str]) -> None:
+    """Values that depend on other settings."""
+    if values["lr_schedule"] == "cosine" and not values["lr_horizon"]:
+        # Written down, so that a run that is extended later does not change its rates.
+        values["lr_horizon"], sources["lr_horizon"] = max(1, values["rounds"]), "rounds"
+    if values["robust"] != "none" and sources["on_nonfinite"] == "default":
+        values["on_nonfinite"], sources["on_nonfinite"] = "skip", "robust"
+
+
+def _check_method(algorithm: str, method: type[Configurable], values: Mapping[str, Any]) -> None:
+    for name, value in method.requires.items():
+        if values[name] != value:
+            raise UserError(f"--{flag(name)}: got {shown(values[name])}, expected {shown(value)} for {algorithm}")
+    if values["decay_mode"] == "inside" and not method.amends:
+        raise UserError(f"--decay-mode inside: {algorithm} has no g_a, expected l2 or decoupled")
+    method.check(values)
+
+
+def _unknown(name: str, algorithm: str, hypers: Mapping[str, Setting], of_other_methods: Container[str]) -> str:
+    """Why there is no setting ``name``."""
+    if name not in of_other_methods:
+        return f"unknown setting {shortened(name)}{did_you_mean(name, [*SETTINGS, *hypers])}"
+    own = ", ".join(f"--{flag(n)}" for n in hypers) or "none"
+    return f"--{flag(name)} is not a setting of {algorithm}: leave it out (its own are: {own})"

@@ -1,0 +1,68 @@
+"""Processes of this machine: the map over workers, and which processes are alive."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from ranks import python
+from repository import ROOT
+
+from fedlada_mpi.support.processes import is_alive, process_map, start_time, usable_cores
+
+# The first item is the last to finish. There is no `if __name__ == "__main__"`.
+SCRIPT = """
+import os, time
+from fedlada_mpi.support.processes import process_map
+
+def square(number):
+    time.sleep(0.5 if number == 0 else 0)
+    return number * number, os.getpid()
+
+print("started")
+squares, workers = zip(*process_map(square, range(6), 2))
+print(*squares)
+print(os.getpid() in workers, len(set(workers)) <= 2)
+"""
+
+
+@pytest.mark.parametrize(("items", "workers"), [([3, 1, 2], 1), ([3], 4), ([], 2)])
+def test_one_worker_is_this_process(items, workers):
+    seen = []
+
+    def visit(item: int) -> tuple[int, int]:
+        seen.append(item)
+        return item, os.getpid()
+
+    assert list(process_map(visit, items, workers)) == [(item, os.getpid()) for item in items]
+    assert seen == items
+
+
+def test_workers_of_a_plain_script_keep_the_order(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "started\n0 1 4 9 16 25\nFalse True\n"
+
+
+def test_usable_cores():
+    assert 1 <= usable_cores() <= os.cpu_count()
+
+
+def test_which_processes_are_alive():
+    me, gone = os.getpid(), subprocess.Popen([python(), "-c", ""])
+    gone.wait()
+    assert is_alive(me)
+    assert is_alive(me, start_time(me))
+    assert not is_alive(me, "1"), "another process that had this number"
+    assert not is_alive(gone.pid)
+    assert start_time(gone.pid) == ""
