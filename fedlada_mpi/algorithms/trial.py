@@ -118,9 +118,8 @@ def steps_alone(a: Algorithm) -> bool:
         c.steps, c.k, c.compute_copy = torch.full((1, 1), 3.0), torch.ones(1, 1), None
         for gradient in (c.g, c.g1):
             gradient[:, size:] = 0
-        alone = ClientVectors(
-            **{n: v if v is None or n in ("steps", "k") else v[:, size:].clone() for n, v in vars(c).items()}
-        )
+        apart = {name: v[:, size:].clone() for name, v in vars(c).items() if v is not None and v.shape[1] > 1}
+        alone = ClientVectors(**{**vars(c), **apart})
         try:
             local_step(tried, c, s, torch.tensor(0.1), gradient_free=False, preserve_g=True)
             tail = Vectors(**{name: vector[size:] for name, vector in vars(s).items()})

@@ -21,7 +21,7 @@ class Normed(Algorithm):
 
 
 # Of the built-in methods without client state: a clip scales what these add to the gradient, or they have norms.
-TOGETHER = ("fedcm", "fedadam_amended", "fedlamb")
+TOGETHER = ("fedcm", "fedadam_amended", "fedlamb", "mofedsam")
 
 
 @pytest.mark.parametrize("name", CASES)
