@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .algorithms import Algorithm, find
-from .session.launch import Launched, Request, launched
+from .session.launch import Launched, launched
+from .session.plan import Request
 from .support import signals
 from .support.errors import CallbackError, UserError, shortened
 from .support.user_code import Given

@@ -22,7 +22,8 @@ from typing import Any, NoReturn, TextIO
 from .algorithms import resolve
 from .data.datasets import ensure
 from .rundir import results
-from .session.launch import Request, launched
+from .session.launch import launched
+from .session.plan import Request
 from .settings import SETTINGS, Parser, add_arguments, grouped, is_record, load
 from .support import launcher, signals
 from .support.errors import DIVERGED, DivergedError, UserError
@@ -121,11 +122,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             count, argv = launcher.to_start(argv)
             request, print_only = parse(argv)
             if print_only:
-                _print_on_root(request.settle()[0].table())
+                _print_on_root(request.resolve()[0].table())
                 return 0
             if count:
                 # What is refused is reported once, before the ranks start.
-                resolved, directory = request.settle()
+                resolved, directory = request.resolve()
                 config = resolved.config
                 ensure(config, directory, count - (not config.server_trains), print)
                 code = launcher.start("fedlada_mpi.run", count, argv)

@@ -39,8 +39,8 @@ _FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_
 _FIXED |= {"partition": "kind", "partition_seed": "seed", "validation": "validation"}
 
 
-def settle(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = False) -> tuple[Resolved, Path]:
-    """The run's settings, and the directory where its shards are or will be; see ``config.resolve``."""
+def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = False) -> tuple[Resolved, Path]:
+    """The run's settings, and the directory where its shards are or will be; see ``algorithms.resolve``."""
     given = {**file, **flags}
     name = str(given.get("dataset", "digits"))
     if name in DATASETS:

@@ -8,7 +8,7 @@ Clients are taken in the order of the files, so that a rank reads one range of e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,23 +24,25 @@ def owned_clients(manifest: Manifest, ranks: int, silo_per_rank: bool = False) -
     return np.split(clients, ends[:-1])
 
 
-def owners_left(
-    manifest: Manifest, places: Sequence[int], ranks: int, first: int, silo_per_rank: bool = False, adopt: bool = False
-) -> list[np.ndarray]:
-    """The clients of each of the ranks that are left of ``ranks``, of which the first ``first`` only serve.
+@dataclass(frozen=True)
+class Ownership:
+    """Which clients each rank trains, by rank."""
 
-    ``places`` are those that they had among all. The clients of the others belong to nobody, or with ``adopt`` all are
-    shared out again.
-    """
-    nobody = np.empty(0, np.int64)
-    if not adopt or len(places) == ranks:
-        owned = [nobody] * first + owned_clients(manifest, ranks - first, silo_per_rank)
-        return [owned[place] for place in places]
-    trains = [place >= first for place in places]
-    if not any(trains):
-        trains = [True] * len(places)
-    shares = iter(owned_clients(manifest, sum(trains), silo_per_rank))
-    return [next(shares) if own else nobody for own in trains]
+    clients_of: list[np.ndarray]
+    only_serves: list[bool]  # whether a rank is there to serve, and has no clients for that reason
+
+    def mask(self, clients: int) -> np.ndarray:
+        """Of each of ``clients``, whether a rank trains it."""
+        owned = np.zeros(clients, bool)
+        owned[np.concatenate(self.clients_of)] = True
+        return owned
+
+
+def shared_out(manifest: Manifest, ranks: int, servers: int = 0, silo_per_rank: bool = False) -> Ownership:
+    """All clients, shared out among all ranks but the first ``servers``."""
+    nobody: list[np.ndarray] = [np.empty(0, np.int64)] * servers
+    owned = owned_clients(manifest, ranks - servers, silo_per_rank)
+    return Ownership([*nobody, *owned], [rank < servers for rank in range(ranks)])
 
 
 def _joined(manifest: Manifest, silos: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
-"""Loss and accuracy of one model on a set of images that are on the device."""
+"""The task's metrics of one model: on images that are on the device, and on all parts of the data that a rank has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -12,7 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..gpu.graphs import Capture
-from .batches import Normaliser
+from ..mpi import World
+from ..rundir.columns import METRICS, PARTS
+from ..settings import Config
+from .batches import LocalData, Normaliser
 from .gradients import Engine
 
 # Large enough to fill a GPU; small enough that a CPU's caches still help.
@@ -103,3 +106,83 @@ class Evaluation:
     def _batches(self) -> Iterator[slice]:
         for first, last in pairwise(self.bounds):
             yield from (slice(at, min(at + self.batch, last)) for at in range(first, last, self.batch))
+
+
+def parts_due(config: Config, number: int, validation: bool) -> list[str]:
+    """What the model is evaluated on after round ``number``: after the last one on everything."""
+    every = {"test": config.eval_every, "train": config.eval_train_every}
+    if config.eval_train_every < 0:
+        every["train"] = config.eval_every
+    due = [part for part, n in every.items() if number == config.rounds or (n and number % n == 0)]
+    if clients_due(config, number):
+        due = ["test", "train"]  # clients' values are those of these images
+    return [*due, "val"] if validation and "test" in due else due
+
+
+def clients_due(config: Config, number: int) -> bool:
+    """Whether the clients are evaluated one by one after round ``number``."""
+    return bool(config.eval_clients) and (number == config.rounds or number % config.eval_clients == 0)
+
+
+SUMS = (*(metric.name for metric in METRICS), "count")  # over images, of each part
+
+
+class Evaluations:
+    """The model ``x`` on what a rank has of each part of the data: its clients' images, and on the root the held-out.
+
+    Evaluations are made when they are first asked for: on a GPU that takes time and memory.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        config: Config,
+        evaluator: Evaluator,
+        x: Tensor,
+        data: LocalData,
+        held_out: Mapping[str, tuple[Tensor, Tensor]],
+    ):
+        self.world, self.config, self.evaluator, self.x, self.data = world, config, evaluator, x, data
+        # By part of the data, images and labels; the root has those that belong to no client.
+        self.images = {**({"train": (data.images, data.labels)} if len(data.sizes) else {}), **held_out}
+        self.made: dict[str, Evaluation] = {}
+        # With exact sums, clients' images are added up client by client, so that their order is the same on any ranks.
+        self.by_client = config.sums == "exact"
+
+    @property
+    def nbytes(self) -> int:
+        """Of what belongs to no client."""
+        return sum(tensor.nbytes for part in self.images if part != "train" for tensor in self.images[part])
+
+    def __call__(self, due: Sequence[str]) -> list[list[float]]:
+        """For each of PARTS the SUMS, zero where it is not due or this rank has nothing of it; collective."""
+        sums = [self._evaluate(part) if part in due else [0.0] * len(SUMS) for part in PARTS]
+        if self.by_client and "train" in due:
+            total = self._train_by_client().sum(1)
+            sums[0] = (total if self.world.rank == 0 else np.zeros_like(total)).tolist()
+        return sums
+
+    def _evaluate(self, part: str) -> list[float]:
+        if part not in self.images:
+            return [0.0] * len(SUMS)
+        if part not in self.made:
+            each, starts = self.config.eval_clients > 0, [0]
+            if self.by_client and part == "train":
+                each, starts = True, self.data.starts.tolist()
+            self.made[part] = self.evaluator.of(self.x, *self.images[part], each, starts)
+        return self.made[part]()
+
+    def by_client_and_class(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of the last evaluation, on the root: SUMS by client, and by class of the test images; collective."""
+        by_class = np.zeros((len(SUMS), 0))
+        if "test" in self.images:
+            labels = self.images["test"][1].cpu().numpy()
+            by_class = self.made["test"].by_group(labels)
+        return self._train_by_client(), by_class
+
+    def _train_by_client(self) -> np.ndarray:
+        data, by_client = self.data, np.zeros((len(SUMS), self.config.clients))
+        if "train" in self.images:
+            groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
+            by_client[:, data.client_ids] = self.made["train"].by_group(groups, len(data.sizes))
+        return self.world.reduce_sum(by_client)

@@ -8,7 +8,6 @@ CUDA graph, its elementwise part fused into one kernel, and replayed K times wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -23,21 +22,11 @@ from ..gpu.side_stream import SideStream
 from ..settings import Config
 from ..support import rng
 from ..support.errors import UserError
-from .aggregate import Contributions
+from .aggregate import Aggregation, Part, Sent
 from .batches import Batch, LocalData, Plan, all_batches, gather, local_steps, plan
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts, rows
 from .costs import chunk_count
 from .gradients import Engine
-
-
-@dataclass
-class Totals:
-    """What a round's local training adds up to on this rank."""
-
-    loss: float = 0.0  # mean local loss, summed over participants
-    offset_norm2: float = 0.0  # weighted sum of ||offset_i||^2
-    nonfinite: list[int] = field(default_factory=list)  # clients that are left out, as their result is not finite
-    scalars: dict[str, float] = field(default_factory=dict)  # weighted sums of what goes up with the vectors
 
 
 class Trainer:
@@ -68,19 +57,19 @@ class Trainer:
             self.local_step = Fused(local_step)
 
     @torch.no_grad()
-    def round(
-        self, s: Vectors, r: Round, participants: np.ndarray, sums: dict[str, Tensor], kept: Contributions | None = None
-    ) -> Totals:
-        """Train the rank's ``participants`` and add their weighted contributions to ``sums``, or keep them."""
-        totals = Totals(scalars=dict.fromkeys(self.algorithm.scalars, 0.0))
-        if kept is not None:
-            kept.start(int(np.isin(self.data.client_ids, participants).sum()))
+    def round(self, s: Vectors, r: Round, participants: np.ndarray, aggregation: Aggregation) -> list[int]:
+        """Train this rank's ``participants`` and add what they send; returns those whose result is not finite.
+
+        They send nothing, and keep the state that they had.
+        """
+        aggregation.begin(int(np.isin(self.data.client_ids, participants).sum()))
+        nonfinite: list[int] = []
         for chunk in self._chunks(participants):
             try:
-                self._train(s, r, chunk, sums, totals, kept)
+                nonfinite += self._train(s, r, chunk, aggregation)
             except torch.cuda.OutOfMemoryError as error:
                 raise UserError(_out_of_memory(len(chunk), str(error))) from None
-        return totals
+        return nonfinite
 
     def _chunks(self, participants: np.ndarray) -> Iterator[np.ndarray]:
         """Rows of the rank's participants that train together."""
@@ -88,15 +77,7 @@ class Trainer:
         limit = self.config.max_clients_at_once or self.memory.clients_that_fit
         return chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit)
 
-    def _train(
-        self,
-        s: Vectors,
-        r: Round,
-        chunk: np.ndarray,
-        sums: dict[str, Tensor],
-        totals: Totals,
-        kept: Contributions | None,
-    ) -> None:
+    def _train(self, s: Vectors, r: Round, chunk: np.ndarray, aggregation: Aggregation) -> list[int]:
         """Train the clients of a chunk: begin, their local steps, then what they send."""
         data, buffers = self.data, self.buffers
         clients, sizes = data.client_ids[chunk], data.sizes[chunk]
@@ -115,7 +96,7 @@ class Trainer:
         if self.steps.prepare(self._step, s, [running for running, _ in schedule]):
             self._begin(parts, r, clients, steps)
         if self.algorithm.full_gradient:
-            self._full_gradient(parts, s, all_batches(*self._whose(r.t, chunk)))
+            self._full_gradient(parts, s, all_batches(*self._plan_of(r.t, chunk)))
         done = 0
         for running, length in schedule:
             self.steps.run(self._step, s, running, done, length)
@@ -124,13 +105,11 @@ class Trainer:
             self._plan_ahead(r.t + 1)
         weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
         losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
-        norms2, finite = self._finish(parts, r, clients, weights, losses, sums, totals.scalars, kept)
-        totals.loss += float(losses[finite].sum())
-        totals.offset_norm2 += float((norms2 * weights)[finite].sum())
-        totals.nonfinite += clients[~finite].tolist()
+        finite = self._finish(parts, r, clients, weights, losses, aggregation)
+        return clients[~finite].tolist()
 
-    def _whose(self, t: int, chunk: np.ndarray) -> tuple[Any, ...]:
-        """What the batches of a chunk in round ``t`` are planned from."""
+    def _plan_of(self, t: int, chunk: np.ndarray) -> tuple[Any, ...]:
+        """The arguments of ``plan`` for the batches of a chunk in round ``t``."""
         data, buffers = self.data, self.buffers
         clients, starts, sizes = data.client_ids[chunk], data.starts[chunk], data.sizes[chunk]
         return self.config, t, clients, starts, sizes, buffers.batch_width, buffers.dtype
@@ -138,7 +117,7 @@ class Trainer:
     def _planned(self, t: int, chunk: np.ndarray) -> Plan:
         if (t, chunk.tolist()) == self.ahead[:2]:
             return self.ahead[2]
-        return plan(*self._whose(t, chunk))
+        return plan(*self._plan_of(t, chunk))
 
     def _plan_ahead(self, t: int) -> None:
         """The first batches of round ``t``, whose participants are known before the server calls them."""
@@ -148,7 +127,7 @@ class Trainer:
         participants = rng.participants(c.clients, c.participation, c.sampling, c.seed, t)
         chunk = next(self._chunks(participants), None)
         if chunk is not None:
-            self.ahead = (t, chunk.tolist(), plan(*self._whose(t, chunk)))
+            self.ahead = (t, chunk.tolist(), plan(*self._plan_of(t, chunk)))
 
     def _begin(self, parts: Parts, r: Round, clients: np.ndarray, steps: np.ndarray) -> None:
         self.buffers.k.zero_()
@@ -218,17 +197,11 @@ class Trainer:
         clients: np.ndarray,
         weights: np.ndarray,
         losses: np.ndarray,
-        sums: dict[str, Tensor],
-        scalars: dict[str, float],
-        kept: Contributions | None,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Add to ``sums`` and ``scalars``, or to ``kept``, what the clients send, and keep their state.
-
-        Clients with a result that is not finite are left out. Returns ||offset_i||^2 of every client, and which of them
-        have a finite loss and send finite vectors.
-        """
+        aggregation: Aggregation,
+    ) -> np.ndarray:
+        """Add what the clients send, and store their state; returns which have a finite loss and send finite vectors."""
         sent = [self.algorithm.finish(c, s, r) for c, s in parts]
-        numbers = {name: sent[0].pop(name).double().flatten() for name in scalars}
+        scalars = {name: sent[0].pop(name).double().flatten() for name in self.algorithm.scalars}
         norms2, total = torch.zeros(2, len(clients), dtype=torch.float64, device=self.device)
         for vectors in sent:
             for name in self.algorithm.up:
@@ -238,34 +211,21 @@ class Trainer:
                 else:
                     norms = torch.linalg.vector_norm(vectors[name], torch.inf, dim=1)
                 total += norms
-            for number in numbers.values():
-                total += number
-        squares, checked, *each = torch.stack((norms2, total, *numbers.values())).cpu().numpy()
+            for values in scalars.values():
+                total += values
+        squares, checked, *numbers = torch.stack((norms2, total, *scalars.values())).cpu().numpy()
         finite = np.isfinite(checked) & np.isfinite(losses)
         good = np.flatnonzero(finite)
-        if not len(good):
-            return squares, finite
-
-        def weights_of(name: str) -> np.ndarray:
-            return np.ones_like(weights) if name in self.algorithm.uniform else weights
-
-        for (c, _), vectors, where in zip(parts, sent, self.buffers.slices, strict=False):
-            stacked = len(c.x) == len(clients)
-            for name in self.algorithm.up:
-                if kept is not None:
-                    kept.put(name, where, vectors[name], good if stacked else np.zeros_like(good))
-                    continue
-                mine = weights_of(name)
-                shares = [(i, mine[i]) for i in good] if stacked else [(0, mine[good].sum())]
-                for i, weight in shares:
-                    sums[name][where].add_(vectors[name][i], alpha=float(weight))
-            self.client_state.store(c, clients.tolist(), finite)
-        if kept is not None:
-            kept.add(clients[good], np.stack((weights, losses, squares, *each))[:, good])
-            return squares, finite
-        for name, values in zip(numbers, each, strict=True):
-            scalars[name] += float((values * weights_of(name))[good].sum())
-        return squares, finite
+        if len(good):
+            named = {name: values[good] for name, values in zip(scalars, numbers, strict=True)}
+            contributions = [
+                Part(where, vectors, good if len(c.x) == len(clients) else np.zeros_like(good), len(c.x) < len(clients))
+                for (c, _), vectors, where in zip(parts, sent, self.buffers.slices, strict=False)
+            ]
+            aggregation.add(Sent(clients[good], weights[good], losses[good], squares[good], named, contributions))
+            for c, _ in parts:
+                self.client_state.store(c, clients.tolist(), finite)
+        return finite
 
 
 def _values(c: ClientVectors) -> Tensor:

@@ -1,4 +1,4 @@
-"""The model of the round with the best validation accuracy, ``best.pt``; the test set has no part in the choice.
+"""The model of the round that is best on the validation set, ``best.pt``; the test set has no part in the choice.
 
 The best model so far is in the checkpoints, too: a resumed run goes on with the one that belongs to its checkpoint,
 whatever a kill left in best.pt. That file is replaced before every checkpoint.
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from ..support import disk
 from . import checkpoint
+from .columns import LOSS, OBJECTIVE
 from .results import BEST, write_model
 
 # Names in a checkpoint: the vector, and the record of its round.
 _X, _RECORD = "run/best", "run/best_record"
-_RECORDED = ("round", "val_acc", "val_loss", "test_acc")
+_VALUE = OBJECTIVE.of("val")
+_RECORDED = ("round", _VALUE, LOSS.of("val"), OBJECTIVE.of("test"))
 
 
 class Best:
@@ -47,7 +49,7 @@ class Best:
 
     def add(self, record: Mapping[str, Any], x: Tensor) -> None:
         """Take the model of a round, if it is better than all before; of equals the first counts."""
-        if record["val_acc"] is None or (self.record and record["val_acc"] <= self.record["val_acc"]):
+        if record[_VALUE] is None or (self.record and not OBJECTIVE.better(record[_VALUE], self.record[_VALUE])):
             return
         self.x = x.clone() if self.x is None else self.x.copy_(x)
         self.record, self.changed = {name: record[name] for name in _RECORDED}, True

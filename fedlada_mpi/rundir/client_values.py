@@ -18,7 +18,7 @@ lost that the metrics still have.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,15 +27,14 @@ import numpy as np
 
 from ..support.errors import UserError, first_line
 from ..support.inputs import require_regular
+from .columns import LOSS, OBJECTIVE, SPREAD
 from .files import write_atomically
 
 if TYPE_CHECKING:
     import h5py
 
 CLIENTS = "clients.h5"
-VALUES = ("train_acc", "train_loss", "test_acc", "test_loss")
-# In the metrics, over all clients: mean, standard deviation, and mean of the tenth of them with the lowest accuracy.
-SPREAD = tuple(f"client_{part}_acc_{name}" for part in ("test", "train") for name in ("mean", "std", "worst_decile"))
+VALUES = tuple(metric.of(part) for part in ("train", "test") for metric in (OBJECTIVE, LOSS))
 
 
 def by_client(counts: np.ndarray, train: np.ndarray, test: np.ndarray) -> dict[str, np.ndarray]:
@@ -55,12 +54,13 @@ def by_client(counts: np.ndarray, train: np.ndarray, test: np.ndarray) -> dict[s
 def spread(values: dict[str, np.ndarray]) -> dict[str, float | None]:
     """The numbers of SPREAD."""
     found: dict[str, float | None] = {}
+    columns = iter(SPREAD)
     for part in ("test", "train"):
-        known = np.sort(values[f"{part}_acc"][~np.isnan(values[f"{part}_acc"])])
+        each = values[OBJECTIVE.of(part)]
+        known = np.sort(each[~np.isnan(each)])
         worst = known[: -(-len(known) // 10)]
-        numbers = (known.mean(), known.std(), worst.mean()) if len(known) else (None, None, None)
-        for name, number in zip(("mean", "std", "worst_decile"), numbers, strict=True):
-            found[f"client_{part}_acc_{name}"] = None if number is None else float(number)
+        for number in (known.mean(), known.std(), worst.mean()) if len(known) else (None, None, None):
+            found[next(columns)] = None if number is None else float(number)
     return found
 
 
@@ -151,11 +151,21 @@ class ClientValues:
     def add(self, number: int, train: np.ndarray, test: np.ndarray) -> dict[str, float | None]:
         """Take the sums of round ``number`` (see ``by_client``); returns what the metrics record of them."""
         values = by_client(self.counts, train, test)
+        self.append(number, values)
+        return spread(values)
+
+    def append(self, number: int, values: Mapping[str, Any]) -> None:
+        """The clients' values after round ``number``."""
         self.rounds.append(number)
         for name in VALUES:
-            self.values[name].append(values[name].astype(np.float32))
+            self.values[name].append(np.asarray(values[name]).astype(np.float32))
         self.changed = True
-        return spread(values)
+
+    def row(self, number: int) -> dict[str, list[float]] | None:
+        """The clients' values after round ``number``, as JSON takes them; None if it has none."""
+        if number not in self.rounds[-1:]:
+            return None
+        return {name: rows[-1].tolist() for name, rows in self.values.items()}
 
     def write(self) -> None:
         """Replace the file, if there is something new."""

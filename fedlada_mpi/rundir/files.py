@@ -37,3 +37,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             temporary.unlink(missing_ok=True)
         disk.write_new(temporary, data)
         disk.publish(temporary, path)
+
+
+def checkpoint_round(folder: Path) -> int | None:
+    """The round of a complete checkpoint's folder; None if it is none."""
+    number = folder.name.removeprefix("round_")
+    return int(number) if folder.name.startswith("round_") and number.isdecimal() else None

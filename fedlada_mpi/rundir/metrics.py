@@ -14,16 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..support import disk
 from ..support.inputs import parse_json, read_bytes
-from . import client_values
+from .columns import ALL_PHASES, EVALUATED, NUMBERS, OBJECTIVE, OPTIONAL, TABLES, TOTALS
 from .files import to_json, write_atomically
 
 if TYPE_CHECKING:
     from .sinks import Sinks
 
-PHASES = ("bcast", "train", "reduce", "server", "eval")
-ALL_PHASES = (*PHASES, "total")  # the time of a whole round, also between the phases
-TOTALS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")  # of a round in the metrics, of all in the summary
-EVALUATED = ("train_loss", "train_acc", "test_loss", "test_acc")
 METRICS = "metrics.jsonl"
 PACKED = f"{METRICS}.xz"  # in the records of a run that are kept for others
 DAMAGED = "metrics.damaged.jsonl"
@@ -51,19 +47,6 @@ class Clock:
         taken = [self.seconds[phase] for phase in ALL_PHASES]
         self.seconds = dict.fromkeys(ALL_PHASES, 0.0)
         return taken
-
-
-COUNTS = ("bytes_down", "bytes_up", "bytes_mpi", "paper_units")
-NUMBERS = ("lr", "local_loss", *EVALUATED, "consistency", *COUNTS)
-VALIDATED = ("val_loss", "val_acc")
-# Of runs with --diagnose; diagnose.py has the formulas.
-DIAGNOSED = (
-    *("drift", "drift_ratio", "direction_cosine", "gradient_norm", "gradient_norm_z"),
-    *("step_cosine", "step_change"),
-)
-# Of runs with a validation set, with --eval-clients, and with --diagnose.
-OPTIONAL = (*VALIDATED, *client_values.SPREAD, *DIAGNOSED)
-TABLES: dict[str, tuple[str, ...]] = {"seconds": ALL_PHASES, "seconds_by_rank": ("train", "wait")}
 
 
 def read(out: Path) -> bytes:
@@ -139,7 +122,7 @@ def _is_complete(record: dict[str, Any]) -> bool:
     missing = {*NUMBERS, "participants", *TABLES} - record.keys()
     if missing or not all(set(names) <= (record[table] or {}).keys() for table, names in TABLES.items()):
         return False
-    summed = [*(record[name] for name in COUNTS), *(record["seconds"][phase] for phase in ALL_PHASES)]
+    summed = [*(record[name] for name in TOTALS), *(record["seconds"][phase] for phase in ALL_PHASES)]
     rows = record["seconds_by_rank"].values()
     return None not in rows and all(map(_is_finite, (*summed, *chain(*rows))))
 
@@ -204,19 +187,25 @@ class Recorder:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the file; an exception that is on its way goes on, whatever else fails here."""
-        with contextlib.suppress(*(() if kind is None else (disk.WriteError,))), disk.writing(self.path):
+        with contextlib.suppress(*(() if kind is None else (disk.WriteError,))):
+            self.close()
+
+    def close(self) -> None:
+        with disk.writing(self.path):
             self.file.close()
 
 
 def summarise(records: list[dict[str, Any]], targets: list[float]) -> dict[str, Any]:
-    """Best and final results, the first round at each target accuracy (null: not reached), and what was spent."""
-    evaluated = [r for r in records if r.get("test_acc") is not None]
-    best = max(evaluated, key=lambda r: r["test_acc"], default=None)
+    """Best and final results, the first round at each target (null: not reached), and what was spent."""
+    objective, column = OBJECTIVE, OBJECTIVE.of("test")
+    evaluated = [r for r in records if r.get(column) is not None]
+    best = objective.best(evaluated)
+    reached = {t: (r["round"] for r in evaluated if objective.reached(r[column], t)) for t in targets}
     return {
         "rounds": records[-1]["round"] if records else 0,
         "final": {name: evaluated[-1][name] for name in ("round", *EVALUATED)} if evaluated else None,
-        "best": {"round": best["round"], "test_acc": best["test_acc"]} if best else None,
-        "targets": {f"{t:g}": next((r["round"] for r in evaluated if r["test_acc"] >= t), None) for t in targets},
+        "best": {"round": best["round"], column: best[column]} if best else None,
+        "targets": {f"{t:g}": next(rounds, None) for t, rounds in reached.items()},
         **{name: sum(r[name] for r in records) for name in TOTALS},
         "seconds": sum(r["seconds"]["total"] for r in records),
     }

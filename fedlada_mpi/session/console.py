@@ -16,7 +16,8 @@ from .. import __version__
 from ..algorithms import Algorithm
 from ..data.manifest import Manifest
 from ..rounds.costs import Costs
-from ..rundir.metrics import TOTALS
+from ..rounds.watcher import Watcher
+from ..rundir.columns import LOSS, OBJECTIVE, TOTALS
 from ..settings import Config
 from ..support.launcher import TERMINAL
 
@@ -132,7 +133,7 @@ def _without_taking(path: str, flags: int) -> int:
     return os.open(path, os.O_WRONLY | os.O_NOCTTY)
 
 
-class Progress:
+class Progress(Watcher):
     """A line per evaluation, and on a terminal a bar below them with the time at which the run will end."""
 
     def __init__(self, rounds: int, start: int, quiet: bool = False):
@@ -143,14 +144,14 @@ class Progress:
             # A bar that fills the last column makes some terminals begin a new line.
             self.bar = tqdm(total=rounds, initial=start, ncols=width - 1, smoothing=0.1, bar_format=text)
 
-    def round(self, record: dict[str, Any]) -> None:
+    def recorded(self, record: dict[str, Any]) -> None:
         if left_out := record.get("nonfinite"):
             names = f"client{'s' * (len(left_out) > 1)} {', '.join(map(str, left_out))}"
             self._note(f"round {record['round']}: left out {names}, whose result is not finite")
-        parts = (part for part in ("test", "val", "train") if record.get(f"{part}_acc") is not None)
-        results = {part: f"{part} {record[f'{part}_acc']:6.2%}" for part in parts}
+        parts = (part for part in ("test", "val", "train") if record.get(OBJECTIVE.of(part)) is not None)
+        results = {part: f"{part} {OBJECTIVE.shown(record[OBJECTIVE.of(part)]):>6}" for part in parts}
         if "train" in results:
-            results["train"] += f"  loss {record['train_loss']:.4f}"
+            results["train"] += f"  loss {LOSS.shown(record[LOSS.of('train')])}"
         if results and not self.quiet:
             words = [f"round {record['round']:>{len(str(self.rounds))}}/{self.rounds}", *results.values()]
             line = "  ".join([*words, f"{record['seconds']['total']:.3f} s"])
@@ -177,15 +178,16 @@ def closing_lines(summary: dict[str, Any], records: list[dict[str, Any]], out: s
     lines = [f"{summary['status']} after {plural(summary['rounds'], 'round')} in {summary['seconds']:.1f} s"]
     if summary["final"]:
         best, final = summary["best"], summary["final"]
-        lines.append(
-            f"  test accuracy  {final['test_acc']:.2%} final, {best['test_acc']:.2%} best (round {best['round']})"
-        )
-        if final["train_acc"] is not None:
-            loss = "not finite" if final["train_loss"] is None else f"{final['train_loss']:.4f}"
-            lines.append(f"  train          {final['train_acc']:.2%} accuracy, {loss} loss")
+        test, train = OBJECTIVE.of("test"), OBJECTIVE.of("train")
+        reached, most = OBJECTIVE.shown(final[test]), OBJECTIVE.shown(best[test])
+        lines.append(f"  test {OBJECTIVE.title:<9} {reached} final, {most} best (round {best['round']})")
+        if final[train] is not None:
+            loss = final[LOSS.of("train")]
+            shown = "not finite" if loss is None else LOSS.shown(loss)
+            lines.append(f"  train          {OBJECTIVE.shown(final[train])} {OBJECTIVE.title}, {shown} loss")
     if best := summary.get("best_validation"):
-        chosen = f"{best['val_acc']:.2%} best (round {best['round']}), where test accuracy is {best['test_acc']:.2%}"
-        lines.append(f"  validation     {chosen}")
+        chosen, there = (OBJECTIVE.shown(best[OBJECTIVE.of(part)]) for part in ("val", "test"))
+        lines.append(f"  validation     {chosen} best (round {best['round']}), where test {OBJECTIVE.title} is {there}")
     for target, at in summary["targets"].items():
         lines.append(f"  {float(target):.1%} test      {'not reached' if at is None else f'in round {at}'}")
     if records:

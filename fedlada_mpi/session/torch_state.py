@@ -18,7 +18,7 @@ _put_back: list[Callable[[], object]] = []
 
 
 @contextmanager
-def unchanged() -> Iterator[None]:
+def torch_state_restored() -> Iterator[None]:
     """Torch's threads, switches and GPU are afterwards as before; where trainings overlap, once the last has ended."""
     global _running
     with _lock:

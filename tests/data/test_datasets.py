@@ -17,7 +17,7 @@ from ranks import python
 from repository import ROOT
 
 from data_prep import PrepareSettings, prepare
-from fedlada_mpi.data.datasets import directory_of, ensure, settle
+from fedlada_mpi.data.datasets import directory_of, ensure, resolve_dataset
 from fedlada_mpi.data.manifest import read_manifest
 from fedlada_mpi.settings import Config
 from fedlada_mpi.support.errors import UserError
@@ -38,7 +38,7 @@ def mine(tmp_path) -> Path:
 
 
 def asked(mine: Path, **flags) -> tuple[Config, Path]:
-    resolved, directory = settle({"dataset": mine.name, "data_dir": str(mine.parent), **flags}, {})
+    resolved, directory = resolve_dataset({"dataset": mine.name, "data_dir": str(mine.parent), **flags}, {})
     return resolved.config, directory
 
 
@@ -46,13 +46,13 @@ def test_a_name_is_found_in_the_data_root(mine, monkeypatch):
     config, directory = asked(mine)
     assert (directory, config.clients, config.dataset) == (mine, 4, "mine")
     monkeypatch.setenv("FEDLADA_DATA", str(mine.parent))
-    assert settle({"dataset": "mine"}, {})[1] == mine
+    assert resolve_dataset({"dataset": "mine"}, {})[1] == mine
     monkeypatch.delenv("FEDLADA_DATA")
     monkeypatch.chdir(mine.parents[1])
-    assert settle({"dataset": "mine"}, {})[1] == Path("data/mine")
-    assert settle({"dataset": "data/mine"}, {})[1] == Path("data/mine")
+    assert resolve_dataset({"dataset": "mine"}, {})[1] == Path("data/mine")
+    assert resolve_dataset({"dataset": "data/mine"}, {})[1] == Path("data/mine")
     monkeypatch.chdir(mine)
-    assert settle({"dataset": "."}, {})[1].samefile(mine)
+    assert resolve_dataset({"dataset": "."}, {})[1].samefile(mine)
     with pytest.raises(UserError, match=r"got 'mien', .*; .*/data has mine \(did you mean 'mine'\?\)$"):
         asked(mine.with_name("mien"))
     with pytest.raises(
@@ -91,11 +91,11 @@ def test_a_concentration_asks_for_a_dirichlet_partition(mine):
 def test_the_usual_partition_has_the_plain_name(tmp_path):
     """Whatever is prepared first: names do not depend on the order of runs."""
     where = dict(dataset="digits", data_dir=str(tmp_path))
-    assert settle(where, {})[1] == tmp_path / "digits"
-    assert settle({**where, "clients": 20}, {})[1] == tmp_path / "digits-20clients-dirichlet0.3"
+    assert resolve_dataset(where, {})[1] == tmp_path / "digits"
+    assert resolve_dataset({**where, "clients": 20}, {})[1] == tmp_path / "digits-20clients-dirichlet0.3"
     prepare(PrepareSettings("digits", out=tmp_path / "digits", clients=20, silos=2))
-    assert settle({**where, "clients": 20}, {})[1] == tmp_path / "digits"
-    assert settle(where, {})[1] == tmp_path / "digits-50clients-dirichlet0.3"
+    assert resolve_dataset({**where, "clients": 20}, {})[1] == tmp_path / "digits"
+    assert resolve_dataset(where, {})[1] == tmp_path / "digits-50clients-dirichlet0.3"
 
 
 PARTITIONS = st.fixed_dictionaries(
@@ -167,7 +167,7 @@ def started(mine: Path, *words: str, kill_after: int = 0) -> subprocess.Popen:
     code = f"""
 import os, signal, time
 from fedlada_mpi.data import write
-from fedlada_mpi.data.datasets import ensure, settle
+from fedlada_mpi.data.datasets import ensure, resolve_dataset
 plain, count = write.write_file, [0]
 def write_file(*arguments):
     count[0] += 1
@@ -176,7 +176,7 @@ def write_file(*arguments):
     time.sleep(0.05)
     plain(*arguments)
 write.write_file = write_file
-resolved, directory = settle(dict(dataset="mine", data_dir={str(mine.parent)!r}, clients=5), {{}})
+resolved, directory = resolve_dataset(dict(dataset="mine", data_dir={str(mine.parent)!r}, clients=5), {{}})
 ensure(resolved.config, directory, 1, print)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}

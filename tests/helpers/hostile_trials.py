@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from fedlada_mpi import run
 from fedlada_mpi.algorithms import Vectors
-from fedlada_mpi.data.datasets import settle
+from fedlada_mpi.data.datasets import resolve_dataset
 from fedlada_mpi.mpi import World
 from fedlada_mpi.rundir import checkpoint, metrics
 from fedlada_mpi.session.console import closing_lines
@@ -50,7 +50,7 @@ def try_flags(given: Sequence[tuple[str, str]]) -> str:
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         try:
             # Reads the file of --config, which may name the method.
-            return outcome(lambda: run.parse(line)[0].settle()[0].table().encode())
+            return outcome(lambda: run.parse(line)[0].resolve_dataset()[0].table().encode())
         except SystemExit:
             assert "error: " in printed.getvalue()
             return "argparse"
@@ -82,7 +82,7 @@ def try_settings(file: tuple[str, bytes], folder: Path) -> str:
     suffix, content = file
     path = folder / f"settings.{suffix}"
     path.write_bytes(content)
-    return outcome(lambda: settle({}, load(path)))
+    return outcome(lambda: resolve_dataset({}, load(path)))
 
 
 # metrics.jsonl.

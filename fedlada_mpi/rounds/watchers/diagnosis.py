@@ -18,20 +18,27 @@ A number is None where it is not defined: a cosine with the zero vector, or what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms import Algorithm, Vectors
-from ..rundir.metrics import DIAGNOSED
-from ..settings import Config
-from ..support import rng
-from .batches import LocalData
-from .evaluate import MIN_BATCH
-from .gradients import Engine
+from ...algorithms import Algorithm, Vectors
+from ...rundir import checkpoint
+from ...rundir.columns import DIAGNOSED
+from ...rundir.history import History
+from ...settings import Config
+from ...support import rng
+from ..batches import LocalData
+from ..device import synchronize
+from ..evaluate import MIN_BATCH
+from ..gradients import Engine
+from ..silo import Silo
+from ..watcher import Finished, Order, Watcher
+from . import consistency
 
 # Images of a gradient, forward and backward; on a GPU what ten of the paper's clients take in a step.
 BATCH = {"cuda": 500, "cpu": 250}
@@ -103,17 +110,68 @@ class Objective:
             self.gradient.add_(self._of_batch)
 
 
-def not_diagnosed() -> dict[str, float | None]:
-    """The numbers of a round that has none."""
-    return dict.fromkeys(DIAGNOSED)
+class Diagnosis(Watcher):
+    def __init__(self, silo: Silo):
+        self.silo = silo
+        self.objective = Objective(silo.config, silo.trainer.engine, silo.trainer.data, silo.owned_sizes, silo.s.x)
+        self.nbytes = self.objective.nbytes
+        self.round: RoundNumbers | None = None  # the root's, of a round that is diagnosed
+
+    def order(self, order: Order) -> None:
+        self.round = None
+        if order["do"] != "round" or (order["round"]["t"] + 1) % self.silo.config.diagnose:
+            return
+        silo = self.silo
+        previous = silo.x_previous if silo.previous_known else None
+        self.round = RoundNumbers(silo.algorithm, order["round"]["t"], silo.s, previous)
+        order["gradients"] = self.round.points
+
+    def ordered(self, order: Order) -> None:
+        if self.round is not None:
+            self.round.begin(self._gradient)
+        else:
+            for _ in range(order.get("gradients", 0)):
+                self._gradient()
+
+    def _gradient(self, x: Tensor | None = None) -> Tensor:
+        """Of the global objective at the root's ``x``, added up on the root (elsewhere: this rank's part)."""
+        objective, world, transport, clock = self.objective, self.silo.world, self.silo.transport, self.silo.clock
+        if x is not None:
+            objective.x.copy_(x)
+        world.barrier()
+        with clock("eval"):
+            transport.bcast([objective.x.view(transport.dtype)])
+            objective.compute()
+            synchronize(objective.x.device)
+        world.barrier()
+        with clock("eval"):
+            if transport.dtype == objective.gradient.dtype:
+                transport.reduce([objective.gradient])
+            else:  # it is planned for the integers of exact sums
+                total = world.reduce_sum(objective.gradient.cpu().numpy())
+                objective.gradient.copy_(torch.from_numpy(total))
+        return objective.gradient
+
+    def columns(self, done: Finished) -> Mapping[str, Any]:
+        if self.round is None:
+            return dict.fromkeys(DIAGNOSED)
+        return self.round.end(self.silo.x_previous, consistency.drift(self.silo, done))
+
+    def save(self, t: int) -> Mapping[str, Tensor]:
+        return {checkpoint.PREVIOUS: self.silo.x_previous}
 
 
-class Diagnosis:
+def create(silo: Silo, history: History | None) -> Watcher | None:
+    return Diagnosis(silo) if silo.config.diagnose else None
+
+
+class RoundNumbers:
     """The numbers of one round, on the root."""
 
     def __init__(self, algorithm: Algorithm, t: int, s: Vectors, previous: Tensor | None):
         """Before the round; ``previous`` is x^{t-1}, None where it is not known."""
-        self.s, self.numbers = s, not_diagnosed()
+        self.s = s
+        self.numbers: dict[str, float | None] = dict.fromkeys(DIAGNOSED)
         self.last_step = None if previous is None else previous - s.x
         amends = "g_a" in vars(s)
         self.direction = s.g_a if amends else self.last_step
@@ -140,9 +198,9 @@ class Diagnosis:
             norm = _dot(at_z, at_z) ** 0.5
         self.numbers["gradient_norm_z"] = None if self.z is None else norm
 
-    def end(self, before: Tensor, drift: float | None) -> dict[str, float | None]:
-        """All numbers, once ``s.x`` is x^{t+1}; ``before`` is x^t."""
-        step, last = before - self.s.x, self.last_step
+    def end(self, x_previous: Tensor, drift: float | None) -> dict[str, float | None]:
+        """All numbers, once ``s.x`` is x^{t+1}; ``x_previous`` is x^t."""
+        step, last = x_previous - self.s.x, self.last_step
         norm2 = _dot(step, step)
         self.numbers["drift"] = drift
         if drift is not None and norm2:

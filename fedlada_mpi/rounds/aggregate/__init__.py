@@ -1,0 +1,33 @@
+"""How the participants' contributions become the means of the server's step (``--sums``, ``--robust``)."""
+
+from __future__ import annotations
+
+import torch
+
+from ...algorithms import Algorithm
+from ...mpi import World
+from ...mpi.transport import Transport
+from ...settings import Config
+from .base import Aggregation, Part, Sent
+from .grid import GRIDS
+from .kept import ExactSums
+from .plain import PlainSums
+from .robust import ClippedSums, Median, TrimmedMean
+
+__all__ = ["Aggregation", "Part", "Sent", "create", "wire_type"]
+
+ROBUST: dict[str, type[Aggregation]] = {"clip": ClippedSums, "median": Median, "trimmed": TrimmedMean}
+SUMS: dict[str, type[Aggregation]] = {"fast": PlainSums, "exact": ExactSums}
+
+
+def create(
+    world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype
+) -> Aggregation:  # fmt: skip
+    """The aggregation that the settings ask for, of vectors of ``dtype``."""
+    kind = SUMS[config.sums] if config.robust == "none" else ROBUST[config.robust]
+    return kind(world, config, algorithm, transport, dtype)
+
+
+def wire_type(config: Config, dtype: torch.dtype) -> torch.dtype:
+    """What sums of ``dtype`` are reduced in."""
+    return GRIDS[dtype].integer if config.sums == "exact" else dtype

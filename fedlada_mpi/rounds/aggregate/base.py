@@ -1,0 +1,111 @@
+"""What an aggregation is: from what the participants send to the means that the server's step takes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...algorithms import Algorithm
+from ...mpi import World
+from ...mpi.transport import Transport
+from ...settings import Config
+from ..vectors import named_rows
+
+
+class Part(NamedTuple):
+    """A part of what clients send: the elements ``where`` of every vector."""
+
+    where: slice
+    rows: dict[str, Tensor]
+    which: np.ndarray  # the row of each client
+    shared: bool  # whether there is one row, the same for all clients
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What clients send when they have finished: vectors in parts, and a number of each kind for every client."""
+
+    clients: np.ndarray
+    weights: np.ndarray
+    losses: np.ndarray
+    norms2: np.ndarray  # ||offset_i||^2
+    scalars: dict[str, np.ndarray]
+    parts: list[Part]
+
+
+class Aggregation(ABC):
+    """The means over a round's participants, on all ranks together.
+
+    >>> aggregation.begin(count=3)             # on every rank, with the number of its participants
+    >>> aggregation.add(sent)                  # as clients finish, in any number of turns
+    >>> aggregation.reduce(participants, True) # on all ranks together
+    >>> aggregation.means(weight, participants=10)["offset"]    # on the root
+    """
+
+    # Whether the mean is the weighted one, so that distances to it follow from the clients' norms.
+    is_plain_mean: ClassVar[bool] = True
+
+    def __init__(
+        self, world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype
+    ):  # fmt: skip
+        self.world, self.config, self.algorithm, self.transport = world, config, algorithm, transport
+        self.vectors = named_rows(algorithm.up, transport.size, dtype, transport.device)  # the root gets the sums here
+        self._clear()
+
+    def _clear(self) -> None:
+        # This rank's, or after ``reduce`` the root's of all ranks: mean local losses, and weighted ||offset_i||^2.
+        self.loss = self.norms2 = 0.0
+        self.scalars = dict.fromkeys(self.algorithm.scalars, 0.0)
+
+    def begin(self, count: int) -> None:
+        """Forget the last round; this rank has ``count`` participants."""
+        self._clear()
+
+    @abstractmethod
+    def add(self, sent: Sent) -> None:
+        """Take what clients of this rank send."""
+
+    @abstractmethod
+    def reduce(self, participants: np.ndarray, communicates: bool) -> None:
+        """From all ranks to the root; without vectors where a round does not communicate. Collective."""
+
+    def means(self, weight: float, participants: int) -> dict[str, Tensor]:
+        """On the root, from sums with total ``weight``, or the number of ``participants`` where weights are equal."""
+        equal = self.algorithm.uniform
+        totals = {name: float(participants) if name in equal else weight for name in (*self.vectors, *self.scalars)}
+        means = {name: total.div_(totals[name]) for name, total in self.vectors.items()}
+        numbers = {name: total / totals[name] for name, total in self.scalars.items()}
+        return means | {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
+
+    def distances(self, step: Tensor) -> float:
+        """The weighted sum of ||offset_i||^2; where ``is_plain_mean`` is false, of ||offset_i - step||^2.
+
+        Of this rank's participants, or on the root of all. Collective.
+        """
+        return self.norms2
+
+    @abstractmethod
+    def bytes_moved(self, participants: int) -> int:
+        """By the ranks of a round with so many participants."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory on this rank's device."""
+        return sum(vector.nbytes for vector in self.vectors.values())
+
+    @property
+    def bytes_per_client(self) -> int:
+        """Memory that it takes in addition for each participant of this rank."""
+        return 0
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What the order of the sums over ranks depends on, and with it their last bits."""
+        by_file = self.config.silo_per_rank and self.world.size > 1
+        ranks = {"ranks": self.world.size, "transport": self.transport.kind, "silo_per_rank": by_file}
+        return {} if self.config.sums == "exact" else {**ranks, "nodes": self.transport.nodes}

@@ -1,0 +1,40 @@
+"""Sums as they are usually made: on every rank as its clients finish, then over the ranks by ``Reduce``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .base import Aggregation, Sent
+
+
+class PlainSums(Aggregation):
+    def begin(self, count: int) -> None:
+        super().begin(count)
+        for vector in self.vectors.values():
+            vector.zero_()
+
+    def add(self, sent: Sent) -> None:
+        self.loss += float(sent.losses.sum())
+        self.norms2 += float((sent.norms2 * sent.weights).sum())
+        for part in sent.parts:
+            for name, total in self.vectors.items():
+                weights = self._weights(name, sent.weights)
+                rows = [(0, weights.sum())] if part.shared else zip(part.which, weights, strict=True)
+                for row, weight in rows:
+                    total[part.where].add_(part.rows[name][row], alpha=float(weight))
+        for name, values in sent.scalars.items():
+            self.scalars[name] += float((values * self._weights(name, sent.weights)).sum())
+
+    def _weights(self, name: str, weights: np.ndarray) -> np.ndarray:
+        return np.ones_like(weights) if name in self.algorithm.uniform else weights
+
+    def reduce(self, participants: np.ndarray, communicates: bool) -> None:
+        if not communicates:
+            return
+        self.transport.reduce(list(self.vectors.values()))
+        if self.scalars:
+            by_rank = self.world.gather(list(self.scalars.values()))
+            self.scalars = dict(zip(self.scalars, by_rank.sum(0).tolist(), strict=True))
+
+    def bytes_moved(self, participants: int) -> int:
+        return len(self.vectors) * self.transport.bytes_rounded

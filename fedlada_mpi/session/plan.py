@@ -1,0 +1,81 @@
+"""What a user asks for, and what the root decides from it for all ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Container, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..settings import Config, Resolved, is_record, load
+from ..support.user_code import Given
+
+if TYPE_CHECKING:
+    from ..data.arrays import Data
+    from ..rounds.callback import OnRound
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for."""
+
+    settings: Mapping[str, Any]
+    config: str | os.PathLike[str] | None = None  # a file with further settings
+    resume: bool = False
+    overwrite: bool = False
+    data: Data | None = None  # instead of the setting ``dataset``
+    on_round: OnRound | None = None  # called on the root; False stops the run
+    quiet: bool = False
+
+    def resolve(self) -> tuple[Resolved, Path]:
+        """All settings, and the directory of the shards; ``data`` is written there."""
+        from ..data import arrays, datasets
+
+        file = {} if self.config is None else load(self.config)
+        settings = dict(self.settings)
+        if self.data is not None:
+            settings["dataset"] = arrays.shards(self.data, {**file, **settings})
+        return datasets.resolve_dataset(settings, file, recorded=self.config is not None and is_record(self.config))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the root decides for all ranks, as JSON takes it."""
+
+    settings: dict[str, Any]
+    directory: str  # of the shards
+    start: int  # the round that the run goes on after, or claim.FINISHED
+
+    def config(self, request: Request) -> Config:
+        # JSON has the names of objects that every rank was given.
+        given = {name: value for name, value in request.settings.items() if isinstance(value, Given)}
+        return Config(**{**self.settings, **given})
+
+
+def make(request: Request, at_end: ExitStack, gone: Container[tuple[str, int]] = ()) -> Plan:
+    """On the root. Unless there is nothing left to do, it holds the output directory until the end of the run.
+
+    ``gone``: hosts and numbers of processes that hold it no longer.
+    """
+    from ..rundir import claim, lock, results
+
+    resolved, directory = request.resolve()
+    config, out = resolved.config, Path(resolved.config.out)
+    if not out.exists():
+        at_end.callback(_remove_if_empty, out)  # where the run is refused before it writes anything
+    start = claim.claim(config, request.resume, request.overwrite)
+    if start != claim.FINISHED:
+        at_end.enter_context(lock.hold(out, gone=gone))
+        # Again, as another run may have written there until now.
+        start = claim.claim(config, request.resume, request.overwrite)
+    if start == claim.FINISHED and not request.quiet:
+        done = f"{results.finished_rounds(out)} rounds of {config.rounds}"
+        print(f"{out} is finished: {done}; --resume {out} --rounds N goes on")
+    return Plan(vars(config), str(directory), start)
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with suppress(OSError):
+        directory.rmdir()

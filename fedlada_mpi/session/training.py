@@ -1,0 +1,139 @@
+"""A run on this rank from its beginning, or a checkpoint, to its end."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import astuple
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..data.manifest import Manifest
+from ..data.owners import Ownership, shared_out
+from ..mpi import World
+from ..rounds import watchers
+from ..rounds.callback import Callback, OnRound
+from ..rounds.server import Server
+from ..rounds.watcher import Watcher
+from ..rundir import checkpoint, claim
+from ..settings import Config
+from ..support.disk import WriteError
+from ..support.errors import CallbackError
+from .assemble import Session, root_only_serves
+from .console import Progress, closing_lines
+from .journal import Journal
+from .overview import overview
+
+
+class Training:
+    """
+    >>> training = Training(world, config, directory, start=0)
+    >>> training.run()
+    'finished'
+    >>> training.session.trained_module()
+    """
+
+    session: Session
+
+    def __init__(
+        self,
+        world: World,
+        config: Config,
+        directory: Path,
+        start: int,
+        on_round: OnRound | None = None,
+        quiet: bool = False,
+    ):
+        """To go on after round ``start`` (0: a new run), with the shards in ``directory``."""
+        self.world, self.config, self.directory, self.start = world, config, directory, start
+        self.on_round, self.quiet = on_round, quiet
+        self.out = Path(config.out)
+
+    def run(self) -> str:
+        """To the end; finished or stopped."""
+        world = self.world
+        self.session = Session(world, self.config, self.directory, self.start, self.owners, self.print)
+        silo = self.session.silo
+        sums_changed = self.restore()
+        world.barrier()
+        silo.share((*silo.sent, *silo.algorithm.derived))
+        journal = world.on_root(self.journal)
+        silo.watchers = self.watchers(journal)
+        memory = world.gather(astuple(silo.memory))
+        if journal is None:
+            return silo.serve()
+        try:
+            status = self._serve(journal, memory, sums_changed)
+        except (WriteError, CallbackError) as error:  # on the root alone, while the others wait for an order
+            world.broadcast_json({"do": "fail", "message": str(error)})
+            raise
+        world.broadcast_json({"do": "end", "status": status})
+        return status
+
+    def owners(self, manifest: Manifest) -> Ownership:
+        servers = int(root_only_serves(self.world, self.config))
+        return shared_out(manifest, self.world.size, servers, self.config.silo_per_rank)
+
+    def restore(self) -> str:
+        """The vectors of the server and the state of the clients; on the root, how the order of sums has changed."""
+        world, session, silo, start = self.world, self.session, self.session.silo, self.start
+        if not start:
+            world.on_root(self._begin)
+            return ""
+        clients = set(silo.trainer.data.client_ids.tolist())
+        state = silo.trainer.client_state.vectors
+        world.on_root(lambda: checkpoint.refuse_other_digests(self.out, start, silo.digests, session.manifest.root))
+        world.collectively(lambda: checkpoint.load(self.out, start, silo.s, state, clients, world))
+        return world.on_root(self._after_loading) or ""
+
+    def _begin(self) -> None:
+        """Server vectors at t = 0."""
+        s, session = self.session.silo.s, self.session
+        s.x.copy_(session.network.initial(session.dtype))
+        session.algorithm.start(s)
+        claim.clear(self.out)  # not before everything that could be refused has been read
+
+    def _after_loading(self) -> str:
+        silo = self.session.silo
+        before, now = checkpoint.order_of_sums(self.out, self.start), silo.aggregation.order
+        changed = {name: before[name] for name in now if before.get(name, now[name]) != now[name]}
+        checkpoint.remove_unfinished(self.out)
+        previous = checkpoint.read_more(self.out, self.start, checkpoint.PREVIOUS) if self.config.diagnose else None
+        if previous is not None:
+            silo.x_previous.copy_(torch.from_numpy(previous))
+            silo.previous_known = True
+        return ", ".join(f"{name} {value} before and {now[name]} now" for name, value in changed.items())
+
+    def journal(self) -> Journal:
+        """What the root keeps."""
+        return Journal(self.session)
+
+    def watchers(self, journal: Journal | None) -> list[Watcher]:
+        """On every rank."""
+        return watchers.create(self.session.silo, journal and journal.history)
+
+    def _serve(self, journal: Journal, memory: np.ndarray, sums_changed: str) -> str:
+        """The run on the root, and all that it writes but for checkpoints."""
+        self.announce(memory, sums_changed)
+        with journal:
+            own = [journal, Progress(self.config.rounds, self.start, self.quiet)]
+            own += [Callback(self.on_round)] if self.on_round else []
+            with closing(own[1]):
+                if journal.note:
+                    self.print(f"note: {journal.note}")
+                self.session.silo.clock.take()  # services take seconds to start, which are no part of the first round
+                status = self.rounds(Server(self.session.silo, own))
+            summary = journal.finish(status)
+            self.print(closing_lines(summary, journal.history.records, str(self.out)))
+        return status
+
+    def announce(self, memory: np.ndarray, sums_changed: str) -> None:
+        self.print(overview(self.session, memory, sums_changed).banner())
+
+    def rounds(self, server: Server) -> str:
+        return server.run(self.start)
+
+    def print(self, text: str) -> None:
+        if not self.quiet:
+            print(text, flush=True)
