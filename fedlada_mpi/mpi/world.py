@@ -32,10 +32,10 @@ from mpi4py import MPI
 
 from ..support.errors import NO_ANSWER, DivergedError, OtherRankError, UserError
 from ..support.launcher import launched_processes
+from .heartbeat import Heartbeat, Peer
 from .messages import Messages, waits
-from .patience import Patience
-from .pulse import Peer, Pulse
-from .watch import Watch
+from .wait_limit import WaitLimit
+from .watchdog import Watchdog
 
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
 
@@ -123,10 +123,10 @@ class World(Messages):
             self._excepthook_before = _open[0]._excepthook_before if _open else sys.excepthook
             _open.append(self)
             sys.excepthook = _end_all_ranks
-        self.places = list(range(self.size))  # of the ranks, in the world as it is now at the beginning
+        self.original_ranks = list(range(self.size))  # as they were numbered at the beginning
         self._abandoned: list[ExitStack] = []
-        self.pulse: Pulse | None = None
-        self.watch = Watch(self._next_on_node()) if self.tolerant else None
+        self.heartbeat: Heartbeat | None = None
+        self.watchdog = Watchdog(self._next_on_node()) if self.tolerant else None
 
     def _begin(self) -> None:
         """With the ranks that there are; where one is lost meanwhile, all agree on that and begin again."""
@@ -192,15 +192,15 @@ class World(Messages):
         """Go on with the ranks that are left."""
         global _left
         self._revoke()
-        if self.pulse:  # it would miss the nodes of lost ranks; ``limit_waiting`` begins another
-            self.pulse.close()
-            self.pulse = None
+        if self.heartbeat:  # it would miss the nodes of lost ranks; ``limit_waiting`` begins another
+            self.heartbeat.close()
+            self.heartbeat = None
         time.sleep(TOGETHER)
         before, comm = self.comm, _shrunk(self.comm)
         new, old = comm.Get_group(), before.Get_group()
         kept = MPI.Group.Translate_ranks(new, list(range(comm.size)), old)
-        lost = [place for rank, place in enumerate(self.places) if rank not in kept]
-        self.places = [self.places[rank] for rank in kept]
+        lost = [place for rank, place in enumerate(self.original_ranks) if rank not in kept]
+        self.original_ranks = [self.original_ranks[rank] for rank in kept]
         _left = comm
         for place in lost:  # it may be there still, and would go on writing when it wakes up
             member = self.members[place]
@@ -210,13 +210,13 @@ class World(Messages):
         # What the ranks shared before is not freed: that takes all of them, and MPI may still write to it.
         self._abandoned.append(self.at_close)
         self._join(comm)
-        if self.watch:
-            self.watch.pids = self._next_on_node()
+        if self.watchdog:
+            self.watchdog.pids = self._next_on_node()
 
     def _next_on_node(self) -> list[int]:
         """The process that this rank looks after: that of the next rank of its node, if there is another."""
         after = self.neighbours[(self.neighbours.index(self.rank) + 1) % len(self.neighbours)]
-        return [self.members[self.places[after]].pid] if after != self.rank else []
+        return [self.members[self.original_ranks[after]].pid] if after != self.rank else []
 
     def limit_waiting(self, seconds: int, hint: str, release: Callable[[], object]) -> None:
         """From now on, end this process where it waits for other ranks for longer than ``seconds`` (0: never), or while
@@ -226,13 +226,13 @@ class World(Messages):
         """
 
         def give_up() -> bool:
-            ended = self.watch is not None and self.watch.end_stuck()
+            ended = self.watchdog is not None and self.watchdog.end_stuck()
             if not ended:
                 leave(f"has waited {seconds} s for other ranks: one of them hangs, or its node cannot be reached")
             return ended
 
         def missed(host: str, silent: float) -> None:
-            if self.patience.waiting:
+            if self.wait_limit.waiting:
                 leave(f"waits for other ranks, and {host} has given no sign of life for {silent:.0f} s")
 
         def leave(why: str) -> NoReturn:
@@ -248,27 +248,27 @@ class World(Messages):
             # Not by MPI, which may be waiting for the same node.
             os._exit(NO_ANSWER)
 
-        self.patience.close()
-        self.patience = Patience(seconds if self.size > 1 else 0, give_up)
-        self.pulse = self._pulse(missed) if seconds and self.size > 1 else None
+        self.wait_limit.close()
+        self.wait_limit = WaitLimit(seconds if self.size > 1 else 0, give_up)
+        self.heartbeat = self._heartbeat(missed) if seconds and self.size > 1 else None
 
-    def _pulse(self, missed: Callable[[str, float], object]) -> Pulse | None:
+    def _heartbeat(self, missed: Callable[[str, float], object]) -> Heartbeat | None:
         """Signs of life between the nodes, if there are several."""
         if len(self.neighbours) == self.size:
             return None
         with ExitStack() as failed:
-            pulse = Pulse(self.neighbours[0])
-            failed.callback(pulse.close)
-            peers = self.allgather_json([*pulse.own, os.urandom(8).hex()])
-            pulse.start([Peer(*peer) for *peer, _ in peers], peers[0][-1], missed)
+            heartbeat = Heartbeat(self.neighbours[0])
+            failed.callback(heartbeat.close)
+            peers = self.allgather_json([*heartbeat.own, os.urandom(8).hex()])
+            heartbeat.start([Peer(*peer) for *peer, _ in peers], peers[0][-1], missed)
             failed.pop_all()
-        return pulse
+        return heartbeat
 
     def close(self) -> None:
         """Free what the ranks share; collective."""
         self._free()
-        self.patience.close()
-        for other in (self.pulse, self.watch):
+        self.wait_limit.close()
+        for other in (self.heartbeat, self.watchdog):
             if other:
                 other.close()
 
@@ -296,7 +296,7 @@ class World(Messages):
             self.close()
 
     @property
-    def began_with(self) -> int:
+    def original_size(self) -> int:
         """The number of ranks that there were before any was lost."""
         return len(self.members) or self.size
 

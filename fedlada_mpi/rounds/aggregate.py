@@ -106,7 +106,7 @@ class KeptSums:
         table = np.zeros((rows, len(self.columns)))
         for client, column in zip(self.kept.clients, numbers, strict=True):
             table[:, self.columns[client]] = column
-        return self.world.sum_everywhere(table)
+        return self.world.allreduce_sum(table)
 
     @property
     def included(self) -> np.ndarray:
@@ -141,7 +141,7 @@ class KeptSums:
         if self.by_coordinate:
             counts = np.zeros(self.world.size)
             counts[self.world.rank] = len(self.kept.clients)
-            everywhere = self.world.sum_everywhere(counts).astype(int).tolist()
+            everywhere = self.world.allreduce_sum(counts).astype(int).tolist()
             for name, vector in self.vectors.items():
                 over_participants(self.world, self.kept.rows(name), everywhere, self._center(), vector)
             return
@@ -158,7 +158,7 @@ class KeptSums:
 
     def _reduce_on_grid(self, grid: Grid, weights: dict[str, np.ndarray]) -> None:
         exponents = torch.stack([grid.exponents(self.kept.rows(name)) for name in self.vectors]).cpu()
-        self.world.max_everywhere(exponents.numpy())
+        self.world.allreduce_max(exponents.numpy())
         exponents = exponents.to(self.transport.device)
         # A power of two that no sum of weights exceeds, clipped or not.
         totals = [self._weights(name, self.table[0]).sum() for name in self.vectors]

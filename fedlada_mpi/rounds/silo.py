@@ -132,7 +132,7 @@ class Silo:
 
     def _all_nonfinite(self) -> list[int]:
         """The clients of all ranks whose result in this round was not finite."""
-        if self.world.holds_everywhere(not self.nonfinite):
+        if self.world.all_ranks(not self.nonfinite):
             return []
         return sorted(client for clients in self.world.allgather_json(self.nonfinite) for client in clients)
 
@@ -206,7 +206,7 @@ class Silo:
         if "train" in self.images:
             groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
             by_client[:, data.client_ids] = self.evaluations["train"].by_group(groups, len(data.sizes))
-        return self.world.sum(by_client)
+        return self.world.reduce_sum(by_client)
 
     def gradient(self, x: Tensor | None = None) -> Tensor:
         """Of the global objective at the root's ``x``, added up on the root (elsewhere: this rank's part)."""
@@ -221,7 +221,7 @@ class Silo:
         self.world.barrier()
         with self.clock("eval"):
             if self.exact:  # the transport is planned for integers
-                objective.gradient.copy_(torch.from_numpy(self.world.sum(objective.gradient.cpu().numpy())))
+                objective.gradient.copy_(torch.from_numpy(self.world.reduce_sum(objective.gradient.cpu().numpy())))
             else:
                 self.transport.reduce([objective.gradient])
         return objective.gradient

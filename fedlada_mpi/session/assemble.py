@@ -86,8 +86,8 @@ class Session:
         self.started = provenance.now()
         # The root only serves, unless it is alone or asked to train.
         world.on_root(lambda: check_installed(config))
-        first = 0 if world.began_with == 1 or config.server_trains else 1
-        ranks = world.began_with - first
+        first = 0 if world.original_size == 1 or config.server_trains else 1
+        ranks = world.original_size - first
         world.on_root(lambda: ensure(config, directory, ranks, (lambda line: None) if quiet else print))
         self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
         threads = asked_threads(world)
@@ -96,13 +96,13 @@ class Session:
             # No library promises that a product has the same bits alone and in a stack; who asks for stacks gets them.
             self.config = config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.dtype = set_precision(config.precision)
-        whose = (world.places, world.began_with, first, config.silo_per_rank, config.adopt)
+        whose = (world.original_ranks, world.original_size, first, config.silo_per_rank, config.adopt)
         self.clients_of = owners_left(self.manifest, *whose)
         # Whoever ends a job may end some ranks before the others.
         unfinished = bool(self.left) and start < config.rounds
-        self.asked_to_stop = unfinished and not world.holds_everywhere(not stop_requested())
+        self.asked_to_stop = unfinished and not world.all_ranks(not stop_requested())
         self.stops = "asked to stop" if self.asked_to_stop else self._too_few()
-        self.only_serve = [place < first for place in world.places]
+        self.only_serve = [place < first for place in world.original_ranks]
         self.lost = np.setdiff1d(np.arange(self.manifest.clients), np.concatenate(self.clients_of))
         world.collectively(self._verify)
         data = world.collectively(self._local_data)
@@ -319,7 +319,7 @@ class Session:
         who = ", ".join(f"rank {left.rank} on {left.host}" for left in self.left)
         clients = plural(len(self.lost), "client")
         kept = f"without {clients}" if len(self.lost) else "with all clients"
-        ranks = f"{self.world.size} of {plural(self.world.began_with, 'rank')}"
+        ranks = f"{self.world.size} of {plural(self.world.original_size, 'rank')}"
         return f"{who} left after round {self.start}: {ranks} go on, {kept}"
 
     def _too_few(self) -> str:

@@ -88,7 +88,7 @@ class _Attempt:
         self.held: Held | None = None
         self.start = 0  # the round that the run goes on after
         self.left: list[Left] = []  # ranks, since then
-        self.known = list(world.places)  # ranks that are left, as far as it is accounted for
+        self.known = list(world.original_ranks)  # ranks that are left, as far as it is accounted for
         self.status = ""
         self.error: BaseException | None = None  # that all ranks raise, or one of them
         self.again = False
@@ -176,13 +176,13 @@ class _Attempt:
         self.session = None
         gc.collect()  # of the session, what is on the GPU
         latest = -1 if self.held is None else self.held.latest
-        planned, t = world.least_everywhere([self.plan is not None, latest])
+        planned, t = world.allreduce_min([self.plan is not None, latest])
         if not planned or self.held is None or t < 0:
             self.held, t = None, self.start
         else:
             self.held.back_to(t)
-        left = [Left(place, world.members[place].host, t) for place in self.known if place not in world.places]
-        self.known = list(world.places)
+        left = [Left(place, world.members[place].host, t) for place in self.known if place not in world.original_ranks]
+        self.known = list(world.original_ranks)
         if not planned:  # nothing of the run is there yet
             self.plan, self.left = None, self.left + left
             return
@@ -197,7 +197,7 @@ class _Attempt:
 
     def _gone(self) -> set[Member]:
         """The processes of lost ranks."""
-        return {member for place, member in enumerate(self.world.members) if place not in self.world.places}
+        return {member for place, member in enumerate(self.world.members) if place not in self.world.original_ranks}
 
     def _take_over(self) -> None:
         """Hold the output directory, if another rank did."""
