@@ -31,7 +31,7 @@ PLACES = {
     "file": ("fedlada_mpi.rundir.checkpoint", "_write"),
     "results": ("fedlada_mpi.rundir.results", "write"),
     "defect": ("fedlada_mpi.rounds.trainer", "Trainer._train"),
-    "recovery": ("fedlada_mpi.mpi.world", "_shrunk"),
+    "recovery": ("fedlada_mpi.mpi.survivors", "_shrunk"),
 }
 
 
