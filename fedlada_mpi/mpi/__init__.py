@@ -1,11 +1,23 @@
 """Everything that uses MPI: nothing outside this folder imports mpi4py or calls a collective.
 
-``world`` starts the ranks and ends all of them when one fails; ``messages`` has what they say to each other; ``plan``
-chooses a ``transport`` for the flat vectors (``staged``, ``shared_window``: two more of them); ``timing`` times
-collectives. This file and ``world`` do not import torch: a wrong launcher is noticed in the time that MPI itself
-takes to start.
+``world`` has the ranks of a run, ``survivors`` what they do when some are lost, ``messages`` the small messages between
+them. ``plan`` chooses a ``transport`` for the flat vectors (``staged`` and ``shared_window`` are two more of them);
+``timing`` times collectives. This file and ``world`` do not import torch: a wrong launcher is noticed in the time that
+MPI itself takes to start.
 """
 
-from .world import Member, RankLost, World, implementation, is_root, several_ranks
+import os
+
+from ..support import signals
+
+# MPI reads these when it starts, with the first import below.
+# Open MPI's UCX window component complains on every machine without UCX; shared windows do not use it.
+os.environ.setdefault("OMPI_MCA_osc", "^ucx")
+if signals.tolerant():
+    # In Open MPI's collectives over several nodes, ranks wait for dead ones in communicators that we cannot revoke.
+    os.environ.setdefault("OMPI_MCA_coll", "^han")
+
+from .survivors import Member, RankLost, is_root, several_ranks
+from .world import World, implementation
 
 __all__ = ["Member", "RankLost", "World", "implementation", "is_root", "several_ranks"]

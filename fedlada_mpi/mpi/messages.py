@@ -17,7 +17,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..support.errors import UserError
-from .patience import Patience
+from .wait_limit import WaitLimit
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -29,7 +29,7 @@ def waits(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P],
 
     @wraps(method)
     def limited(self: S, *arguments: P.args, **options: P.kwargs) -> T:
-        with self.patience:
+        with self.wait_limit:
             return method(self, *arguments, **options)
 
     return cast("Callable[Concatenate[S, P], T]", limited)
@@ -45,7 +45,7 @@ class Messages:
     neighbours: list[int]  # the ranks of ``node``, as numbers of ``comm``
 
     def __init__(self) -> None:
-        self.patience = Patience()
+        self.wait_limit = WaitLimit()
         self.seconds_waiting = 0.0
         self.bytes_moved = 0
 
@@ -88,7 +88,7 @@ class Messages:
         return table
 
     @waits
-    def sum(self, table: np.ndarray) -> np.ndarray:
+    def reduce_sum(self, table: np.ndarray) -> np.ndarray:
         """The ranks' tables of the same shape, added up on the root (elsewhere: this rank's own)."""
         mine = np.ascontiguousarray(table, np.float64)
         if self.size == 1:
@@ -98,7 +98,7 @@ class Messages:
         self.comm.Reduce(mine, total if self.rank == 0 else None, MPI.SUM)
         return total
 
-    def sum_everywhere(self, table: np.ndarray) -> np.ndarray:
+    def allreduce_sum(self, table: np.ndarray) -> np.ndarray:
         """The ranks' small tables of the same shape, added up on every rank."""
         total = np.array(table, np.float64)
         if self.size > 1:
@@ -106,7 +106,7 @@ class Messages:
             self.comm.Allreduce(MPI.IN_PLACE, total)
         return total
 
-    def least_everywhere(self, numbers: Sequence[int]) -> list[int]:
+    def allreduce_min(self, numbers: Sequence[int]) -> list[int]:
         """The least of all ranks' numbers, one by one, on every rank."""
         least = np.array(numbers, np.int64)
         if self.size > 1:
@@ -114,7 +114,7 @@ class Messages:
             self.comm.Allreduce(MPI.IN_PLACE, least, MPI.MIN)
         return cast("list[int]", least.tolist())
 
-    def max_everywhere(self, array: np.ndarray) -> None:
+    def allreduce_max(self, array: np.ndarray) -> None:
         """The largest values of all ranks in place, on every rank; counted as moved up and down."""
         if self.size > 1:
             self.barrier()
@@ -130,7 +130,7 @@ class Messages:
         return items
 
     @waits
-    def holds_everywhere(self, condition: bool) -> bool:
+    def all_ranks(self, condition: bool) -> bool:
         """Whether the condition holds on every rank."""
         if self.size == 1:
             return condition
@@ -140,7 +140,7 @@ class Messages:
         return bool(flag)
 
     @waits
-    def holds_on_node(self, condition: bool) -> bool:
+    def all_on_node(self, condition: bool) -> bool:
         """Whether the condition holds on every rank of this node."""
         flag = np.array(int(condition))
         self.node.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)

@@ -29,10 +29,10 @@ def plan_transport(
     if world.size == 1:
         return SingleRank(world, size, dtype, device)
     bytes_per_vector, cuda = size * dtype.itemsize, device.type == "cuda"
-    if wire != "fp32" and not world.holds_everywhere(world.node.size == world.size):
+    if wire != "fp32" and not world.all_ranks(world.node.size == world.size):
         if kind not in ("auto", "shared"):
             raise UserError(f"--wire {wire} is for the pieces of --transport shared: got {kind}, expected auto")
-        with world.patience:
+        with world.wait_limit:
             return SharedWindowTransport(world, size, dtype, device, rounded=True)
     if kind == "auto":
         kind = _fastest(world, bytes_per_vector, device)
@@ -44,22 +44,22 @@ def plan_transport(
         raise UserError("--transport staged copies device vectors, but the run is on the CPU: use auto or host")
     elif kind == "host" and cuda:
         raise UserError("--transport host needs vectors in host memory, but the run is on the GPU: use auto or staged")
-    elif kind == "shared" and not world.holds_everywhere(shared_window.fits(world, bytes_per_vector)):
+    elif kind == "shared" and not world.all_ranks(shared_window.fits(world, bytes_per_vector)):
         need = world.node.size * bytes_per_vector / 1e6
         raise UserError(f"--transport shared needs {need:.0f} MB in /dev/shm for the ranks of a node: use auto")
-    with world.patience:
+    with world.wait_limit:
         return TRANSPORTS[kind](world, size, dtype, device)
 
 
 def _fastest(world: World, bytes_per_vector: int, device: torch.device) -> str:
     # Within a node the window beats a CUDA-aware library too, whose Reduce adds up on the host. One node that gains
     # by a window is enough: the others' ranks take part as they would without.
-    worth_it = world.holds_on_node(shared_window.worth_it(world, bytes_per_vector))
-    if not world.holds_everywhere(not worth_it):
+    worth_it = world.all_on_node(shared_window.worth_it(world, bytes_per_vector))
+    if not world.all_ranks(not worth_it):
         return "shared"
     if device.type == "cpu":
         return "host"
-    direct = world.holds_everywhere(cuda_aware()) and world.holds_everywhere(_device_buffers_work(world, device))
+    direct = world.all_ranks(cuda_aware()) and world.all_ranks(_device_buffers_work(world, device))
     return "direct" if direct else "staged"
 
 

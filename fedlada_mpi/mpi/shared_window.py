@@ -52,12 +52,12 @@ class SharedWindowTransport(Transport):
         """``rounded``: what crosses between nodes is bf16."""
         super().__init__(world, size, dtype, device)
         # The ranks of a window: the node's, or this one alone.
-        alone = not world.holds_on_node(worth_it(world, size * dtype.itemsize, least=0))
+        alone = not world.all_on_node(worth_it(world, size * dtype.itemsize, least=0))
         self.node = cast(MPI.Intracomm, world.node.Split(world.node.rank if alone else 0, world.node.rank))
         split = world.comm.Split(0 if self.node.rank == 0 else MPI.UNDEFINED, world.rank)
         self.leaders = cast(MPI.Intracomm, split)
         world.communicators += [comm for comm in (self.node, self.leaders) if comm != MPI.COMM_NULL]
-        self.nodes = int(world.sum_everywhere(np.array(float(self.node.rank == 0))))
+        self.nodes = int(world.allreduce_sum(np.array(float(self.node.rank == 0))))
         self.rounds = rounded and self.nodes > 1
         leads = self.node.rank == 0 and self.nodes > 1
         self._relay = Relay(self.leaders, size, dtype, rounded) if leads else None
@@ -174,7 +174,7 @@ class SharedWindowTransport(Transport):
         self._synchronize()
         self._check(vector)
         self.world.bytes_moved += self.bytes_rounded
-        with self.world.patience:
+        with self.world.wait_limit:
             self._bcast_in_pieces(vector, before)
             self._node_barrier()
 

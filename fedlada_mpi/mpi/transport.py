@@ -39,7 +39,7 @@ class Transport(ABC):
         self._synchronize()
         self.world.bytes_moved += len(vectors) * self.bytes_per_vector
         for vector in self._planned(vectors):
-            with self.world.patience:
+            with self.world.wait_limit:
                 self._bcast(vector)
 
     def reduce(self, vectors: Sequence[Tensor]) -> None:
@@ -47,7 +47,7 @@ class Transport(ABC):
         self._synchronize()
         self.world.bytes_moved += len(vectors) * self.bytes_rounded
         for vector in self._planned(vectors):
-            with self.world.patience:
+            with self.world.wait_limit:
                 self._reduce(vector)
 
     def bcast_change(self, vector: Tensor, before: Tensor) -> None:

@@ -126,7 +126,8 @@ class Server:
         for watcher in self.watchers:
             record |= watcher.columns(done)
         record = ordered(record)
-        return any([watcher.recorded(record) is False for watcher in self.watchers])
+        answers = [watcher.recorded(record) for watcher in self.watchers]
+        return False in answers
 
     def record(self, done: Finished, ranks: np.ndarray) -> dict[str, Any]:
         """Of a round itself; ``ranks``: every rank's numbers and phase times."""

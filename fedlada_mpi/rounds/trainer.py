@@ -199,7 +199,7 @@ class Trainer:
         losses: np.ndarray,
         aggregation: Aggregation,
     ) -> np.ndarray:
-        """Add what the clients send, and store their state; returns which have a finite loss and send finite vectors."""
+        """Add what the clients send, and store their state; returns which have a finite loss and finite vectors."""
         sent = [self.algorithm.finish(c, s, r) for c, s in parts]
         scalars = {name: sent[0].pop(name).double().flatten() for name in self.algorithm.scalars}
         norms2, total = torch.zeros(2, len(clients), dtype=torch.float64, device=self.device)

@@ -31,7 +31,7 @@ PLACES = {
     "file": ("fedlada_mpi.rundir.checkpoint", "_write"),
     "results": ("fedlada_mpi.rundir.results", "write"),
     "defect": ("fedlada_mpi.rounds.trainer", "Trainer._train"),
-    "recovery": ("fedlada_mpi.mpi.world", "_shrunk"),
+    "recovery": ("fedlada_mpi.mpi.survivors", "_shrunk"),
 }
 
 
@@ -68,11 +68,11 @@ def arm(place: str, number: int, delay: float | str | None) -> None:
 
 def hurry() -> None:
     """Ranks that are stopped are ended after 2 s; nodes may be silent for 10 s, who holds the directory for 12 s."""
-    from fedlada_mpi.mpi import pulse, watch
+    from fedlada_mpi.mpi import heartbeat, watchdog
     from fedlada_mpi.rundir import lock
 
-    watch.PERIOD = 0.5
-    pulse.PERIOD, pulse.SILENT = 0.5, 20
+    watchdog.PERIOD = 0.5
+    heartbeat.PERIOD, heartbeat.SILENT = 0.5, 20
     lock.BEAT_SECONDS, lock.SILENT_SECONDS = 5.0, 12.0
 
 

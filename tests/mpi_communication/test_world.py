@@ -32,9 +32,9 @@ def test_gather(ranks):
         assert found.shape == (0, 3)
 
 
-def test_sum(ranks):
+def test_reduce_sum(ranks):
     table = np.array([[1.0, 10.0 * ranks.rank], [0.5, 0.0]])
-    found = ranks.sum(table)
+    found = ranks.reduce_sum(table)
     if ranks.rank == 0:
         assert found.tolist() == [[SIZE, 10.0 * sum(range(SIZE))], [0.5 * SIZE, 0.0]]
     assert table.tolist() == [[1.0, 10.0 * ranks.rank], [0.5, 0.0]], "the rank's own stays"

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from fedlada_mpi.mpi import watch
+from fedlada_mpi.mpi import watchdog
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def neighbour():
 
 @pytest.fixture
 def watching(neighbour, monkeypatch):
-    monkeypatch.setattr(watch, "PERIOD", 0.01)
-    watching = watch.Watch([neighbour.pid])
+    monkeypatch.setattr(watchdog, "PERIOD", 0.01)
+    watching = watchdog.Watchdog([neighbour.pid])
     yield watching
     watching.close()
 

@@ -17,16 +17,16 @@ from ..support.processes import state
 
 PERIOD = 5.0  # seconds
 STOPPED, STUCK = "Tt", "D"  # as /proc says it: by a signal, and in a call to a disk or another device
-PATIENCE = 4  # periods that a rank may be stopped; all ranks of a suspended job are woken up together
+STOPPED_PERIODS = 4  # periods that a rank may be stopped; all ranks of a suspended job are woken up together
 
 
-class Watch:
+class Watchdog:
     def __init__(self, pids: Sequence[int]):
         """Over these processes of this node."""
         self.pids = list(pids)
         self._seen: Counter[int] = Counter()
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -37,8 +37,8 @@ class Watch:
         while not self._closed.wait(PERIOD):
             for pid in self.pids:
                 self._seen[pid] = self._seen[pid] + 1 if state(pid) in STOPPED else 0
-                if self._seen[pid] == PATIENCE:
-                    end(pid, f"was stopped for {PATIENCE * PERIOD:.0f} s")
+                if self._seen[pid] == STOPPED_PERIODS:
+                    end(pid, f"was stopped for {STOPPED_PERIODS * PERIOD:.0f} s")
 
     def end_stuck(self) -> bool:
         """End those that are stopped or stuck now; returns whether there are any."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedlada_mpi.mpi.patience import Patience
+from fedlada_mpi.mpi.wait_limit import WaitLimit
 
 
 def wait_until(condition) -> None:
@@ -21,21 +21,21 @@ def wait_until(condition) -> None:
 
 def test_only_waiting_in_one_block_counts():
     ended = threading.Event()
-    patience = Patience(0.4, ended.set)
+    limit = WaitLimit(0.4, ended.set)
     for _ in range(6):
         time.sleep(0.1)  # computing
-        with patience, patience:
+        with limit, limit:
             time.sleep(0.2)
     assert not ended.is_set()
-    with patience:
+    with limit:
         assert ended.wait(5)
 
 
 def test_no_limit_and_no_world_leave_no_thread():
     before = threading.active_count()
-    Patience(0)
+    WaitLimit(0)
     assert threading.active_count() == before
-    Patience(3600).close()
+    WaitLimit(3600).close()
     wait_until(lambda: threading.active_count() == before)
 
 

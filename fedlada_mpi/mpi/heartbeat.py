@@ -29,7 +29,7 @@ class Peer(NamedTuple):
     port: int
 
 
-class Pulse:
+class Heartbeat:
     def __init__(self, node: int) -> None:
         """Of a rank on this node; silent until ``start``."""
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -63,7 +63,7 @@ class Pulse:
                 if heard and silent >= SILENT:
                     missed(host, silent * PERIOD)
 
-        self._thread = threading.Thread(target=beat, name="pulse", daemon=True)
+        self._thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
         self._thread.start()
 
     def _listen(self, expected: bytes) -> bool:

@@ -1,7 +1,7 @@
 """A limit to waiting for other ranks: a lost node, or a rank that hangs, must not hold up a run for ever.
 
-    patience = Patience(7200, give_up)
-    with patience:
+    limit = WaitLimit(7200, give_up)
+    with limit:
         comm.Barrier()
 
 MPI itself waits without a limit, and a link that was cut tells nobody. A thread counts the seconds that the rank spends
@@ -16,13 +16,13 @@ from collections.abc import Callable
 TICKS = 20  # in which the limit is counted
 
 
-class Patience:
+class WaitLimit:
     def __init__(self, seconds: float = 0, give_up: Callable[[], object] = lambda: None) -> None:
         """After ``seconds`` (0: never) in one block, ``give_up`` is called; True: the counting begins again."""
         self.seconds, self._give_up = seconds, give_up
         self._depth = self._blocks = 0
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="patience", daemon=True) if seconds else None
+        self._thread = threading.Thread(target=self._count, name="wait limit", daemon=True) if seconds else None
         if self._thread:
             self._thread.start()
 
@@ -44,7 +44,7 @@ class Patience:
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _watch(self) -> None:
+    def _count(self) -> None:
         # Ticks are counted, not read off a clock: a job that is suspended as a whole has not waited.
         block = ticks = 0
         while not self._closed.wait(self.seconds / TICKS):
