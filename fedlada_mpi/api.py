@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from .data.arrays import Data
-    from .rounds.server import OnRound
+    from .rounds.callback import OnRound
     from .trained import Run
 
 

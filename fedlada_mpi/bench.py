@@ -35,7 +35,8 @@ from .algorithms.fedlada import LocalAdam
 from .gpu.graphs import capture_on
 from .mpi import timing
 from .mpi.plan import plan_transport
-from .rounds.aggregate import KeptSums, wire_type
+from .rounds import aggregate
+from .rounds.aggregate import Part, RankSums, Sent
 from .rounds.batches import LocalData, Normaliser, PlanBuffer, gather, local_steps, plan
 from .rounds.device import (
     asked_threads,
@@ -48,8 +49,8 @@ from .rounds.device import (
 )
 from .rounds.evaluate import Evaluation, Evaluator
 from .rounds.gradients import create_engine
-from .rounds.silo import named_rows
 from .rounds.trainer import Trainer
+from .rounds.vectors import named_rows
 from .settings import Config, Parser
 from .support.errors import UserError
 from .support.processes import start_time
@@ -133,13 +134,11 @@ class Bench:
         self.s = Vectors(**named_rows((*a.down, *a.derived, *a.private), size, dtype, device))
         self.s.x.copy_(self.network.initial(dtype))
         a.start(self.s)
-        self.sums = named_rows(a.up, size, dtype, device)
+        self.sums = RankSums(a, size, dtype, device)
         self.steps = int(local_steps(config, data.sizes)[0])
         self.t = 0
 
     def round(self) -> None:
-        for total in self.sums.values():
-            total.zero_()
         r = Round(self.t, self.config.lr, self.steps, self.clients, self.clients)
         self.trainer.round(self.s, r, np.arange(self.clients), self.sums)
         self.t += 1
@@ -307,18 +306,17 @@ def transport(world: mpi.World, size: int, device: torch.device, kinds: list[str
 def sums(world: mpi.World, config: Config, size: int, clients: int, device: torch.device, repeats: int) -> dict:
     """From what ``clients`` participants send, divided among the ranks, to the root's vectors."""
     algorithm, dtype = algorithms.create(config), set_precision(config.precision)
-    planned = plan_transport(world, size, wire_type(config, dtype), device, "auto")
-    kept_sums = KeptSums(world, config, algorithm, planned, named_rows(algorithm.up, size, dtype, device))
+    planned = plan_transport(world, size, aggregate.wire_type(config, dtype), device, "auto")
+    aggregation = aggregate.create(world, config, algorithm, planned, dtype)
     mine = np.array_split(np.arange(clients), world.size)[world.rank]
-    kept = kept_sums.kept
-    kept.start(len(mine))
-    for name in algorithm.up:
-        kept.put(name, slice(None), torch.rand(len(mine), size, dtype=dtype, device=device), np.arange(len(mine)))
-    kept.add(mine, np.ones((3 + len(algorithm.scalars), len(mine))))
+    ones, which = np.ones(len(mine)), np.arange(len(mine))
+    rows = {name: torch.rand(len(mine), size, dtype=dtype, device=device) for name in algorithm.up}
+    scalars = dict.fromkeys(algorithm.scalars, ones)
+    aggregation.begin(len(mine))
+    aggregation.add(Sent(mine, ones, ones, ones, scalars, [Part(slice(None), rows, which, shared=False)]))
 
     def once() -> None:
-        kept_sums.share(np.arange(clients))
-        kept_sums.reduce()
+        aggregation.reduce(np.arange(clients), communicates=True)
         synchronize(device)
 
     seconds = timing.slowest_rank(world, once, repeats)

@@ -20,7 +20,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from ..rundir.metrics import DIAGNOSED, PHASES
+from ..rundir.columns import DIAGNOSED, PHASES
 from ..support.inputs import figure_text
 from ..support.processes import process_map, usable_cores
 from . import latex, paper, speedup

@@ -12,7 +12,8 @@ import numpy as np
 
 from .. import algorithms, settings
 from ..rundir import client_values, metrics
-from ..rundir.metrics import ALL_PHASES, NUMBERS, OPTIONAL, parse
+from ..rundir.columns import ALL_PHASES, NUMBERS, OPTIONAL
+from ..rundir.metrics import parse
 from ..support.errors import UserError, printable
 from ..support.inputs import check_path, read_json, reason
 from ..support.processes import process_map, usable_cores

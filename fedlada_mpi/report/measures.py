@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..rundir.client_values import SPREAD, VALUES
+from ..rundir.client_values import VALUES
+from ..rundir.columns import SPREAD
 from .load import Run
 
 PER_ROUND = ("units_per_client", "bytes_per_round")  # in paper.toml: of all rounds, not of a certain one

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .. import __version__
-from ..rundir.metrics import DIAGNOSED, PHASES
+from ..rundir.columns import DIAGNOSED, PHASES
 from . import paper
 from .figures import PHASE_COLOURS
 from .groups import Group, Stat, by_problem, labels, slug, uneven

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..rundir.client_values import SPREAD
-from ..rundir.metrics import DIAGNOSED, PHASES
+from ..rundir.columns import DIAGNOSED, PHASES, SPREAD
 from ..support.errors import printable
 from . import measures, usage
 from .groups import Group, Stat, by_problem, labels, slug, uneven

@@ -22,7 +22,7 @@ from ..gpu.side_stream import SideStream
 from ..settings import Config
 from ..support import rng
 from ..support.errors import UserError
-from .aggregate import Aggregation, Part, Sent
+from .aggregate import Collector, Part, Sent
 from .batches import Batch, LocalData, Plan, all_batches, gather, local_steps, plan
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts, rows
 from .costs import chunk_count
@@ -57,16 +57,16 @@ class Trainer:
             self.local_step = Fused(local_step)
 
     @torch.no_grad()
-    def round(self, s: Vectors, r: Round, participants: np.ndarray, aggregation: Aggregation) -> list[int]:
+    def round(self, s: Vectors, r: Round, participants: np.ndarray, collector: Collector) -> list[int]:
         """Train this rank's ``participants`` and add what they send; returns those whose result is not finite.
 
         They send nothing, and keep the state that they had.
         """
-        aggregation.begin(int(np.isin(self.data.client_ids, participants).sum()))
+        collector.begin(int(np.isin(self.data.client_ids, participants).sum()))
         nonfinite: list[int] = []
         for chunk in self._chunks(participants):
             try:
-                nonfinite += self._train(s, r, chunk, aggregation)
+                nonfinite += self._train(s, r, chunk, collector)
             except torch.cuda.OutOfMemoryError as error:
                 raise UserError(_out_of_memory(len(chunk), str(error))) from None
         return nonfinite
@@ -77,7 +77,7 @@ class Trainer:
         limit = self.config.max_clients_at_once or self.memory.clients_that_fit
         return chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit)
 
-    def _train(self, s: Vectors, r: Round, chunk: np.ndarray, aggregation: Aggregation) -> list[int]:
+    def _train(self, s: Vectors, r: Round, chunk: np.ndarray, collector: Collector) -> list[int]:
         """Train the clients of a chunk: begin, their local steps, then what they send."""
         data, buffers = self.data, self.buffers
         clients, sizes = data.client_ids[chunk], data.sizes[chunk]
@@ -105,7 +105,7 @@ class Trainer:
             self._plan_ahead(r.t + 1)
         weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
         losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
-        finite = self._finish(parts, r, clients, weights, losses, aggregation)
+        finite = self._finish(parts, r, clients, weights, losses, collector)
         return clients[~finite].tolist()
 
     def _plan_of(self, t: int, chunk: np.ndarray) -> tuple[Any, ...]:
@@ -197,7 +197,7 @@ class Trainer:
         clients: np.ndarray,
         weights: np.ndarray,
         losses: np.ndarray,
-        aggregation: Aggregation,
+        collector: Collector,
     ) -> np.ndarray:
         """Add what the clients send, and store their state; returns which have a finite loss and finite vectors."""
         sent = [self.algorithm.finish(c, s, r) for c, s in parts]
@@ -222,7 +222,7 @@ class Trainer:
                 Part(where, vectors, good if len(c.x) == len(clients) else np.zeros_like(good), len(c.x) < len(clients))
                 for (c, _), vectors, where in zip(parts, sent, self.buffers.slices, strict=False)
             ]
-            aggregation.add(Sent(clients[good], weights[good], losses[good], squares[good], named, contributions))
+            collector.add(Sent(clients[good], weights[good], losses[good], squares[good], named, contributions))
             for c, _ in parts:
                 self.client_state.store(c, clients.tolist(), finite)
         return finite

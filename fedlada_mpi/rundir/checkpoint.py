@@ -29,6 +29,7 @@ from ..settings import DATASETS, Config, differences
 from ..support import disk
 from ..support.errors import UserError
 from ..support.inputs import read_json, require_regular
+from .files import checkpoint_round
 
 KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
@@ -45,8 +46,8 @@ def folder(out: Path, t: int) -> Path:
 
 def complete(out: Path) -> list[Path]:
     """The complete checkpoints, oldest first."""
-    folders = (p for p in (out / "checkpoint").glob("round_*") if p.name[6:].isdecimal())
-    return sorted(folders, key=lambda p: int(p.name[6:]))
+    rounds = {p: checkpoint_round(p) for p in (out / "checkpoint").glob("round_*")}
+    return [p for t, p in sorted((t, p) for p, t in rounds.items() if t is not None)]
 
 
 def remove_unfinished(out: Path) -> None:
@@ -251,12 +252,12 @@ def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], cli
     # Not before: what a device raises is no damage of a file.
     for name, vector in server.items():
         getattr(s, name).copy_(vector)
-    load_state(out, t, s.x, state, clients)
+    load_state(folder(out, t), s.x, state, clients)
 
 
-def load_state(out: Path, t: int, like: Tensor, state: dict[str, dict[int, Tensor]], clients: set[int]) -> None:
-    """Fill the state of ``clients``, as vectors of the shape, type and device of ``like``."""
-    path = folder(out, t) / LIST
+def load_state(saved: Path, like: Tensor, state: dict[str, dict[int, Tensor]], clients: set[int]) -> None:
+    """Fill the state of ``clients`` from a checkpoint, as vectors of the shape, type and device of ``like``."""
+    path = saved / LIST
     rows: list[tuple[str, int, Tensor]] = []
     try:
         names = sorted(_files(path.parent).keys() - {"server.h5"})

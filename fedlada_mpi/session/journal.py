@@ -38,7 +38,7 @@ class Journal(Watcher):
         self.out = Path(config.out)
         self.sinks = Sinks(config, session.start)  # which may refuse; with its settings, the directory is a run's
         write_atomically(self.out / "config.json", dumps(config))
-        self.recorder = Recorder(self.out, session.start, self.sinks, history and history.records)
+        self.recorder = Recorder(self.out, session.start, self.sinks, history.records if history else None)
         if history is None:
             history = self._read()
         else:

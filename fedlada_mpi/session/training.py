@@ -111,15 +111,15 @@ class Training:
 
     def watchers(self, journal: Journal | None) -> list[Watcher]:
         """On every rank."""
-        return watchers.create(self.session.silo, journal and journal.history)
+        return watchers.create(self.session.silo, journal.history if journal else None)
 
     def _serve(self, journal: Journal, memory: np.ndarray, sums_changed: str) -> str:
         """The run on the root, and all that it writes but for checkpoints."""
         self.announce(memory, sums_changed)
         with journal:
-            own = [journal, Progress(self.config.rounds, self.start, self.quiet)]
-            own += [Callback(self.on_round)] if self.on_round else []
-            with closing(own[1]):
+            progress = Progress(self.config.rounds, self.start, self.quiet)
+            own: list[Watcher] = [journal, progress, *([Callback(self.on_round)] if self.on_round else [])]
+            with closing(progress):
                 if journal.note:
                     self.print(f"note: {journal.note}")
                 self.session.silo.clock.take()  # services take seconds to start, which are no part of the first round

@@ -13,7 +13,7 @@ from test_report import rows_of, run
 from fedlada_mpi.experiments import load
 from fedlada_mpi.report import build, figures, measures, page, speedup, tables
 from fedlada_mpi.report.groups import group
-from fedlada_mpi.rundir.metrics import DIAGNOSED
+from fedlada_mpi.rundir.columns import DIAGNOSED
 
 
 def diagnosed(directory, method: str, numbers: dict[int, dict[str, float]]) -> None:

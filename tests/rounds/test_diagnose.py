@@ -7,13 +7,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedlada_mpi.rounds.diagnose import Objective
 from ranks import barrier, is_root
 from training_runs import Run, arguments, make_data, run_here, run_reference, same
 
 from fedlada_mpi.data.owners import owners_left
-from fedlada_mpi.rounds.diagnose import Objective
 from fedlada_mpi.run import main
-from fedlada_mpi.rundir.metrics import DIAGNOSED
+from fedlada_mpi.rundir.columns import DIAGNOSED
 from fedlada_mpi.session import assemble
 from fedlada_mpi.support import rng
 

@@ -10,7 +10,8 @@ from ranks import barrier, is_root
 from training_runs import arguments, make_data, run_here
 
 from fedlada_mpi.run import main
-from fedlada_mpi.rundir.client_values import CLIENTS, SPREAD, VALUES, ClientValues, by_client, read, spread
+from fedlada_mpi.rundir.client_values import CLIENTS, VALUES, ClientValues, by_client, read, spread
+from fedlada_mpi.rundir.columns import SPREAD
 from fedlada_mpi.support.errors import UserError
 
 SIZES = [4, 6, 5, 3, 9]

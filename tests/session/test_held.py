@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fedlada_mpi.session.held import Held, Past
 
 from fedlada_mpi.algorithms import ClientVectors, Vectors
 from fedlada_mpi.rounds.clients import ClientState
 from fedlada_mpi.rundir.provenance import Segments
-from fedlada_mpi.session.held import Held, Past
 
 
 class Lost(Exception):

@@ -8,13 +8,13 @@ from ...algorithms import Algorithm
 from ...mpi import World
 from ...mpi.transport import Transport
 from ...settings import Config
-from .base import Aggregation, Part, Sent
+from .base import Aggregation, Collector, Part, Sent
 from .grid import GRIDS
 from .kept import ExactSums
-from .plain import PlainSums
+from .plain import PlainSums, RankSums
 from .robust import ClippedSums, Median, TrimmedMean
 
-__all__ = ["Aggregation", "Part", "Sent", "create", "wire_type"]
+__all__ = ["Aggregation", "Collector", "Part", "RankSums", "Sent", "create", "wire_type"]
 
 ROBUST: dict[str, type[Aggregation]] = {"clip": ClippedSums, "median": Median, "trimmed": TrimmedMean}
 SUMS: dict[str, type[Aggregation]] = {"fast": PlainSums, "exact": ExactSums}

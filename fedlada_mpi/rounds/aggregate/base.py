@@ -38,7 +38,29 @@ class Sent:
     parts: list[Part]
 
 
-class Aggregation(ABC):
+class Collector(ABC):
+    """Takes what the clients of a rank send."""
+
+    def __init__(self, algorithm: Algorithm, size: int, dtype: torch.dtype, device: torch.device):
+        self.algorithm = algorithm
+        self.vectors = named_rows(algorithm.up, size, dtype, device)
+        self._clear()
+
+    def _clear(self) -> None:
+        # Of this rank: mean local losses, and weighted ||offset_i||^2.
+        self.loss = self.norms2 = 0.0
+        self.scalars = dict.fromkeys(self.algorithm.scalars, 0.0)
+
+    def begin(self, count: int) -> None:
+        """Forget the last round; this rank has ``count`` participants."""
+        self._clear()
+
+    @abstractmethod
+    def add(self, sent: Sent) -> None:
+        """Take what clients of this rank send."""
+
+
+class Aggregation(Collector):
     """The means over a round's participants, on all ranks together.
 
     >>> aggregation.begin(count=3)             # on every rank, with the number of its participants
@@ -53,26 +75,12 @@ class Aggregation(ABC):
     def __init__(
         self, world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype
     ):  # fmt: skip
-        self.world, self.config, self.algorithm, self.transport = world, config, algorithm, transport
-        self.vectors = named_rows(algorithm.up, transport.size, dtype, transport.device)  # the root gets the sums here
-        self._clear()
-
-    def _clear(self) -> None:
-        # This rank's, or after ``reduce`` the root's of all ranks: mean local losses, and weighted ||offset_i||^2.
-        self.loss = self.norms2 = 0.0
-        self.scalars = dict.fromkeys(self.algorithm.scalars, 0.0)
-
-    def begin(self, count: int) -> None:
-        """Forget the last round; this rank has ``count`` participants."""
-        self._clear()
-
-    @abstractmethod
-    def add(self, sent: Sent) -> None:
-        """Take what clients of this rank send."""
+        super().__init__(algorithm, transport.size, dtype, transport.device)
+        self.world, self.config, self.transport = world, config, transport
 
     @abstractmethod
     def reduce(self, participants: np.ndarray, communicates: bool) -> None:
-        """From all ranks to the root; without vectors where a round does not communicate. Collective."""
+        """From all ranks to the root's ``vectors``; without them where a round does not communicate. Collective."""
 
     def means(self, weight: float, participants: int) -> dict[str, Tensor]:
         """On the root, from sums with total ``weight``, or the number of ``participants`` where weights are equal."""

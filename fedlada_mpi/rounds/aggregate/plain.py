@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from .base import Aggregation, Sent
+from .base import Aggregation, Collector, Sent
 
 
-class PlainSums(Aggregation):
+class RankSums(Collector):
+    """The sums of one rank."""
+
     def begin(self, count: int) -> None:
         super().begin(count)
         for vector in self.vectors.values():
@@ -28,6 +30,8 @@ class PlainSums(Aggregation):
     def _weights(self, name: str, weights: np.ndarray) -> np.ndarray:
         return np.ones_like(weights) if name in self.algorithm.uniform else weights
 
+
+class PlainSums(RankSums, Aggregation):
     def reduce(self, participants: np.ndarray, communicates: bool) -> None:
         if not communicates:
             return

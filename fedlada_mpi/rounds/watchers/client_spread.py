@@ -32,4 +32,5 @@ class ClientSpread(Watcher):
 
 
 def create(silo: Silo, history: History | None) -> Watcher | None:
-    return ClientSpread(silo.evaluations, history and history.clients) if silo.config.eval_clients else None
+    values = history.clients if history else None
+    return ClientSpread(silo.evaluations, values) if silo.config.eval_clients else None

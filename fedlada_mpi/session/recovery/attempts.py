@@ -66,7 +66,7 @@ class Attempts:
 
     @property
     def session(self) -> Session | None:
-        return self.training and self.training.session
+        return self.training.session if self.training else None
 
     def run(self) -> None:
         """To the end, on all ranks alike; raises what ended the run, if it was an error."""
@@ -104,7 +104,7 @@ class Attempts:
         world, request = self.world, self.request
         if self.plan is None:
             made = world.on_root(self._make_plan)
-            self.plan = Plan(**world.broadcast_json(made and asdict(made)))
+            self.plan = Plan(**world.broadcast_json(asdict(made) if made else None))
             self.start = self.plan.start
         config = self.config
         if self.start == claim.FINISHED:

@@ -18,7 +18,6 @@ from ...rounds.watcher import Finished, Watcher
 from ...rundir import checkpoint
 from ...rundir.best import Best
 from ...rundir.client_values import ClientValues
-from ...rundir.files import checkpoint_round
 from ...rundir.history import History
 from ...settings import Config
 from ...support.errors import UserError
@@ -132,23 +131,24 @@ class SurvivableTraining(Training):
         silo = self.session.silo
         if saved := checkpoint.complete(self.out):
             state, lost = silo.trainer.client_state.vectors, set(self.lost_clients.tolist())
-            checkpoint.load_state(self.out, checkpoint_round(saved[-1]), silo.s.x, state, lost)
+            checkpoint.load_state(saved[-1], silo.s.x, state, lost)
 
     def journal(self) -> Journal:
         about: dict[str, Any] = {}
         if self.departures:
             left = [departure._asdict() for departure in self.departures]
             about = {"left": left, "clients_left_out": len(self.lost_clients)}
-        return Journal(self.session, self.from_snapshot and self.from_snapshot.history, about)
+        history = self.from_snapshot.history if self.from_snapshot else None
+        return Journal(self.session, history, about)
 
     def watchers(self, journal: Journal | None) -> list[Watcher]:
-        self.snapshot = self._snapshot(journal and journal.history)
+        self.snapshot = self._snapshot(journal.history if journal else None)
         return [self.snapshot, *super().watchers(journal), _Recorded(self.departures)]
 
     def _snapshot(self, of_root: History | None) -> Snapshot:
         """The root's history and the vectors that belong to it, on every rank."""
         world, session, silo = self.world, self.session, self.session.silo
-        message = of_root and {**of_root.message(), "previous_known": silo.previous_known}
+        message = {**of_root.message(), "previous_known": silo.previous_known} if of_root else None
         known = world.broadcast_json(message)
         silo.previous_known = known["previous_known"]
         if silo.previous_known:
