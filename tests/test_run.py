@@ -332,15 +332,15 @@ def branching(classes, image_shape):
 """
 FAILS = """
 import sys
-from fedlada_mpi import run, session
+from fedlada_mpi import run
+from fedlada_mpi.rounds.silo import Silo
 
-class Session(session.Session):
-    def run(self):
-        if self.world.rank == 1:
-            raise RuntimeError("a defect on this silo")
-        return super().run()
+def serve(self):
+    if self.world.rank == 1:
+        raise RuntimeError("a defect on this silo")
+    return follow(self)
 
-session.Session = Session
+follow, Silo.serve = Silo.serve, serve
 sys.exit(run.main(sys.argv[1:]))
 """
 

@@ -13,7 +13,7 @@ from ranks import SIZE, communicator
 from training_runs import make_data, run_here
 
 from fedlada_mpi.data import checksums
-from fedlada_mpi.data.owners import even_runs, owned_clients, owners_left
+from fedlada_mpi.data.owners import even_runs, owned_clients, shared_out
 from fedlada_mpi.data.shards import files_of, read_clients, read_manifest, read_silos
 from fedlada_mpi.session import assemble
 
@@ -29,18 +29,12 @@ def loads(sizes: list[int], ends: list[int]) -> list[int]:
     return [sum(sizes[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def test_clients_of_lost_ranks_belong_to_nobody_or_are_shared_out(data):
+def test_all_clients_are_shared_out(data):
     manifest = read_manifest(data.shards)
-    server, *silos = owners_left(manifest, range(4), 4, first=1)
-    assert [server.tolist(), *map(list, silos)] == [[], *map(list, owned_clients(manifest, 3))]
-    left = owners_left(manifest, [0, 2, 3], 4, first=1)
-    assert [*map(list, left)] == [[], list(silos[1]), list(silos[2])]
-    adopted = owners_left(manifest, [0, 2, 3], 4, first=1, adopt=True)
-    assert [*map(list, adopted)] == [[], *map(list, owned_clients(manifest, 2))]
-    (alone,) = owners_left(manifest, [0], 4, first=1, adopt=True)
-    assert len(alone) == manifest.clients, "the server trains where nobody else is left"
-    taken_over = owners_left(manifest, [1, 2, 3], 4, first=1, adopt=True)
-    assert [*map(list, taken_over)] == [*map(list, silos)], "the new server goes on training"
+    owners = shared_out(manifest, 4, servers=1)
+    assert [*map(list, owners.clients_of)] == [[], *map(list, owned_clients(manifest, 3))]
+    assert owners.only_serves == [True, False, False, False]
+    assert owners.mask(manifest.clients).all()
 
 
 def test_by_hand():

@@ -12,6 +12,7 @@ from browser import Browser, chromium
 from synthetic_runs import write_run
 
 from fedlada_mpi import algorithms
+from fedlada_mpi.algorithms import resolve, settings_of
 from fedlada_mpi.report import (
     build,
     claims,
@@ -29,7 +30,6 @@ from fedlada_mpi.report import (
 from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.groups import Group, Stat, group
 from fedlada_mpi.rundir import client_values
-from fedlada_mpi.settings import config
 
 
 def run(test_acc, *, seed=0, status="finished", rounds=None, **changes):
@@ -273,7 +273,7 @@ def test_the_papers_own_numbers_are_consistent():
     assert units[1]["paper"][6] == 2 * units[0]["paper"][6] == 90
     for table in found.values():
         ((setting, values),) = table["rows"].items()
-        assert any(setting in config.settings_of(name) for name in algorithms.names())
+        assert any(setting in settings_of(name) for name in algorithms.names())
         for column in table["columns"]:
             assert len(column["paper"]) == len(column.get("also", column["paper"])) == len(values)
             if column["measure"] != "test_at_fit":
@@ -287,7 +287,7 @@ def test_every_experiment_of_the_paper_fills_its_tables_and_figures(tmp_path):
     runs = []
     for name in experiments.experiments():
         for planned in experiments.load(name).runs:
-            settings = config.resolve({}, planned.given).config.record()
+            settings = resolve({}, planned.given).config.record()
             fake = run([0.99], seed=settings["seed"])
             fake.settings, fake.series["train_acc"] = {**settings, "rounds": 1}, np.array([0.99])
             fake.rounds = np.array([1500])

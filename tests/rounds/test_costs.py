@@ -15,8 +15,10 @@ from fedlada_mpi.algorithms import create
 from fedlada_mpi.mpi.shared_window import SharedWindowTransport
 from fedlada_mpi.mpi.transport import HostTransport
 from fedlada_mpi.rounds.costs import Costs, RankMemory, chunk_count, most_participants
+from fedlada_mpi.session import overview
 from fedlada_mpi.session.assemble import Session
 from fedlada_mpi.session.console import amount
+from fedlada_mpi.session.training import Training
 from fedlada_mpi.settings import Config
 from fedlada_mpi.support import rng
 
@@ -38,14 +40,20 @@ def one_each(shared_tmp):
 @pytest.fixture
 def sessions(monkeypatch) -> list[Session]:
     """The sessions of the runs of a test, with their ``costs`` on the root."""
-    ended, run, of = [], Session.run, Session._costs
+    ended, run, of = [], Training.run, overview.costs
 
-    def kept(self, *arguments):
-        self.costs = of(self, *arguments)
-        return self.costs
+    def kept(session, memory):
+        session.costs = of(session, memory)
+        return session.costs
 
-    monkeypatch.setattr(Session, "_costs", kept)
-    monkeypatch.setattr(Session, "run", lambda self: (ended.append(self), run(self))[1])
+    def remembered(self):
+        try:
+            return run(self)
+        finally:
+            ended.append(self.session)
+
+    monkeypatch.setattr(overview, "costs", kept)
+    monkeypatch.setattr(Training, "run", remembered)
     return ended
 
 
@@ -106,11 +114,13 @@ def test_clients_at_once_and_memory_are_those_allocated(algorithm, limit, sampli
         max_clients_at_once=limit, seed=3,
     )  # fmt: skip
     (session,) = sessions
-    silo, buffers = session.silo, session.trainer.buffers
+    silo, trainer = session.silo, session.silo.trainer
+    buffers = trainer.buffers
     held = over_ranks(buffers.capacity)
-    tensors = [*vars(silo.s).values(), *silo.sums.values(), silo.before, *silo.images.get("test", ())]
-    tensors += [session.trainer.data.images, session.trainer.data.labels]
-    tensors += [v for clients in session.trainer.client_state.vectors.values() for v in clients.values()]
+    tensors = [*vars(silo.s).values(), *silo.aggregation.vectors.values(), silo.x_previous]
+    tensors += silo.evaluations.images.get("test", ())
+    tensors += [trainer.data.images, trainer.data.labels]
+    tensors += [v for clients in trainer.client_state.vectors.values() for v in clients.values()]
     stacked = (
         [v for name, v in vars(buffers.c).items() if v is not None and name != "steps"] if buffers.capacity else []
     )

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fedlada_mpi import models
 from fedlada_mpi.rounds import device
-from fedlada_mpi.session.torch_state import unchanged
+from fedlada_mpi.session.torch_state import torch_state_restored
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_onednn_is_off_where_it_refuses_bf16_and_only_during_a_run(precision, re
     at_first = bool(torch.backends.mkldnn.enabled)
     device.set_onednn(before)
     try:
-        with unchanged():
+        with torch_state_restored():
             device.set_precision(precision)
             assert torch.backends.mkldnn.enabled == (before and stays)
         assert torch.backends.mkldnn.enabled == before
@@ -77,7 +77,7 @@ def test_onednn_is_off_where_it_refuses_bf16_and_only_during_a_run(precision, re
 
 def test_bf16_products_without_a_warning():
     a = torch.rand(2, 64, 48).bfloat16()
-    with unchanged(), warnings.catch_warnings():
+    with torch_state_restored(), warnings.catch_warnings():
         device.set_precision("bf16")
         warnings.simplefilter("error")
         product = torch.bmm(a, a.mT)

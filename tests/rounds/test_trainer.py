@@ -16,6 +16,7 @@ from training_runs import SHAPE, make_data, run_here
 from fedlada_mpi import models
 from fedlada_mpi.algorithms import Round, Vectors, create, resolve
 from fedlada_mpi.bench import Bench
+from fedlada_mpi.rounds.aggregate import RankSums
 from fedlada_mpi.rounds.batches import LocalData, Normaliser
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine
 from fedlada_mpi.rounds.trainer import Trainer
@@ -185,11 +186,10 @@ class Local:
 
     def round(self, t: int, participants: list[int]):
         """The sums of what the clients send, as state_dicts, and the totals."""
-        sums = {name: torch.zeros_like(self.server.x) for name in self.algorithm.up}
-        totals = self.trainer.round(
-            self.server, Round(t, 0.05, 2.0, len(participants), 3), np.array(participants), sums
-        )
-        return {name: self.layout.unpack(value) for name, value in sums.items()}, totals
+        sums = RankSums(self.algorithm, self.layout.size, torch.float64, torch.device("cpu"))
+        r = Round(t, 0.05, 2.0, len(participants), 3)
+        assert self.trainer.round(self.server, r, np.array(participants), sums) == []
+        return {name: self.layout.unpack(value) for name, value in sums.vectors.items()}, sums
 
 
 @pytest.mark.slow
@@ -217,13 +217,13 @@ def test_buffers_that_grow():
             assert value.any(), name
             torch.testing.assert_close(sums["offset"][name], value, rtol=1e-10, atol=1e-14)
         assert totals.loss == pytest.approx(their_totals.loss, rel=1e-12)
-        assert totals.offset_norm2 == pytest.approx(their_totals.offset_norm2, rel=1e-12)
+        assert totals.norms2 == pytest.approx(their_totals.norms2, rel=1e-12)
 
 
 def test_no_client_of_this_rank_was_drawn():
     sums, totals = Local(models.build("narrow", 3, SHAPE), Config(algorithm="fedavg")).round(0, [])
     assert not any(value.any() for value in sums["offset"].values())
-    assert (totals.loss, totals.offset_norm2) == (0.0, 0.0)
+    assert (totals.loss, totals.norms2) == (0.0, 0.0)
 
 
 def test_evaluation_takes_smaller_batches_on_a_full_gpu():

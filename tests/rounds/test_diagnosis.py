@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedlada_mpi.rounds.diagnose import Objective
 from ranks import barrier, is_root
 from training_runs import Run, arguments, make_data, run_here, run_reference, same
 
-from fedlada_mpi.data.owners import owners_left
+from fedlada_mpi.data.owners import Ownership, shared_out
+from fedlada_mpi.rounds.watchers.diagnosis import Objective
 from fedlada_mpi.run import main
 from fedlada_mpi.rundir.columns import DIAGNOSED
-from fedlada_mpi.session import assemble
+from fedlada_mpi.session import training
 from fedlada_mpi.support import rng
 
 SIZES = [4, 6, 5, 3, 9]
@@ -88,9 +88,10 @@ def test_without_lost_clients(data, out, weighting, monkeypatch):
     lost = 2
 
     def without(*arguments):
-        return [clients[clients != lost] for clients in owners_left(*arguments)]
+        owners = shared_out(*arguments)
+        return Ownership([clients[clients != lost] for clients in owners.clients_of], owners.only_serves)
 
-    monkeypatch.setattr(assemble, "owners_left", without)
+    monkeypatch.setattr(training, "shared_out", without)
     settings = {**COMMON, "local_steps": 1, "weight_decay": 0, "weighting": weighting}
     run = run_here(data, out, **settings, algorithm="fedavg", lr_decay=1)
     weights = np.array(data.sizes if weighting == "size" else [1] * len(data.sizes), float)
