@@ -9,14 +9,14 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from .support.version import __version__
+
 if TYPE_CHECKING:
     from .algorithms import Algorithm, hyper
     from .api import train
     from .data.arrays import Data
     from .support.errors import DivergedError, UserError
     from .trained import Model, Run, load
-
-__version__ = "0.1.0"
 
 # Before torch loads OpenMP: on a machine that others use too, threads that spin while they wait slow each other down.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

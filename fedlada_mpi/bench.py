@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from . import __version__, algorithms, models, mpi
+from . import algorithms, models, mpi
 from .algorithms import Round, Vectors, resolve
 from .algorithms.fedlada import LocalAdam
 from .gpu.graphs import capture_on
@@ -54,6 +54,7 @@ from .rounds.vectors import named_rows
 from .settings import Config, Parser
 from .support.errors import UserError
 from .support.processes import start_time
+from .support.version import __version__
 
 SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cifar100": ((32, 32, 3), 100, 500)}
 SHAPES["tinyimagenet"] = ((64, 64, 3), 200, 1000)

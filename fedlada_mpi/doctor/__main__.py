@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .. import __version__
 from ..settings import Parser
 from ..support.errors import UserError
+from ..support.version import __version__
 from . import installation, machine  # noqa: F401  (they register their checks, in the order of the report)
 from .check import CHECKS, FAIL, OK, SKIP, WARN, Check, Here
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
 from ..rundir.columns import DIAGNOSED, PHASES
+from ..support.version import __version__
 from . import paper
 from .figures import PHASE_COLOURS
 from .groups import Group, Stat, by_problem, labels, slug, uneven

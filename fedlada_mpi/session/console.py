@@ -12,7 +12,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .. import __version__
 from ..algorithms import Algorithm
 from ..data.manifest import Manifest
 from ..rounds.costs import Costs
@@ -20,6 +19,7 @@ from ..rounds.watcher import Watcher
 from ..rundir.columns import LOSS, OBJECTIVE, TOTALS
 from ..settings import Config
 from ..support.launcher import TERMINAL
+from ..support.version import __version__
 
 
 def amount(count: float) -> str:

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import __version__, mpi
+from .. import mpi
 from ..mpi.plan import cuda_aware
 from ..rounds.costs import Costs, RankMemory
 from ..rounds.device import arithmetic, device_name, precision_notes
 from ..rundir import provenance
 from ..support.rng import fixed_number
+from ..support.version import __version__
 from .assemble import Session
 from .console import Overview
 
