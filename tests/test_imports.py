@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,3 +45,70 @@ def test_importing_mpi_needs_no_torch():
     """A wrong launcher is reported without waiting for torch."""
     code = "import sys, fedlada_mpi.mpi; sys.exit('torch' in sys.modules or 'mpi4py.MPI' not in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=150)
+
+
+def modules() -> dict[str, Path]:
+    """The modules of both packages, by their dotted names."""
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "data_prep").rglob("*.py")]
+    names = (".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files)
+    return {name.removesuffix(".__init__"): path for name, path in zip(names, files, strict=True)}
+
+
+def arrows() -> set[tuple[str, str]]:
+    """Which module imports which, also inside functions and for types alone."""
+    known, found = modules(), set()
+    for name, path in known.items():
+        package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom):
+                continue
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *((node.module or "").split(".") if node.module else [])])
+            for alias in node.names:
+                target = f"{base}.{alias.name}" if f"{base}.{alias.name}" in known else base
+                if target in known and target != name:
+                    found.add((name, target))
+    return found
+
+
+def room(module: str) -> str:
+    """A folder of the package, or a module in its root."""
+    return ".".join(module.split(".")[:2]) if module.startswith("fedlada_mpi.") else module.split(".")[0]
+
+
+def floors(imports: set[tuple[str, str]]) -> dict[str, int]:
+    """The length of the longest way down from each; raises ``RecursionError`` for a circle."""
+    below: dict[str, set[str]] = {}
+    for start, end in imports:
+        below.setdefault(start, set()).add(end)
+    found: dict[str, int] = {}
+
+    def floor(name: str) -> int:
+        if name not in found:
+            found[name] = 1 + max((floor(other) for other in below.get(name, ())), default=0)
+        return found[name]
+
+    for name in {name for arrow in imports for name in arrow}:
+        floor(name)
+    return found
+
+
+def test_imports_run_one_way():
+    """No circle of modules, and none of rooms: a room imports only rooms on lower floors."""
+    found = arrows()
+    assert ("fedlada_mpi.rounds.server", "fedlada_mpi.rounds.silo") in found
+    assert floors(found)["fedlada_mpi.support.errors"] == 1
+    rooms = floors({(room(a), room(b)) for a, b in found if room(a) != room(b)})
+    assert max(rooms.values()) <= 10
+    assert rooms["fedlada_mpi.rounds"] < rooms["fedlada_mpi.session"] < rooms["fedlada_mpi.run"]
+
+
+def test_only_doors_stand_in_the_root():
+    assert len([*PACKAGE.glob("*.py")]) <= 12
+
+
+def test_lost_ranks_are_the_business_of_one_folder():
+    """A round, and the assembly of a run, go on as if there were no departures."""
+    for file in ("rounds/server.py", "rounds/silo.py", "session/assemble.py", "session/journal.py"):
+        words = set(re.findall(r"[a-z]+", (PACKAGE / file).read_text().lower()))
+        assert words.isdisjoint({"lost", "departures", "departure", "snapshot", "survivors"}), file
