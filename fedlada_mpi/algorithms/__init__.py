@@ -23,7 +23,7 @@ __all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "create",
 @cache
 def _built_in() -> dict[str, type[Algorithm]]:
     for module in pkgutil.iter_modules(__path__):
-        if module.name not in ("step", "trial"):  # of all methods, and they need torch
+        if module.name not in ("step", "dry_run"):  # of all methods, and they need torch
             importlib.import_module(f"{__name__}.{module.name}")
 
     def below(cls: type[Algorithm]) -> Iterator[type[Algorithm]]:
@@ -92,12 +92,12 @@ def create(config: Config, tensors: Sequence[Sequence[slice]] = ((slice(None),),
     """The method that the settings name; ``tensors``: where each parameter tensor is in a flat vector."""
     cls = find(config.algorithm)
     if ":" in config.algorithm:
-        from .trial import try_out
+        from .dry_run import dry_run
 
         what = f"--algorithm {config.algorithm}"
         with users_code(what, "a method as in docs/methods.md"):
             try:
-                try_out(cls(config, tensors), tensors)
+                dry_run(cls(config, tensors), tensors)
             except UserError as error:
                 raise UserError(f"{what}: {error}") from None
     return cls(config, tensors)

@@ -21,5 +21,5 @@ class Amended(Algorithm):
     amends = True
     alpha: float = hyper(0.1, "weight of the client's own direction; the rest is g_a's", least=0, most=1)
 
-    def derive(self, s: Vectors, before: Tensor, r: Round) -> None:
-        s.g_a.copy_(before).sub_(s.x).div_(self.eta_g * r.steps * r.lr)
+    def derive(self, s: Vectors, x_previous: Tensor, r: Round) -> None:
+        s.g_a.copy_(x_previous).sub_(s.x).div_(self.eta_g * r.steps * r.lr)

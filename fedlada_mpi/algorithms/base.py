@@ -157,5 +157,5 @@ class Algorithm(Configurable):
         """The server's step, in place."""
         s.x.sub_(mean["offset"], alpha=self.eta_g)
 
-    def derive(self, s: Vectors, before: Tensor, r: Round) -> None:
-        """The ``derived`` vectors, on every rank once the new s.x has arrived; ``before`` is x^t."""
+    def derive(self, s: Vectors, x_previous: Tensor, r: Round) -> None:
+        """The ``derived`` vectors, on every rank once the new s.x has arrived; ``x_previous`` is x^t."""

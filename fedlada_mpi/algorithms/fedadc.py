@@ -33,5 +33,5 @@ class FedADC(Algorithm):
         u = (mean["offset"] / r.lr).add_(s.u, alpha=self.beta_global - self.beta_local)
         s.x.sub_(u, alpha=self.eta_g * r.lr)
 
-    def derive(self, s: Vectors, before: Tensor, r: Round) -> None:
-        s.u.copy_(before).sub_(s.x).div_(self.eta_g * r.lr)
+    def derive(self, s: Vectors, x_previous: Tensor, r: Round) -> None:
+        s.u.copy_(x_previous).sub_(s.x).div_(self.eta_g * r.lr)

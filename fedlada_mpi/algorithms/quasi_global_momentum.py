@@ -22,5 +22,5 @@ class QuasiGlobalMomentum(Algorithm):
         b = self.momentum
         return g.mul_(1 + b).add_(s.h, alpha=b * b) if self.nesterov else g.add_(s.h, alpha=b)
 
-    def derive(self, s: Vectors, before: Tensor, r: Round) -> None:
-        s.h.mul_(self.mu).add_(before - s.x, alpha=(1 - self.mu) / (self.eta_g * r.steps * r.lr))
+    def derive(self, s: Vectors, x_previous: Tensor, r: Round) -> None:
+        s.h.mul_(self.mu).add_(x_previous - s.x, alpha=(1 - self.mu) / (self.eta_g * r.steps * r.lr))

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from ..data.manifest import data_root
 from ..settings import SETTINGS, coerce
 from ..support.errors import UserError, first_line, shortened
 from ..support.inputs import check_path
 from .datasets import PREPARING
-from .manifest import ARRAYS, MANIFEST, read_manifest
+from .manifest import ARRAYS, MANIFEST, data_root, read_manifest
 from .prepare import complete, describe, write_shards
 from .settings import PrepareSettings
 from .sources import ImageSet

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..algorithms import resolve
-from ..data.manifest import data_root
 from ..rundir import lock
 from ..settings import DATASETS, PRESETS, SETTINGS, Config, Resolved, coerce, flag
 from ..support.disk import WriteError
 from ..support.errors import UserError, did_you_mean, first_line, shortened
 from ..support.inputs import check_path
-from .manifest import ARRAYS, MANIFEST, Manifest, prepare_command, read_manifest
+from .manifest import ARRAYS, MANIFEST, Manifest, data_root, prepare_command, read_manifest
 from .partition import KINDS, USED_BY
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data.manifest import data_root
 from ..settings import PRESETS
 from ..support.errors import UserError, did_you_mean
+from .manifest import data_root
 from .partition import KINDS, Rule
 from .sources import LOADERS
 

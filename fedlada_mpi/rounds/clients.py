@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms import Algorithm, ClientVectors, Vectors
-from ..algorithms.trial import steps_alone
+from ..algorithms.dry_run import steps_alone
 from ..models.layout import Layout
 from ..settings import Config
 from ..support.errors import UserError

@@ -6,7 +6,7 @@ import pytest
 from method_cases import CASES
 
 from fedlada_mpi.algorithms import Algorithm, create, resolve
-from fedlada_mpi.algorithms.trial import steps_alone
+from fedlada_mpi.algorithms.dry_run import steps_alone
 from fedlada_mpi.support.errors import UserError
 
 

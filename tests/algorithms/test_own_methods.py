@@ -7,7 +7,7 @@ import torch
 from ranks import is_root
 
 from fedlada_mpi.algorithms import create, find, names, resolve
-from fedlada_mpi.algorithms.trial import try_out
+from fedlada_mpi.algorithms.dry_run import dry_run
 from fedlada_mpi.run import main
 from fedlada_mpi.support.errors import UserError
 
@@ -116,4 +116,4 @@ def test_a_trial_does_not_change_what_is_drawn_later(own):
 
 @pytest.mark.parametrize("name", names())
 def test_the_trial_accepts_every_built_in_method(name):
-    try_out(made(name), [[slice(0, 4)], [slice(4, 7)]])
+    dry_run(made(name), [[slice(0, 4)], [slice(4, 7)]])

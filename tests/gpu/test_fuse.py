@@ -16,8 +16,8 @@ from kernel_checks import DEVICE, agree, kernels_run, random
 from fedlada_mpi import algorithms
 from fedlada_mpi.algorithms import ClientVectors, Vectors, resolve
 from fedlada_mpi.algorithms.base import RebindError
+from fedlada_mpi.algorithms.dry_run import steps_alone
 from fedlada_mpi.algorithms.step import local_step
-from fedlada_mpi.algorithms.trial import steps_alone
 from fedlada_mpi.gpu import fuse
 from fedlada_mpi.gpu.fuse import Fused
 

@@ -9,8 +9,8 @@ from ...mpi import World
 from ...mpi.transport import Transport
 from ...settings import Config
 from .base import Aggregation, Collector, Part, Sent
+from .buffered import ExactSums
 from .grid import GRIDS
-from .kept import ExactSums
 from .plain import PlainSums, RankSums
 from .robust import ClippedSums, Median, TrimmedMean
 

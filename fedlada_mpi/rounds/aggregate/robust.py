@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...mpi.slices import over_participants
 from ...settings import trimmed
-from .kept import ExactSums, Kept
+from .buffered import Buffered, ExactSums
 
 
 class ClippedSums(ExactSums):
@@ -39,7 +39,7 @@ class ClippedSums(ExactSums):
         return self._distances_to_step(step)
 
 
-class CoordinateMean(Kept):
+class CoordinateMean(Buffered):
     """Means of what is in the middle, in every coordinate; each participant counts alike."""
 
     is_plain_mean = False

@@ -46,7 +46,7 @@ def check_declarations(a: Algorithm) -> None:
         raise UserError(f"gradients: got {a.gradients!r}, expected 1 or 2")
 
 
-def try_out(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> None:
+def dry_run(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> None:
     """One round of two clients with one step; raises ``UserError`` for a result that is not a declared one."""
     check_declarations(a)
     size = max((place.stop or 1 for place in chain.from_iterable(tensors)), default=1)

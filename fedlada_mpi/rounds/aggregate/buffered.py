@@ -52,8 +52,8 @@ class Contributions:
         self.numbers += numbers.T.tolist()
 
 
-class Kept(Aggregation):
-    """Contributions are kept, and a table of all participants' numbers is shared by the ranks."""
+class Buffered(Aggregation):
+    """Contributions are kept until all have trained, and a table of all participants' numbers is shared by the ranks."""
 
     def __init__(
         self, world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype
@@ -123,7 +123,7 @@ class Kept(Aggregation):
         return float(weighted.sum()) if self.world.rank == 0 else 0.0
 
 
-class ExactSums(Kept):
+class ExactSums(Buffered):
     """Sums that are the same on any number of ranks: of whole numbers, on a grid for each coordinate.
 
     Every coordinate has a grid of its own, of spacing 2^g, from the largest exponent that it has on any rank.
