@@ -1,7 +1,7 @@
 """FedLADA (Sun et al.), Algorithm 3, and LocalAdam, which is FedLADA without the amendment (alpha = 1).
 
 1-2    for each round t, select S^t                        Server.run, Server.round, rng.participants
-4      transfer x^t and v^t                                down; Silo.receive
+4      transfer x^t and v^t                                down; Silo.exchange
 5      x = x^t, m = 0, v_hat = v^t                         begin
 6-7    K times: g = clip(mini-batch gradient)              Trainer; gradients.py; the clip is in step.py
 8      m = beta1 * m + (1 - beta1) * g                     LocalAdam.direction
@@ -10,7 +10,7 @@
 11     theta = 1 / sqrt(v_hat)                             LocalAdam.direction
 12     d = alpha * m * theta + (1 - alpha) * g_a^t         FedLADA.direction
        x = x - eta_t * (d + lambda * x)                    step.py (decoupled decay; l2: lambda * x is added to g)
-14     send x^t - x_{i,K} and v_hat_{i,K}                  finish; Trainer and Silo.train add them up
+14     send x^t - x_{i,K} and v_hat_{i,K}                  finish; rounds/aggregate/ adds them up
 16     v^{t+1} = mean(v_hat_{i,K})                         server
 17     x^{t+1} = x^t - eta_g * mean(x^t - x_{i,K})         Algorithm.server
 18     g_a^{t+1} = (x^t - x^{t+1}) / (eta_g * eta_t * K)   Amended.derive

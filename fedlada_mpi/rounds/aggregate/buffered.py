@@ -53,25 +53,25 @@ class Contributions:
 
 
 class Buffered(Aggregation):
-    """Contributions are kept until all have trained, and a table of all participants' numbers is shared by the ranks."""
+    """Contributions are kept until all have trained; the ranks share a table of all participants' numbers."""
 
     def __init__(
         self, world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype
     ):  # fmt: skip
         super().__init__(world, config, algorithm, transport, dtype)
-        self.kept = Contributions(algorithm.up, transport.size, dtype, transport.device)
+        self.contributions = Contributions(algorithm.up, transport.size, dtype, transport.device)
         self.columns: dict[int, int] = {}  # in the table, by participant
         self.table = np.zeros((0, 0))
 
     def begin(self, count: int) -> None:
         super().begin(count)
-        self.kept.start(count)
+        self.contributions.start(count)
 
     def add(self, sent: Sent) -> None:
         for part in sent.parts:
             for name in self.vectors:
-                self.kept.put(name, part.where, part.rows[name], part.which)
-        self.kept.add(sent.clients, np.stack((sent.weights, sent.losses, sent.norms2, *sent.scalars.values())))
+                self.contributions.put(name, part.where, part.rows[name], part.which)
+        self.contributions.add(sent.clients, np.stack((sent.weights, sent.losses, sent.norms2, *sent.scalars.values())))
 
     def reduce(self, participants: np.ndarray, communicates: bool) -> None:
         self.share(participants)
@@ -96,12 +96,12 @@ class Buffered(Aggregation):
     def share(self, participants: np.ndarray) -> None:
         """Every participant's numbers, on all ranks; those of clients that are left out are zero."""
         self.columns = {client: i for i, client in enumerate(participants.tolist())}
-        self.table = self._by_participant(self.kept.numbers, 3 + len(self.algorithm.scalars))
+        self.table = self._by_participant(self.contributions.numbers, 3 + len(self.algorithm.scalars))
 
     def _by_participant(self, numbers: Sequence[Sequence[float]], rows: int) -> np.ndarray:
         """Numbers of this rank's clients as columns of a table of all participants, added up over the ranks."""
         table = np.zeros((rows, len(self.columns)))
-        for client, column in zip(self.kept.clients, numbers, strict=True):
+        for client, column in zip(self.contributions.clients, numbers, strict=True):
             table[:, self.columns[client]] = column
         return self.world.allreduce_sum(table)
 
@@ -111,12 +111,12 @@ class Buffered(Aggregation):
 
     @property
     def bytes_per_client(self) -> int:
-        return self.kept.bytes_per_client
+        return self.contributions.bytes_per_client
 
     def _distances_to_step(self, step: Tensor) -> float:
         """The weighted sum of ||offset_i - step||^2 on the root, 0 elsewhere."""
         far, size = [], block(step)
-        for row in self.kept.rows("offset"):
+        for row in self.contributions.rows("offset"):
             pieces = zip(row.split(size), step.split(size), strict=True)
             far.append([sum(float((a.double() - b.double()).square_().sum()) for a, b in pieces)])
         weighted = self.table[0] * self._by_participant(far, 1)[0]
@@ -145,32 +145,32 @@ class ExactSums(Buffered):
 
     def _factors(self, name: str) -> np.ndarray:
         """That the vectors of this rank's clients are multiplied by."""
-        return np.ones(len(self.kept.clients))
+        return np.ones(len(self.contributions.clients))
 
     def _scalar(self, name: str, values: np.ndarray) -> float:
         return float((values * self._weights(name, self.table[0])).sum())
 
     def _reduce(self) -> None:
-        own = np.array([row[0] for row in self.kept.numbers])
+        own = np.array([row[0] for row in self.contributions.numbers])
         weights = {name: self._weights(name, own) * self._factors(name) for name in self.vectors}
         if self.grid is not None:
             self._reduce_on_grid(self.grid, weights)
             return
         for name, vector in self.vectors.items():
             vector.zero_()
-            for row, weight in zip(self.kept.rows(name), weights[name], strict=True):
+            for row, weight in zip(self.contributions.rows(name), weights[name], strict=True):
                 vector.add_(row, alpha=float(weight))
         self.transport.reduce(list(self.vectors.values()))
 
     def _reduce_on_grid(self, grid: Grid, weights: dict[str, np.ndarray]) -> None:
-        exponents = torch.stack([grid.exponents(self.kept.rows(name)) for name in self.vectors]).cpu()
+        exponents = torch.stack([grid.exponents(self.contributions.rows(name)) for name in self.vectors]).cpu()
         self.world.allreduce_max(exponents.numpy())
         exponents = exponents.to(self.transport.device)
         # A power of two that no sum of weights exceeds, clipped or not.
         totals = [self._weights(name, self.table[0]).sum() for name in self.vectors]
         bits = [max(0, math.ceil(math.log2(total))) for total in totals]
         for i, name in enumerate(self.vectors):
-            grid.whole(self.kept.rows(name), weights[name], exponents[i], bits[i], self.integers[i])
+            grid.whole(self.contributions.rows(name), weights[name], exponents[i], bits[i], self.integers[i])
         self.transport.reduce(list(self.integers))
         if self.world.rank == 0:
             for i, vector in enumerate(self.vectors.values()):

@@ -23,9 +23,9 @@ class ClippedSums(ExactSums):
     is_plain_mean = False
 
     def _factors(self, name: str) -> np.ndarray:
-        norms = [[float(torch.linalg.vector_norm(row, dtype=torch.float64))] for row in self.kept.rows(name)]
+        norms = [[float(torch.linalg.vector_norm(row, dtype=torch.float64))] for row in self.contributions.rows(name)]
         factors = self._clip(self._by_participant(norms, 1)[0])
-        return factors[[self.columns[client] for client in self.kept.clients]]
+        return factors[[self.columns[client] for client in self.contributions.clients]]
 
     def _scalar(self, name: str, values: np.ndarray) -> float:
         return float((values * self._weights(name, self.table[0]) * self._clip(np.abs(values))).sum())
@@ -53,10 +53,10 @@ class CoordinateMean(Buffered):
 
     def _reduce(self) -> None:
         counts = np.zeros(self.world.size)
-        counts[self.world.rank] = len(self.kept.clients)
+        counts[self.world.rank] = len(self.contributions.clients)
         everywhere = self.world.allreduce_sum(counts).astype(int).tolist()
         for name, vector in self.vectors.items():
-            over_participants(self.world, self.kept.rows(name), everywhere, self._center, vector)
+            over_participants(self.world, self.contributions.rows(name), everywhere, self._center, vector)
 
     def _scalar(self, name: str, values: np.ndarray) -> float:
         return float(self._center(torch.from_numpy(values[self.included])[:, None]))
