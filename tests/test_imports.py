@@ -1,4 +1,4 @@
-"""Which part of the package imports which."""
+"""Which part of the package imports which, and where MPI is called."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from pathlib import Path
 from repository import ROOT
 
 PACKAGE = ROOT / "fedlada_mpi"
+# What mpi4py calls the functions in which ranks meet.
+COLLECTIVES = {
+    *("Barrier", "Ibarrier", "Bcast", "Ibcast", "Gather", "Gatherv", "Allgather", "Allgatherv", "Scatter", "Scatterv"),
+    *("Alltoall", "Alltoallv", "Reduce", "Allreduce", "Iallreduce", "Reduce_scatter", "Scan", "Exscan"),
+    *("Dup", "Create", "Split", "Split_type", "Shrink", "Agree", "Free", "Allocate", "Allocate_shared", "Fence"),
+    *("Send", "Recv", "Sendrecv", "Isend", "Irecv"),
+}
 
 
 def imported(path: Path) -> set[str]:
@@ -112,3 +119,17 @@ def test_lost_ranks_are_the_business_of_one_folder():
     for file in ("rounds/server.py", "rounds/silo.py", "session/assemble.py", "session/journal.py"):
         words = set(re.findall(r"[a-z]+", (PACKAGE / file).read_text().lower()))
         assert words.isdisjoint({"lost", "departures", "departure", "snapshot", "survivors"}), file
+
+
+def collectives(path: Path) -> set[str]:
+    """Those that a file calls."""
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    return {call.attr for call in calls if isinstance(call, ast.Attribute)} & COLLECTIVES
+
+
+def test_every_collective_is_in_the_table():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("## The collectives")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `.*? \| `(\w+\.py)` \| (.*?) \|", table, re.MULTILINE)
+    written = {(name, call) for name, calls in rows for call in re.findall(r"`(\w+)`", calls)}
+    assert written == {(path.name, call) for path in (PACKAGE / "mpi").glob("*.py") for call in collectives(path)}

@@ -1,7 +1,7 @@
-"""Signs of life between nodes: one that has lost its power or its cable tells nobody, and MPI waits for it.
+"""Signs of life between nodes: MPI does not notice that a node has lost its power or its cable, and waits for it.
 
-Every few seconds each rank sends a datagram to the ranks of the next node, and counts how long none has come from the
-node before it. A node that was never heard, as where a firewall stops datagrams, is not missed.
+The nodes form a ring. Every few seconds each rank sends a datagram to the ranks of the next node, and counts for how
+long none has come from the node before it. A node from which none ever came is not missed: a firewall may block them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-PERIOD = 5.0  # seconds
-SILENT = 24  # periods
+PERIOD = 5.0  # seconds between datagrams
+SILENT = 24  # periods without one, after which a node is missed
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux
 
 
@@ -30,8 +30,10 @@ class Peer(NamedTuple):
 
 
 class Heartbeat:
+    """Sends this rank's datagrams, and listens for those of the node before, in a thread that ``start`` starts."""
+
     def __init__(self, node: int) -> None:
-        """Of a rank on this node; silent until ``start``."""
+        """``node``: the lowest rank of this rank's node."""
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         self._socket.bind(("", 0))
         self.own = Peer(node, socket.gethostname(), _addresses(), self._socket.getsockname()[1])
@@ -39,10 +41,10 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def start(self, peers: Sequence[Peer], run: str, missed: Callable[[str, float], object]) -> None:
-        """Between the nodes of these ranks, all of which know the run by this name.
+        """``peers``: all ranks; ``run``: a name that only the ranks of this run know.
 
-        While the node before this one is silent, ``missed`` is called every period, with its host's name
-        and the seconds.
+        Once the node before this one has been silent for ``SILENT`` periods, ``missed(host, seconds)`` is called every
+        period for as long as that lasts.
         """
         nodes = sorted({peer.node for peer in peers})
         here = nodes.index(self.own.node)
@@ -57,7 +59,7 @@ class Heartbeat:
                 for target in targets:
                     with suppress(OSError):  # a network that is down for a while
                         self._socket.sendto(message, target)
-                # Periods are counted, not read off a clock: a job that is suspended as a whole has missed nothing.
+                # Periods are counted instead of reading a clock, which runs on while the whole job is suspended.
                 came = self._listen(expected)
                 heard, silent = heard or came, 0 if came else silent + 1
                 if heard and silent >= SILENT:
@@ -67,7 +69,7 @@ class Heartbeat:
         self._thread.start()
 
     def _listen(self, expected: bytes) -> bool:
-        """For one period; returns whether the message came."""
+        """Listen for one period; returns whether the message came."""
         came, end = False, time.monotonic() + PERIOD
         while not self._closed.is_set() and (left := end - time.monotonic()) > 0:
             self._socket.settimeout(left)
@@ -85,11 +87,11 @@ class Heartbeat:
 
 
 def _addresses() -> list[str]:
-    """The addresses of this node in its networks, not that by which it speaks to itself."""
+    """This node's IPv4 addresses, without the loopback's."""
     found = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has none
+            with suppress(OSError):  # an interface without an address
                 answer = fcntl.ioctl(query, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
                 found.append(socket.inet_ntoa(answer[20:24]))
     return [address for address in found if not address.startswith("127.")]

@@ -1,7 +1,7 @@
-"""Small messages between the ranks, and waiting for each other.
+"""Collectives for small messages: settings, orders, numbers, errors. Vectors move by a ``Transport``.
 
-Ranks that wait do not spin: they poll a non-blocking barrier with short sleeps, so that waiting takes no core
-and Python signal handlers still run.
+A collective of all ranks starts with a barrier in which they do not spin: they test a non-blocking barrier and sleep in
+between, so that a rank that waits leaves its core to others and Python's signal handlers run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ S = TypeVar("S", bound="Messages")
 
 
 def waits(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Decorator of what waits for other ranks, which ``World.limit_waiting`` limits."""
+    """Decorator of a method that waits for other ranks; ``World.limit_waiting`` sets for how long it may."""
 
     @wraps(method)
     def limited(self: S, *arguments: P.args, **options: P.kwargs) -> T:
@@ -36,18 +36,18 @@ def waits(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P],
 
 
 class Messages:
-    """What the ranks of a communicator say to each other; ``World`` makes the communicators."""
+    """The collectives of ``World``: every rank must call the same ones, in the same order."""
 
     comm: MPI.Intracomm
-    node: MPI.Intracomm  # the ranks of this one's node
+    node: MPI.Intracomm  # the ranks on this rank's node
     rank: int
     size: int
-    neighbours: list[int]  # the ranks of ``node``, as numbers of ``comm``
+    neighbours: list[int]  # the ranks of ``node``, by their numbers in ``comm``
 
     def __init__(self) -> None:
         self.wait_limit = WaitLimit()
-        self.seconds_waiting = 0.0
-        self.bytes_moved = 0
+        self.seconds_waiting = 0.0  # in barriers
+        self.bytes_moved = 0  # between ranks
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -56,16 +56,16 @@ class Messages:
 
     @waits
     def wait_for(self, request: MPI.Request) -> None:
-        """Poll a request until it is complete, without spinning."""
+        """Test a request until it is complete, and sleep in between."""
         start = time.perf_counter()
         while not request.Test():
-            # A twentieth of the time waited so far: short waits end promptly, long ones cost nothing.
+            # For a twentieth of the time waited so far: short waits end promptly, long ones take no core.
             time.sleep(min(max(2e-5, (time.perf_counter() - start) / 20), 1e-3))
         self.seconds_waiting += time.perf_counter() - start
 
     @waits
     def broadcast_json(self, message: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The root's small message, on every rank."""
+        """The root's message, on every rank; what the others pass is ignored."""
         if self.size == 1:
             return message or {}
         self.barrier()
@@ -78,7 +78,7 @@ class Messages:
 
     @waits
     def gather(self, row: Sequence[float]) -> np.ndarray:
-        """Every rank's few numbers, [ranks, numbers], on the root (elsewhere: empty)."""
+        """Every rank's numbers as rows [size, numbers] on the root; [0, numbers] on the others."""
         mine = np.asarray(row, np.float64)
         if self.size == 1:
             return mine[None]
@@ -89,7 +89,7 @@ class Messages:
 
     @waits
     def reduce_sum(self, table: np.ndarray) -> np.ndarray:
-        """The ranks' tables of the same shape, added up on the root (elsewhere: this rank's own)."""
+        """The sum of the ranks' tables, which have one shape, on the root; the others get their own back."""
         mine = np.ascontiguousarray(table, np.float64)
         if self.size == 1:
             return mine
@@ -99,45 +99,21 @@ class Messages:
         return total
 
     def allreduce_sum(self, table: np.ndarray) -> np.ndarray:
-        """The ranks' small tables of the same shape, added up on every rank."""
-        total = np.array(table, np.float64)
-        if self.size > 1:
-            self.barrier()
-            self.comm.Allreduce(MPI.IN_PLACE, total)
-        return total
+        """The sum of the ranks' tables, which have one shape, on every rank."""
+        return self._allreduce(np.array(table, np.float64), MPI.SUM)
 
     def allreduce_min(self, numbers: Sequence[int]) -> list[int]:
-        """The least of all ranks' numbers, one by one, on every rank."""
-        least = np.array(numbers, np.int64)
-        if self.size > 1:
-            self.barrier()
-            self.comm.Allreduce(MPI.IN_PLACE, least, MPI.MIN)
-        return cast("list[int]", least.tolist())
+        """The element-wise minimum of the ranks' lists, which have one length, on every rank."""
+        return cast("list[int]", self._allreduce(np.array(numbers, np.int64), MPI.MIN).tolist())
 
     def allreduce_max(self, array: np.ndarray) -> None:
-        """The largest values of all ranks in place, on every rank; counted as moved up and down."""
-        if self.size > 1:
-            self.barrier()
-            self.comm.Allreduce(MPI.IN_PLACE, array, MPI.MAX)
-            self.bytes_moved += 2 * (self.size - 1) * array.nbytes
+        """The element-wise maximum, in place, on every rank; counts as moved to the root and back."""
+        self._allreduce(array, MPI.MAX)
+        self.bytes_moved += 2 * (self.size - 1) * array.nbytes
 
-    def allgather_json(self, item: Any) -> list[Any]:
-        """Every rank's small item, on every rank."""
-        text = json.dumps(item).encode()
-        width = self.broadcast_json({"width": int(self.gather([len(text)]).max(initial=0))})["width"]
-        table = self.gather([*text.ljust(width)]).astype("uint8")
-        items: list[Any] = self.broadcast_json({"items": [json.loads(row.tobytes()) for row in table]})["items"]
-        return items
-
-    @waits
     def all_ranks(self, condition: bool) -> bool:
         """Whether the condition holds on every rank."""
-        if self.size == 1:
-            return condition
-        flag = np.array(int(condition))
-        self.barrier()
-        self.comm.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)
-        return bool(flag)
+        return bool(self._allreduce(np.array(int(condition)), MPI.MIN))
 
     @waits
     def all_on_node(self, condition: bool) -> bool:
@@ -146,14 +122,43 @@ class Messages:
         self.node.Allreduce(MPI.IN_PLACE, flag, MPI.MIN)
         return bool(flag)
 
+    @waits
+    def _allreduce(self, array: np.ndarray, operation: MPI.Op) -> np.ndarray:
+        """Reduce the ranks' arrays, in place on every rank."""
+        if self.size > 1:
+            self.barrier()
+            self.comm.Allreduce(MPI.IN_PLACE, array, operation)
+        return array
+
+    def allgather_json(self, item: Any) -> list[Any]:
+        """Every rank's item, in the order of the ranks, on every rank."""
+        text = json.dumps(item).encode()
+        width = self.broadcast_json({"width": int(self.gather([len(text)]).max(initial=0))})["width"]
+        table = self.gather([*text.ljust(width)]).astype("uint8")
+        items: list[Any] = self.broadcast_json({"items": [json.loads(row.tobytes()) for row in table]})["items"]
+        return items
+
     def collectively(self, action: Callable[[], T]) -> T:
-        """Do on every rank what may fail on some of them; then all raise, with the message of the first that failed."""
+        """Call ``action`` on every rank. If it raises UserError on some, all raise, with the message of the first.
+
+        Without this, the ranks on which nothing failed would wait for the others in the next collective.
+
+        >>> from fedlada_mpi.mpi import World
+        >>> from fedlada_mpi.support.errors import UserError
+        >>> def read_shard():
+        ...     if world.rank == world.size - 1:
+        ...         raise UserError("shard_3.h5 is damaged")
+        >>> with World() as world:
+        ...     world.collectively(read_shard)  # raises on every rank
+        Traceback (most recent call last):
+        fedlada_mpi.support.errors.UserError: shard_3.h5 is damaged
+        """
         result, message = None, ""
         try:
             result = action()
         except UserError as error:
             message = str(error) or "failed"
-            if 0 not in self.neighbours:  # what is wrong there may be right where the user looks
+            if 0 not in self.neighbours:  # the file or device in question may be fine on the root's node
                 message += f" (rank {self.rank} on {platform.node()})"
         message = self._first_message(message)
         if message:
@@ -161,12 +166,12 @@ class Messages:
         return cast(T, result)
 
     def on_root(self, action: Callable[[], T]) -> T | None:
-        """Do something on the root alone; all ranks wait for it, and raise if it fails."""
+        """Call ``action`` on the root only; the others get None. If it raises UserError, all ranks raise."""
         return self.collectively(action if self.rank == 0 else lambda: None)
 
     @waits
     def _first_message(self, message: str) -> str:
-        """The first rank's text that is not empty, on every rank."""
+        """On every rank, the message of the lowest rank that has one."""
         if self.size == 1:
             return message
         self.barrier()

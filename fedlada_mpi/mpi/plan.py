@@ -1,4 +1,4 @@
-"""Which transport moves the vectors of a run: the one asked for, or the fastest that works here."""
+"""Which transport moves the vectors of a run: the one of ``--transport``, or the fastest that works here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .world import World, implementation
 TRANSPORTS: dict[str, type[Transport]] = {
     cls.kind: cls for cls in (HostTransport, DirectTransport, StagedTransport, SharedWindowTransport)
 }
-# Variables that make a vendor's library take device buffers; it cannot be asked whether it does.
+# Variables by which Cray MPICH, MVAPICH2 and Intel MPI take device buffers; they have no call that tells.
 _CUDA_VARIABLES = ("MPICH_GPU_SUPPORT_ENABLED", "MV2_USE_CUDA", "I_MPI_OFFLOAD")
 
 
@@ -52,8 +52,8 @@ def plan_transport(
 
 
 def _fastest(world: World, bytes_per_vector: int, device: torch.device) -> str:
-    # Within a node the window beats a CUDA-aware library too, whose Reduce adds up on the host. One node that gains
-    # by a window is enough: the others' ranks take part as they would without.
+    # Within a node the window is faster than a CUDA-aware library, too, whose Reduce adds on the host. One node that
+    # gains by a window is enough: ranks without one take part as their own leaders.
     worth_it = world.all_on_node(shared_window.worth_it(world, bytes_per_vector))
     if not world.all_ranks(not worth_it):
         return "shared"
@@ -64,7 +64,7 @@ def _fastest(world: World, bytes_per_vector: int, device: torch.device) -> str:
 
 
 def cuda_aware() -> bool:
-    """Whether the library claims to take device buffers; unknown means no."""
+    """Whether the MPI library says that it takes device buffers; False where it does not say."""
     if any(os.environ.get(name) == "1" for name in _CUDA_VARIABLES):
         return True
     try:
@@ -76,7 +76,7 @@ def cuda_aware() -> bool:
 
 
 def _device_buffers_work(world: World, device: torch.device) -> bool:
-    """A tiny Allreduce on device memory, checked: a library that only claims support fails here."""
+    """Whether a small Allreduce on device memory gives the right sum; collective."""
     probe = torch.full((4,), float(world.rank + 1), device=device)
     torch.cuda.synchronize(device)
     try:

@@ -1,10 +1,10 @@
 """Vectors between nodes, in pieces, along a chain of one rank per node, or a tree where that is faster.
 
-A piece is passed on as soon as it is there, so that a vector crosses every node's cable once each way in the time of
-one copy, and the ranks of a node work on a piece while others are on the wire. Sums are added up along the chain, its
-end first: their bits do not depend on the pieces or the MPI library.
+Every node passes a piece on as soon as it has it. All links work at the same time, so that a long vector takes about as
+long as one copy over one link, and the ranks of a node work on a piece while others are on the wire. Sums are added
+from the end of the chain to rank 0: their bits do not depend on the size of the pieces or on the MPI library.
 
-With ``rounded``, what is sent is bf16: the sums so far, and in a broadcast the changes (``shared_window.py``).
+With ``rounded``, pieces are sent in bf16: the sums so far, or in a broadcast the changes (``shared_window.py``).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from mpi4py import MPI
 from torch import Tensor
 
 PIECE = 1 << 18  # elements
-AHEAD = 3  # pieces of a sender that may be on their way
+AHEAD = 3  # pieces that a sender may have on the wire
 
 
 class Relay:
+    """Reduces to, and broadcasts from, rank 0 of a communicator that has one rank of every node."""
+
     def __init__(self, comm: MPI.Intracomm, size: int, dtype: torch.dtype, rounded: bool):
-        """``comm`` has one rank of every node; sums are for its rank 0, and broadcasts from there."""
         self.comm, self.rounded = comm, rounded
         self.pieces = pieces(size)
         most = children(comm.size, len(self.pieces))
@@ -38,11 +39,12 @@ class Relay:
         self._sent: list[MPI.Request] = []
 
     def begin_reduce(self) -> None:
+        """Post the receives of the children's first pieces."""
         for child in self.children:
             self._expected[child] = [self._receive(child, k) for k in range(min(AHEAD, len(self.pieces)))]
 
     def reduce(self, k: int, total: Tensor) -> None:
-        """Add the children's sums to piece ``k`` of ``total``, and pass it on."""
+        """Add the children's sums to piece ``k`` of ``total``, and send it to the parent."""
         part = self.pieces[k]
         for child in self.children:
             self._expected[child][k].Wait()
@@ -62,7 +64,7 @@ class Relay:
         return self.comm.Irecv(_buffer(self._place(child, k)), child)
 
     def bcast(self, k: int, target: Tensor) -> None:
-        """Wait for piece ``k`` of ``target``, unless this is the root, and pass it on."""
+        """Receive piece ``k`` of ``target``, unless this is the root, and send it to the children."""
         if self.parent is not None:
             if k == 0:
                 self._expected[self.parent] = []
@@ -73,7 +75,7 @@ class Relay:
         self._send(target[self.pieces[k]], self.children)
 
     def change(self, k: int, target: Tensor, change: Tensor) -> None:
-        """Add the root's ``change``, rounded, to piece ``k`` of ``target``: on all ranks the same."""
+        """Add the root's ``change``, rounded to bf16, to piece ``k`` of ``target``, the root's too."""
         part = self.pieces[k]
         if self.parent is None:
             self._code[part] = change[: part.stop - part.start]
@@ -81,12 +83,12 @@ class Relay:
         target[part].add_(self._code[part])
 
     def finish(self) -> None:
-        """Wait until everything that was sent may be overwritten."""
+        """Wait until all that was sent may be overwritten."""
         MPI.Request.Waitall(self._sent)
         self._sent = []
 
     def _send(self, piece: Tensor, targets: Sequence[int]) -> None:
-        # More at a time would share the wire, and all arrive at the end.
+        # Pieces that are sent at the same time share the wire, and the first arrives no sooner than the last.
         if len(self._sent) >= AHEAD * len(targets):
             MPI.Request.Waitall(self._sent[: len(targets)])
             del self._sent[: len(targets)]
@@ -94,7 +96,7 @@ class Relay:
 
 
 def children(nodes: int, pieces: int) -> int:
-    """Of every node: one in a chain, two in a tree, in which a node passes every piece on twice."""
+    """How many children a node has: 1 in a chain; 2 in a tree, which is less deep but sends every piece twice."""
     return 1 if pieces + nodes - 2 <= 2 * (pieces + math.log2(nodes) - 1) else 2
 
 
@@ -103,6 +105,6 @@ def pieces(size: int) -> list[slice]:
 
 
 def _buffer(tensor: Tensor) -> np.ndarray:
-    """For MPI, which has no bf16."""
+    """As MPI takes it, which has no bf16."""
     array: np.ndarray = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array

@@ -1,11 +1,11 @@
-"""Vectors through a shared-memory window: one copy per rank within a node; one rank of each passes them on.
+"""Vectors through a shared-memory window: one copy per rank within a node, and one rank per node that sends them on.
 
-A node's ranks each own a segment of the window. To reduce, each copies its vector in and sums its own slice over all
-segments into the leader's. To broadcast, the leader's segment is filled once and every rank copies from it. On several
-nodes both happen in pieces, which the leaders pass on meanwhile (``relay.py``). Device vectors are copied straight to
-and from the window, whose memory is page-locked.
+A node's ranks each own a segment of the window. The leader is the first of them. To reduce, each rank copies its vector
+into its segment, and sums a slice of the coordinates over all segments into the leader's. To broadcast, the leader's
+segment is filled once and every rank copies from it. On several nodes both happen in pieces, which the leaders send on
+meanwhile (``relay.py``). Device vectors are copied straight to and from the window, whose memory is page-locked.
 
-Every node decides for itself: where it has one rank, or no room for a window, its ranks are leaders of their own.
+Every node decides for itself: if it has one rank, or no room for a window, each of its ranks is its own leader.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .transport import Transport
 from .world import World
 
 BLOCK = 1 << 16  # elements summed at a time: all ranks' blocks stay in the cache
-WORTH_IT = 1 << 22  # bytes of a window; below, the library's own collectives beat the window's four barriers
-HEADROOM = 1.2  # of /dev/shm, over what the window takes
+WORTH_IT = 1 << 22  # bytes of a window; for smaller ones MPI's collectives are faster than the window's four barriers
+HEADROOM = 1.2  # free space in /dev/shm, in windows
 
 
 def worth_it(world: World, bytes_per_vector: int, least: int = WORTH_IT) -> bool:
@@ -49,9 +49,9 @@ class SharedWindowTransport(Transport):
     def __init__(
         self, world: World, size: int, dtype: torch.dtype, device: torch.device, rounded: bool = False
     ):  # fmt: skip
-        """``rounded``: what crosses between nodes is bf16."""
+        """``rounded``: between nodes, ``reduce`` and ``bcast_change`` send bf16."""
         super().__init__(world, size, dtype, device)
-        # The ranks of a window: the node's, or this one alone.
+        # ``self.node``: the ranks of this window, which are those of the node, or this one alone.
         alone = not world.all_on_node(worth_it(world, size * dtype.itemsize, least=0))
         self.node = cast(MPI.Intracomm, world.node.Split(world.node.rank if alone else 0, world.node.rank))
         split = world.comm.Split(0 if self.node.rank == 0 else MPI.UNDEFINED, world.rank)
@@ -68,11 +68,11 @@ class SharedWindowTransport(Transport):
             self._segments = [np.empty(size, self._numpy_type)]
         else:
             self._window = MPI.Win.Allocate_shared(size * dtype.itemsize, dtype.itemsize, comm=self.node)
-            self._window.Lock_all()  # MPICH takes Sync only between locks
+            self._window.Lock_all()  # MPICH allows Sync only between Lock_all and Unlock_all
             self._segments = [self._segment(self._window, rank) for rank in range(self.node.size)]
         self._mine = torch.from_numpy(self._segments[self.node.rank])
         self._leader = torch.from_numpy(self._segments[0])
-        self._mine.zero_()  # first touch by its owner, so that the pages are close to it
+        self._mine.zero_()  # memory is placed near the core that first writes to it
         if device.type == "cuda":
             for segment in {0, self.node.rank}:
                 array = self._segments[segment]
@@ -100,11 +100,11 @@ class SharedWindowTransport(Transport):
         return np.frombuffer(memoryview(array_type.from_address(memory.address)), self._numpy_type)
 
     def _node_barrier(self) -> None:
-        """All of the node's ranks are here, and see what the others wrote."""
+        """Wait until all ranks of the window are here; each then sees what the others wrote."""
         self._leave(self._arrive())
 
     def _arrive(self) -> MPI.Request | None:
-        """The first half of a barrier; what this rank wrote before is for the others to read after the second."""
+        """Start a barrier: what this rank has written, the others may read after they ``_leave`` it."""
         if self._window is None:
             return None
         self._window.Sync()
@@ -144,7 +144,7 @@ class SharedWindowTransport(Transport):
             self._relay.finish()
 
     def _slice(self, part: slice) -> tuple[int, int]:
-        """What this rank adds up of a part of the vector."""
+        """The bounds of what this rank sums, of a part of the vector."""
         ranks, length = self.node.size, part.stop - part.start
         bounds = [part.start + length * r // ranks // 16 * 16 for r in range(ranks)]
         return bounds[self.node.rank], [*bounds, part.stop][self.node.rank + 1]
@@ -181,11 +181,11 @@ class SharedWindowTransport(Transport):
     def _bcast_in_pieces(self, vector: Tensor, before: Tensor | None = None) -> None:
         """While a piece is between nodes, the node's ranks copy the one before it.
 
-        With ``before``, what crosses is the change since then, in bf16, which every rank adds to it; the root too.
+        With ``before``, the change since then is sent, in bf16, and every rank adds it to ``before``, the root too.
         """
         root, relay = self.world.rank == 0, self._relay
         change = torch.empty(len(vector[self._pieces[0]]) if root else 0, dtype=self.dtype, device=self.device)
-        # The others of a node are there for every piece, and wait for the leader in ``_leave``.
+        # Ranks other than the leader arrive at the barriers of all pieces at once, and wait for each in ``_leave``.
         arrived = [] if relay else [self._arrive() for _ in self._pieces]
         for k, part in enumerate(self._pieces):
             if relay and before is not None:

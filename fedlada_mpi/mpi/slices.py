@@ -1,4 +1,4 @@
-"""A function of all participants' values, coordinate by coordinate: every rank computes a slice of the coordinates."""
+"""A function of all participants' values, one coordinate at a time, such as a median: every rank computes a slice."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 
 from .world import World
 
-VALUES = 1 << 22  # that a rank sends or receives at a time: the buffers are bounded, whatever the vectors' length
+VALUES = 1 << 22  # that a rank sends or receives at a time, so that buffers do not grow with the vectors
 
 
 def over_participants(
     world: World, rows: Tensor, counts: Sequence[int], function: Callable[[Tensor], Tensor], result: Tensor
 ) -> None:
-    """``function`` of the rows [S, n] of all ranks' participants, into the root's ``result`` [d].
+    """Apply ``function``, [S, n] -> [n], to the values of all S participants, into the root's ``result`` [d].
 
-    ``rows`` [own, d] are those of this rank's participants; ``counts`` has the number of them on every rank. The order
-    of the rows that ``function`` gets depends on the ranks.
+    ``rows`` [own, d]: the values of this rank's participants; ``counts``: how many participants each rank has.
+    ``function`` gets its rows in the order of the ranks, so it must not depend on their order. Collective.
     """
     total, size, device = sum(counts), rows.shape[1], rows.device
     own, kind = counts[world.rank], np.dtype(str(rows.dtype).removeprefix("torch."))
@@ -40,6 +40,6 @@ def over_participants(
         world.comm.Gatherv(computed, (whole, lengths))
         if world.rank == 0:
             result[first : first + step].copy_(torch.from_numpy(whole))
-        # Off their rank: of every participant the other ranks' slices, and of the result all but the root's own.
+        # A participant's values move to the other ranks, each its slice; the results move to the root, but for its own.
         moved = sum(count * (length - int(n)) for count, n in zip(counts, lengths, strict=True))
         world.bytes_moved += (moved + length - int(lengths[0])) * kind.itemsize

@@ -11,6 +11,8 @@ from .world import World
 
 
 class StagedTransport(Transport):
+    """Vectors in device memory, for an MPI that takes only host memory."""
+
     kind = "staged"
     PIECE = 1 << 22  # elements; 16 MB of float32, enough to hide the copies' start-up
 
@@ -20,7 +22,7 @@ class StagedTransport(Transport):
         self._stream = torch.cuda.Stream(device)
 
     def _bcast(self, vector: Tensor) -> None:
-        """The root copies piece i+1 down while piece i is sent; the others copy piece i up while i+1 arrives."""
+        """The root copies piece i+1 to the host while i is sent; the others copy i to the device while i+1 arrives."""
         root, parts = self.world.rank == 0, vector.split(self.PIECE)
         copied: list[torch.cuda.Event | None] = [None, None]
         with torch.cuda.stream(self._stream):
@@ -38,7 +40,7 @@ class StagedTransport(Transport):
         self._stream.synchronize()
 
     def _reduce(self, vector: Tensor) -> None:
-        """Piece i+1 is copied down while piece i is summed; the root copies sums up behind it."""
+        """Piece i+1 is copied to the host while piece i is summed; the root copies the sums back to the device."""
         root, parts = self.world.rank == 0, vector.split(self.PIECE)
         with torch.cuda.stream(self._stream):
             copied = self._copy(self._piece(0, parts[0]), parts[0])
@@ -55,7 +57,7 @@ class StagedTransport(Transport):
         self._stream.synchronize()
 
     def _piece(self, i: int, part: Tensor) -> Tensor:
-        """The pinned buffer of piece ``i``: two take turns."""
+        """Piece ``i``'s pinned buffer, of the two that take turns."""
         return self._pinned[i % 2][: len(part)]
 
     def _copy(self, target: Tensor, source: Tensor) -> torch.cuda.Event:

@@ -1,4 +1,4 @@
-"""Times of collectives for the benchmark, and the library's own Bcast and Reduce to compare with."""
+"""Times of collectives for the benchmark, and MPI's own Bcast and Reduce to compare a transport with."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def plain_reduce(world: World, vector: Tensor) -> None:
 
 
 def slowest_rank(world: World, action: Callable[[], None], repeats: int) -> float:
-    """Median over repetitions of the slowest rank's seconds, after two that are not counted."""
+    """The median of ``slowest_seconds``."""
     return float(np.median(slowest_seconds(world, action, repeats)))
 
 
 def slowest_seconds(world: World, action: Callable[[], None], repeats: int, warm_up: int = 2) -> list[float]:
-    """The slowest rank's seconds in every repetition, all ranks starting together."""
+    """The slowest rank's seconds in every repetition after the ``warm_up``; all ranks start together."""
     seconds = np.empty(repeats)
     for i in range(-warm_up, repeats):
-        world.barrier()  # ranks that are done leave their core to the others
-        world.comm.Barrier()
+        world.barrier()  # lets slower ranks have the cores
+        world.comm.Barrier()  # ends on all ranks at nearly the same time
         start = time.perf_counter()
         action()
         if i >= 0:

@@ -1,4 +1,4 @@
-"""Bcast and Reduce of flat vectors between ranks, planned once with their buffers: the interface, the plain kinds."""
+"""Bcast and Reduce of flat vectors between ranks: the interface, and the transports that are one MPI call each."""
 
 from __future__ import annotations
 
@@ -14,28 +14,46 @@ from .world import World
 
 
 class Transport(ABC):
-    """Bcast and Reduce of flat vectors of one size and type; ``plan.plan_transport`` chooses one."""
+    """Bcast and Reduce of flat vectors of one size, type and device, with buffers that are allocated once.
+
+    ``plan.plan_transport`` chooses one. All methods but the properties are collective.
+
+    >>> import torch
+    >>> from fedlada_mpi.mpi import World
+    >>> from fedlada_mpi.mpi.plan import plan_transport
+    >>> with World() as world:
+    ...     transport = plan_transport(world, 3, torch.float64, torch.device("cpu"))
+    ...     x = torch.full((3,), world.rank + 1.0, dtype=torch.float64)
+    ...     transport.reduce([x])  # on the root, x is now the sum over ranks
+    ...     transport.bcast([x])  # and now on every rank
+    ...     transport.close()
+    >>> x.tolist() == 3 * [sum(rank + 1.0 for rank in range(world.size))]
+    True
+    """
 
     kind: ClassVar[str]  # as in --transport
-    joins_neighbours: ClassVar[bool] = False  # vectors that are adjacent in memory travel in one call
+    joins_neighbours: ClassVar[bool] = False  # whether vectors that are adjacent in memory move in one call
 
     def __init__(self, world: World, size: int, dtype: torch.dtype, device: torch.device):
         self.world, self.size, self.dtype, self.device = world, size, dtype, device
-        self.nodes = 1  # whose sums are added up apart, and then with each other
-        self.rounds = False  # whether sums and ``bcast_change`` round what crosses between nodes
+        self.nodes = 1  # groups of ranks that are summed separately before their sums are added
+        self.rounds = False  # whether ``reduce`` and ``bcast_change`` round to bf16 between nodes
 
     @property
     def bytes_per_vector(self) -> int:
-        """Bytes between ranks for one vector: each rank but the root sends or receives it once."""
+        """Bytes that one vector moves: every rank but the root sends or receives it once."""
         return (self.world.size - 1) * self.size * self.dtype.itemsize
 
     @property
     def bytes_rounded(self) -> int:
-        """The same for a sum, or for a change that is broadcast, which ``--wire`` may round."""
+        """The same for ``reduce`` and ``bcast_change``, which ``--wire`` may round."""
         return self.bytes_per_vector
 
     def bcast(self, vectors: Sequence[Tensor]) -> None:
-        """The root's vectors, on every rank, in place. Callers pass a barrier first: waiting is timed apart."""
+        """Overwrite every rank's vectors with the root's.
+
+        Callers wait in a barrier first, so that the time of this call is that of the transfer.
+        """
         self._synchronize()
         self.world.bytes_moved += len(vectors) * self.bytes_per_vector
         for vector in self._planned(vectors):
@@ -43,7 +61,7 @@ class Transport(ABC):
                 self._bcast(vector)
 
     def reduce(self, vectors: Sequence[Tensor]) -> None:
-        """The sum over ranks, in place on the root; the other ranks' vectors keep what they hold."""
+        """Overwrite the root's vectors with the sums over all ranks; the other ranks' vectors do not change."""
         self._synchronize()
         self.world.bytes_moved += len(vectors) * self.bytes_rounded
         for vector in self._planned(vectors):
@@ -51,14 +69,15 @@ class Transport(ABC):
                 self._reduce(vector)
 
     def bcast_change(self, vector: Tensor, before: Tensor) -> None:
-        """The root's ``vector``, on every rank; ``before`` is what it was on all of them.
+        """Overwrite every rank's ``vector`` with the root's; ``before``: its last value, the same on all ranks.
 
-        A transport that rounds what crosses between nodes rounds the change, and the root takes the result, too.
+        A transport that rounds sends ``vector - before`` in bf16. Then the root's vector, too, becomes ``before`` plus
+        the rounded change, and all ranks hold the same bits.
         """
         self.bcast([vector])
 
     def close(self) -> None:  # noqa: B027  (most have nothing to free)
-        """Free what the plan holds; collective."""
+        """Free the buffers."""
 
     @abstractmethod
     def _bcast(self, vector: Tensor) -> None: ...
@@ -67,7 +86,7 @@ class Transport(ABC):
     def _reduce(self, vector: Tensor) -> None: ...
 
     def _synchronize(self) -> None:
-        """Wait for what the GPU still has to do for the vectors."""
+        """Wait for the GPU's work on the vectors."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -77,7 +96,7 @@ class Transport(ABC):
         assert vector.is_contiguous()
 
     def _planned(self, vectors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The vectors, checked, and joined where they may be."""
+        """The vectors, checked; those adjacent in memory as one, where the transport can move them so."""
         step = self.size * self.dtype.itemsize
         for vector in vectors:
             self._check(vector)
@@ -108,7 +127,7 @@ class SingleRank(Transport):
 
 
 class HostTransport(Transport):
-    """Vectors in host memory, given to the library as they are."""
+    """Vectors in host memory, passed to MPI in place."""
 
     kind = "host"
     joins_neighbours = True
@@ -128,7 +147,7 @@ class HostTransport(Transport):
 
 
 class DirectTransport(HostTransport):
-    """Device vectors, given as they are to a CUDA-aware library."""
+    """Vectors in device memory, passed in place to a CUDA-aware MPI."""
 
     kind = "direct"
 

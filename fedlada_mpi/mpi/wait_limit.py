@@ -1,11 +1,11 @@
-"""A limit to waiting for other ranks: a lost node, or a rank that hangs, must not hold up a run for ever.
+"""A limit on waiting for other ranks: a lost node, or a rank that hangs, must not hold up a run for ever.
 
     limit = WaitLimit(7200, give_up)
     with limit:
         comm.Barrier()
 
-MPI itself waits without a limit, and a link that was cut tells nobody. A thread counts the seconds that the rank spends
-in such a block; it never calls MPI.
+MPI itself waits without a limit, and does not notice that a link was cut. A thread counts the seconds that the rank
+spends in such a block; it never calls MPI.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-TICKS = 20  # in which the limit is counted
+TICKS = 20  # into which the limit is divided
 
 
 class WaitLimit:
+    """Counts the seconds that this rank spends in one ``with`` block; blocks may be nested."""
+
     def __init__(self, seconds: float = 0, give_up: Callable[[], object] = lambda: None) -> None:
-        """After ``seconds`` (0: never) in one block, ``give_up`` is called; True: the counting begins again."""
+        """Call ``give_up`` after ``seconds`` (0: never) in one block; if it returns true, count from zero again."""
         self.seconds, self._give_up = seconds, give_up
         self._depth = self._blocks = 0
         self._closed = threading.Event()
@@ -35,17 +37,17 @@ class WaitLimit:
 
     @property
     def waiting(self) -> bool:
-        """Whether the rank is in such a block."""
+        """Whether the rank is in a block now."""
         return self._depth > 0
 
     def close(self) -> None:
-        """End the counting; nothing of it is left behind."""
+        """End the thread."""
         self._closed.set()
         if self._thread and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _count(self) -> None:
-        # Ticks are counted, not read off a clock: a job that is suspended as a whole has not waited.
+        # Ticks are counted instead of reading a clock, which runs on while the whole job is suspended.
         block = ticks = 0
         while not self._closed.wait(self.seconds / TICKS):
             ticks = ticks + 1 if self._depth and self._blocks == block else 0

@@ -1,6 +1,6 @@
-"""Ranks that stand still: each looks after the next one of its node, and ends it when it was stopped.
+"""Ranks that were stopped (SIGSTOP): each rank watches the next one of its node, and kills it if it stays stopped.
 
-MPI waits for a stopped process for ever, also where it tolerates dead ones. Once it is ended it is a dead one.
+MPI waits for a stopped process for ever, even where it goes on without dead ones. Killed, it is a dead one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from contextlib import suppress
 
 from ..support.processes import state
 
-PERIOD = 5.0  # seconds
-STOPPED, STUCK = "Tt", "D"  # as /proc says it: by a signal, and in a call to a disk or another device
-STOPPED_PERIODS = 4  # periods that a rank may be stopped; all ranks of a suspended job are woken up together
+PERIOD = 5.0  # seconds between looks
+STOPPED, STUCK = "Tt", "D"  # states in /proc: by a signal or a debugger; in a call to a disk or another device
+STOPPED_PERIODS = 4  # after which a rank is killed: those of a job that was suspended as a whole wake up sooner
 
 
 class Watchdog:
+    """Watches processes of this node in a thread, until ``close``."""
+
     def __init__(self, pids: Sequence[int]):
-        """Over these processes of this node."""
         self.pids = list(pids)
         self._seen: Counter[int] = Counter()
         self._closed = threading.Event()
@@ -41,7 +42,7 @@ class Watchdog:
                     end(pid, f"was stopped for {STOPPED_PERIODS * PERIOD:.0f} s")
 
     def end_stuck(self) -> bool:
-        """End those that are stopped or stuck now; returns whether there are any."""
+        """Kill those that are stopped or stuck now; returns whether there are any."""
         stuck = [pid for pid in self.pids if state(pid) in STOPPED + STUCK]
         for pid in stuck:
             end(pid, "does not go on")

@@ -1,7 +1,7 @@
 """The model of the round that is best on the validation set, ``best.pt``; the test set has no part in the choice.
 
-The best model so far is in the checkpoints, too: a resumed run goes on with the one that belongs to its checkpoint,
-whatever a kill left in best.pt. That file is replaced before every checkpoint.
+``best.pt`` is replaced before every checkpoint. The checkpoints have the best model so far, too, from which a resumed
+run takes it: best.pt may be of a later round.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Best:
             if x is not None and record is not None:
                 self.x, self.record = torch.from_numpy(x).to(like), json.loads(record.tobytes())
                 self.changed = True
-            else:  # not evaluated yet: what is there is of a round that will be repeated
+            else:  # not evaluated up to the checkpoint: a file is of a later round, which will be repeated
                 with disk.writing(self.path):
                     self.path.unlink(missing_ok=True)
             self.write()
 
     def restore(self, x: Tensor, record: dict[str, Any]) -> None:
-        """What another rank held."""
+        """Take what another rank had."""
         self.x, self.record, self.changed = x, record, True
 
     def add(self, record: Mapping[str, Any], x: Tensor) -> None:
@@ -61,7 +61,7 @@ class Best:
             self.changed = False
 
     def kept(self) -> dict[str, Tensor]:
-        """For a checkpoint."""
+        """What a checkpoint has of it."""
         if self.x is None:
             return {}
         record = bytearray(json.dumps(self.record).encode())

@@ -1,11 +1,12 @@
-"""Everything a run needs to go on, in HDF5: written under a temporary name, renamed when complete; two are kept.
+"""Checkpoints: all that a run needs to go on, in HDF5, written under a temporary name and renamed when complete.
 
     checkpoint/round_000050/server.h5          the server's vectors, the settings, the digest of the data, SEGMENTS
     checkpoint/round_000050/clients_0003.h5    what clients of rank 3 keep across rounds, by client id
     checkpoint/round_000050/files.json         the names of these files and their checksums
 
-Randomness has no state (``rng.py``), so there is none to save. A file that differs in one bit from what was written is
-refused, with what to type: the user decides to go back to the checkpoint before it, as damage is rarely alone.
+The last two are kept. Randomness has no state (``rng.py``), so there is none to save. A file that differs in one bit
+from what was written is refused. The message says how to go back to the checkpoint before it; that is not done
+automatically, because damage is rarely alone.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def complete(out: Path) -> list[Path]:
 
 
 def remove_unfinished(out: Path) -> None:
-    """Remove what a run that was killed left of checkpoints."""
+    """Remove checkpoints that a run was writing when it was killed."""
     for path in (out / "checkpoint").glob("round_*.tmp"):
         with disk.writing(path):
             disk.remove(path)
@@ -86,7 +87,7 @@ def save(
     order_of_sums: dict[str, Any] | None = None,
     more: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """The root writes the server's vectors and ``more``, every rank its clients' state; then the folder is named."""
+    """Write a checkpoint: the root the server's vectors and ``more``, every rank its clients' state; collective."""
     final = folder(out, t)
     temporary = final.with_name(final.name + ".tmp")
     checksums: dict[str, int] = {}  # of this rank's files
@@ -148,7 +149,7 @@ def latest(out: Path, config: Config) -> int:
             raise ValueError(f"it is of round {t}, or has no settings")
     except _DAMAGE as error:
         raise _damaged(path, error) from None
-    # Shards may have been moved: the digest of the data decides, once it is known.
+    # Shards may have been moved: ``refuse_other_digests`` compares the data themselves.
     if digest and not {saved.get("dataset"), config.dataset} <= {*DATASETS}:
         saved.pop("dataset", None)
     refuse_other_settings(out, saved, config)
@@ -157,7 +158,7 @@ def latest(out: Path, config: Config) -> int:
 
 
 def _files(directory: Path) -> dict[str, int | None]:
-    """The names of a checkpoint's files and their checksums, None where the version that wrote it had none."""
+    """The names of a checkpoint's files and their checksums; None where an older version wrote no checksums."""
     listed = read_json(directory / LIST)
     files: dict[str, int | None] = dict.fromkeys(listed) if isinstance(listed, list) else dict(listed)
     if "server.h5" not in files or not all(re.fullmatch(r"server\.h5|clients_\d+\.h5", name) for name in files):
@@ -168,14 +169,14 @@ def _files(directory: Path) -> dict[str, int | None]:
 
 
 def _verify(path: Path, files: dict[str, int | None]) -> None:
-    """Raise unless the file is there as it was written."""
+    """Raise OSError or ValueError unless the file is as it was written."""
     checksum, expected = _checksum(path), files[path.name]
     if expected is not None and checksum != expected:
         raise ValueError(f"its checksum is {checksum}, expected {expected}")
 
 
 def _refuse_other_layout(out: Path, saved: dict[str, Any], config: Config) -> None:
-    """The engines order the parameters of a built-in model in different ways."""
+    """Raise if the other engine wrote the checkpoint: it orders the parameters of a built-in model differently."""
     before = saved.get("engine", config.engine)
     if ":" not in config.model and "generic" in (before, config.engine) and before != config.engine:
         raise UserError(
@@ -185,7 +186,7 @@ def _refuse_other_layout(out: Path, saved: dict[str, Any], config: Config) -> No
 
 
 def order_of_sums(out: Path, t: int) -> dict[str, Any]:
-    """What the order of the sums depended on up to the checkpoint; empty if it does not say."""
+    """What the order of the sums depended on up to the checkpoint; empty in checkpoints of older versions."""
     path = folder(out, t) / "server.h5"
     try:
         with h5py.File(path) as file:
@@ -195,7 +196,7 @@ def order_of_sums(out: Path, t: int) -> dict[str, Any]:
 
 
 def read_more(out: Path, t: int, name: str) -> np.ndarray | None:
-    """What ``save`` wrote as ``more[name]``; None where the checkpoint has none."""
+    """What ``save`` wrote as ``more[name]``; None if the checkpoint does not have it."""
     path = folder(out, t) / "server.h5"
     try:
         with h5py.File(path) as file:
@@ -249,7 +250,7 @@ def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], cli
             _verify(path, files)
     except _DAMAGE as error:
         raise _damaged(path, error) from None
-    # Not before: what a device raises is no damage of a file.
+    # Outside of the block: an error of the device does not mean that the file is damaged.
     for name, vector in server.items():
         getattr(s, name).copy_(vector)
     load_state(folder(out, t), s.x, state, clients)
@@ -281,7 +282,7 @@ def _read(file: h5py.File, name: str, like: Tensor) -> Tensor:
     return torch.from_numpy(stored[:])
 
 
-# What h5py and json raise for a file that is not as it was written.
+# What h5py and json raise on a damaged file.
 _DAMAGE = (OSError, KeyError, TypeError, ValueError, RuntimeError)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run may use its output directory: never two runs in one, nothing lost by accident."""
+"""Whether a run may use its output directory: it must not mix with another run, or overwrite one by accident."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def claim(config: Config, resume: bool, overwrite: bool) -> int:
 
 
 def _is_run(out: Path) -> bool:
-    """Whether a run has been in the directory: its metrics, or its settings from before the first round."""
+    """Whether the directory has the files of a run: its metrics, or its settings from before the first round."""
     return (out / "metrics.jsonl").exists() or "algorithm" in _settings(out)
 
 
@@ -64,7 +64,7 @@ def _settings(out: Path) -> dict[str, Any]:
 
 
 def _refuse_other_files(out: Path) -> None:
-    """Files with the names that a run gives its own, where no run has been, belong to the user."""
+    """Raise if files that a run would overwrite are there, but no run: they belong to the user."""
     for name in _FOLDERS:
         path = out / name
         if path.is_symlink() and not path.is_dir():
@@ -83,7 +83,7 @@ def _refuse_other_files(out: Path) -> None:
 
 
 def _refuse_lost_results(out: Path, config: Config) -> None:
-    """Without a checkpoint ``--resume`` starts from the beginning, unless that would lose something."""
+    """Raise if there are results but no checkpoint, with which ``--resume`` would start from the beginning."""
     if (out / results.MODEL).exists() or (out / results.SUMMARY).exists():
         raise UserError(
             f"--resume: {out} holds results but no checkpoint to continue from: use --overwrite to start again, "
@@ -93,7 +93,7 @@ def _refuse_lost_results(out: Path, config: Config) -> None:
 
 
 def clear(out: Path) -> None:
-    """Make way for a new run: remove what an earlier one left, last the files by which it is known as one.
+    """Remove the files of an earlier run; last those by which ``_is_run`` knows it.
 
     A folder may be a link to another disk, or hold other files: only what runs write there is removed.
     """

@@ -1,4 +1,4 @@
-"""How the clients fare one by one, with ``--eval-clients``: all values in clients.h5, their spread in the metrics.
+"""Loss and accuracy of every client, with ``--eval-clients``: all values in clients.h5, their spread in the metrics.
 
     rounds       [R]     after which the global model was evaluated
     clients      [m]     numbers of the clients
@@ -11,8 +11,8 @@ There is one test set for all clients. Its images count by class: a client's tes
 test accuracies, weighted by the shares of the classes in the client's training images. That is the expectation of any
 test set drawn with the client's label distribution, and has less noise than a small part of the test images would have.
 
-The file is replaced before every checkpoint. Rounds after the checkpoint are repeated by a resumed run, so no value is
-lost that the metrics still have.
+The file is replaced before every checkpoint, and a resumed run repeats the rounds after its checkpoint. So the file has
+all rounds that the metrics have.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ def spread(values: dict[str, np.ndarray]) -> dict[str, float | None]:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[h5py.File]:
-    """The file, which has the arrays that a run writes; raises ValueError if not, or if they cannot be read."""
-    import h5py  # who reads metrics alone need not wait for it
+    """The file, open and checked; raises ValueError if its arrays are not those that a run writes."""
+    import h5py  # here, because it is slow to import and readers of metrics do not need it
 
     try:
         require_regular(path)
@@ -81,13 +81,13 @@ def _opened(path: Path) -> Iterator[h5py.File]:
             yield file
     except FileNotFoundError:
         raise
-    # What h5py raises on a file that is not as it expects.
+    # What h5py raises on a damaged file.
     except (OSError, KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ValueError(first_line(error)) from None
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """All arrays of a file; raises ValueError if it is none that a run writes."""
+    """All arrays of a file; raises ValueError if they are not those that a run writes."""
     with _opened(path) as file:
         return {name: file[name][:] for name in ("rounds", "clients", "images", *VALUES)}
 
@@ -98,7 +98,7 @@ def latest(path: Path, until: int) -> dict[str, np.ndarray]:
         rows = np.flatnonzero(file["rounds"][:] <= until)
         if not len(rows):
             return {}
-        # Runs of version 0.1 have not recorded silos.
+        # Files of version 0.1 have no silos.
         about = {name: file[name][:] for name in ("images", "silos") if name in file}
         return {name: file[name][int(rows[-1])] for name in VALUES} | about
 
@@ -136,12 +136,12 @@ class ClientValues:
             self.write()
 
     def known(self) -> dict[str, Any]:
-        """As JSON takes it, for ``restored``."""
+        """The values as JSON, for ``restored``."""
         return {"rounds": self.rounds, **{name: [row.tolist() for row in self.values[name]] for name in VALUES}}
 
     @classmethod
     def restored(cls, out: Path, counts: np.ndarray, silos: np.ndarray, known: dict[str, Any]) -> ClientValues:
-        """With the values of another rank, and nothing of a file."""
+        """With the values that another rank had (``known``), without reading the file."""
         values = cls(out, 0, counts, silos)
         values.rounds = list(known["rounds"])
         values.values = {name: [np.array(row, np.float32) for row in known[name]] for name in VALUES}

@@ -1,4 +1,4 @@
-"""Writing the files of a run so that each is there complete or not at all."""
+"""Writing the files of a run, each complete or not at all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..support import disk
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """As ``json.dumps``, with null for numbers that are not finite, which JSON does not have."""
+    """As ``json.dumps``, with null for NaN and infinity, which JSON does not have."""
     try:
         return json.dumps(value, allow_nan=False, indent=indent)
     except ValueError:
@@ -28,11 +28,11 @@ def _finite(value: Any) -> Any:
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write under a temporary name, which then takes the place of ``path``."""
+    """Write a temporary file, and rename it to ``path``."""
     data = content.encode() if isinstance(content, str) else content
     temporary = path.with_name(path.name + ".tmp")
     with disk.writing(path, needed=len(data)):
-        # A file is left over from a run that was killed. A link is not a run's own; creating the file then fails.
+        # A file was left by a run that was killed; a link is not from a run, and ``write_new`` fails on it.
         if not temporary.is_symlink():
             temporary.unlink(missing_ok=True)
         disk.write_new(temporary, data)

@@ -3,8 +3,8 @@
     with hold(directory):
         ...
 
-A lock whose owner is gone does not block: on the same host the process is looked up, a requeued SLURM job
-recognises its own, and on other hosts the owner's heartbeat (the file's time) has stopped.
+A lock whose owner is gone does not block. On the same host, the process is looked up. A requeued SLURM job recognises
+the lock of its earlier start. On other hosts, the owner's heartbeat, which renews the file's time, has stopped.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ..support.processes import is_alive, start_time
 
 NAME = "run.lock"  # held by the run that writes to the directory
 GRID = "grid.lock"  # held by a grid from before it starts that run until after its end
-BEAT_SECONDS = 15.0
-STALE_SECONDS = 180.0
-SILENT_SECONDS = 2.5 * BEAT_SECONDS  # without a beat, after which other ranks of the same run believe in the loss
-UNWRITTEN_SECONDS = 5.0  # after which a lock without an owner was left by a process that was killed as it took it
+BEAT_SECONDS = 15.0  # between heartbeats
+STALE_SECONDS = 180.0  # without a heartbeat, after which an owner on another host counts as gone
+SILENT_SECONDS = 2.5 * BEAT_SECONDS  # the same, for the other ranks of a run that has lost the owner
+UNWRITTEN_SECONDS = 5.0  # after which an empty lock counts as left by a process that was killed while it took it
 
 
 class Busy(UserError):
@@ -49,7 +49,7 @@ def _me() -> dict[str, Any]:
 
 
 def _age(path: Path) -> float:
-    """Seconds since the last heartbeat by the clock of the file system, which hosts need not share."""
+    """Seconds since the last heartbeat, by the file system's clock: the hosts' clocks may differ."""
     probe = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
     probe.touch()
     try:
@@ -59,7 +59,7 @@ def _age(path: Path) -> float:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    """The owner of the lock: {} if the file is not readable as one, None if there is no file."""
+    """The owner of the lock: {} if the file does not name one, None if there is no file."""
     try:
         owner = read_json(path)
     except FileNotFoundError:
@@ -99,7 +99,7 @@ def _abandoned(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> bool:
         return not is_alive(holder["pid"], str(holder.get("started", "")))
     if holder.get("job") and holder["job"] == me["job"] and holder.get("restart", 0) < me["restart"]:
         return True
-    if path.exists() and not path.is_file():  # nor is it a lock that could be removed
+    if path.exists() and not path.is_file():  # not a lock, and not for us to remove
         return False
     try:
         return _age(path) > (STALE_SECONDS if holder else UNWRITTEN_SECONDS)
@@ -136,13 +136,13 @@ def _take(path: Path, me: dict[str, Any], gone: Container[tuple[str, int]] = ())
         except OSError:
             path.unlink()
             raise
-        if _read(path) == me:  # unless that took so long that another process has taken it over
+        if _read(path) == me:  # writing may take so long that another process takes the lock for abandoned
             return
     raise Busy(f"{path} keeps changing hands: try again")
 
 
 def _await_silence(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> None:
-    """Until a holder that seems to be lost would have renewed its lock; raises Busy if it does."""
+    """Wait for a holder that seems to be lost until it should have renewed its lock; raises Busy if it does."""
     with suppress(FileNotFoundError):
         before = path.stat().st_mtime
         while not _abandoned(path, holder, me) and _age(path) < SILENT_SECONDS:
@@ -158,7 +158,7 @@ def is_mine(directory: Path, name: str = NAME) -> bool:
 
 
 def _remove(path: Path, holder: dict[str, Any]) -> None:
-    """Remove an abandoned lock, and only that one: another process may have replaced it meanwhile."""
+    """Remove an abandoned lock, but not the lock of another process that has taken its place meanwhile."""
     aside = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}")
     with suppress(FileNotFoundError):
         path.rename(aside)
@@ -172,7 +172,7 @@ def _remove(path: Path, holder: dict[str, Any]) -> None:
 def hold(directory: Path, name: str = NAME, gone: Container[tuple[str, int]] = ()) -> Iterator[None]:
     """Hold the directory's lock inside the block; raises Busy if another process does.
 
-    ``gone``: hosts and numbers of processes that seem to be lost; whether they are, the lock shows.
+    ``gone``: hosts and pids of processes that seem to be lost; their lock is taken over once its heartbeat has stopped.
     """
     path, me, done = directory / name, _me(), threading.Event()
     with disk.writing(path, "then run it again"):
@@ -193,5 +193,5 @@ def hold(directory: Path, name: str = NAME, gone: Container[tuple[str, int]] = (
         thread.join()
         holder = _read(path)
         if holder and holder.get("token") == me["token"]:
-            with suppress(OSError):  # without its owner, it blocks nobody
+            with suppress(OSError):  # left behind, it would not block anyone
                 path.unlink()

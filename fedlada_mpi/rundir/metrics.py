@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from .sinks import Sinks
 
 METRICS = "metrics.jsonl"
-PACKED = f"{METRICS}.xz"  # in the records of a run that are kept for others
+PACKED = f"{METRICS}.xz"  # in published records (``report/pack.py``)
 DAMAGED = "metrics.damaged.jsonl"
-LARGEST = 2**30  # bytes of a packed file's content, and of the memory to unpack it
+LARGEST = 2**30  # bytes that a packed file may unpack to, and of memory for it
 MOST = 1e100  # larger numbers are damage, and their sums and squares would overflow
 
 
 class Clock:
-    """Seconds by phase, for one round at a time; ``total`` is all the time since the last one."""
+    """Seconds by phase, of one round at a time; ``total`` is all the time since the last ``take``."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(ALL_PHASES, 0.0)
@@ -41,7 +41,7 @@ class Clock:
         self.seconds[phase] += time.perf_counter() - start
 
     def take(self) -> list[float]:
-        """The phases' seconds so far; starts again from zero."""
+        """The seconds of ALL_PHASES since the last call; counts from zero again."""
         now = time.perf_counter()
         self.seconds["total"], self.since = now - self.since, now
         taken = [self.seconds[phase] for phase in ALL_PHASES]
@@ -50,7 +50,7 @@ class Clock:
 
 
 def read(out: Path) -> bytes:
-    """What the run in ``out`` has recorded so far, also where it is packed; raises OSError."""
+    """The content of the metrics file in ``out``, packed or not; raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         return read_bytes(out / METRICS)
     unpacker = lzma.LZMADecompressor(memlimit=LARGEST)
@@ -64,9 +64,10 @@ def read(out: Path) -> bytes:
 
 
 def parse(content: bytes) -> tuple[list[dict[str, Any]], int]:
-    """The records of a metrics file by round, and how many lines are none.
+    """The records of a metrics file in the order of the rounds, and how many lines are not records.
 
-    A line that a kill cut off, or that is being written, is left out; of a round that was done twice the last counts.
+    A last line without its end is ignored: the run was killed, or is writing it. Of a round that was done twice, the
+    last record counts.
     """
     lines = content[: content.rfind(b"\n") + 1].split(b"\n")[:-1]
     try:
@@ -87,7 +88,7 @@ def _line(line: bytes) -> Any:
 
 
 def _is_record(value: Any) -> bool:
-    """Whether a value of a metrics file has a round, and nothing in it is of another type than a run writes."""
+    """Whether a value of a metrics file has a round, and all its fields the types that a run writes."""
     return (
         isinstance(value, dict)
         and type(value.get("round")) is int
@@ -100,16 +101,16 @@ def _is_record(value: Any) -> bool:
 
 
 def _are_participants(value: Any) -> bool:
-    """Whether these are participants, or in packed metrics their number."""
+    """Whether it is a list of participants, or, as in packed metrics, their number."""
     return value is None or isinstance(value, list) or (type(value) is int and 0 <= value < 2**31)
 
 
 def _are_numbers(values: list[Any]) -> bool:
-    """Whether each is null or a number that calculations stand, NaN included."""
+    """Whether each is null, NaN, infinite, or a number up to ``MOST``."""
     known = [value for value in values if value is not None]
     if not {int, float}.issuperset(map(type, known)):
         return False
-    # A NaN may hide the largest.
+    # ``max`` is wrong where there is a NaN.
     return max(map(abs, known), default=0) <= MOST or not any(MOST < abs(value) < math.inf for value in known)
 
 
@@ -118,7 +119,7 @@ def _is_row(values: Any) -> bool:
 
 
 def _is_complete(record: dict[str, Any]) -> bool:
-    """Whether a record has all that the summary and the last lines of a run are made from."""
+    """Whether a record has everything that the summary and the last lines of a run need."""
     missing = {*NUMBERS, "participants", *TABLES} - record.keys()
     if missing or not all(set(names) <= (record[table] or {}).keys() for table, names in TABLES.items()):
         return False
@@ -132,10 +133,10 @@ def _is_finite(value: float | None) -> bool:
 
 
 class Recorder:
-    """Appends one JSON object per round; its numbers go to ``sinks``, too.
+    """Appends one JSON object per round to metrics.jsonl, and passes its numbers to ``sinks``.
 
-    A run that goes on after round ``resumed_at`` keeps the records up to there; those behind it are repeated. Lines
-    that are no records are left out, and the file that had them is kept under another name.
+    A run that goes on after round ``resumed_at`` keeps the records up to there, because it repeats the later rounds.
+    Lines that are not records are dropped; the file that had them is kept as metrics.damaged.jsonl.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class Recorder:
         sinks: Sinks | None = None,
         known: list[dict[str, Any]] | None = None,
     ):
-        """``known``: the records up to there, in place of those in the file."""
+        """``known``: the records up to there; by default, those in the file."""
         self.path, self.sinks = out / METRICS, sinks
         self.records = list(known or [])
         self.left_out = 0

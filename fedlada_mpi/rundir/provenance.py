@@ -1,6 +1,6 @@
 """Where the rounds of a run were computed: one segment for each start of the run.
 
-Segments are kept in the checkpoints: a run that goes on after a checkpoint has exactly those that led to it.
+Segments are in the checkpoints: a resumed run takes over those of the rounds up to its checkpoint.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def now() -> str:
 
 
 def commit() -> dict[str, Any]:
-    """The commit that the package runs from, and whether its files were modified since; null if it is no checkout."""
+    """The commit that the package runs from, and whether files were modified since; null if it is not in a checkout."""
     unknown = {"commit": None, "modified": None}
-    # An installed package may lie in the repository of something else.
+    # An installed package may be inside the repository of another project.
     if not (_ROOT / ".git").exists():
         return unknown
     command = ["git", "-C", str(_ROOT), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    # Inside a hook of git, its variables name another repository.
+    # In a git hook, GIT_* variables point to another repository.
     clean = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     try:
         done = subprocess.run(
@@ -48,7 +48,7 @@ def commit() -> dict[str, Any]:
 
 
 def cpu_model() -> str:
-    """The name of the processor, as far as the system tells it."""
+    """The name of the processor, or of its architecture where the system does not tell more."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -58,7 +58,7 @@ def cpu_model() -> str:
 
 
 def nodes(ranks: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Any]]:
-    """By host name: its number of ranks, its CPU, and on how many of them each device is; from one entry per rank."""
+    """By host name: the number of ranks, the CPU, and how many ranks use each device."""
     found: dict[str, dict[str, Any]] = {}
     for rank in ranks:
         node = found.setdefault(rank["host"], {"ranks": 0, "cpu": rank["cpu"], "devices": {}})
@@ -68,24 +68,24 @@ def nodes(ranks: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Any]]:
 
 
 class Segments:
-    """The segments of a run: the ``earlier`` ones, and the present one with what it runs on."""
+    """The segments of a run: the ``earlier`` ones, and the current one with its ``environment``."""
 
     def __init__(self, earlier: list[Segment], resumed_at: int, start: str, environment: Mapping[str, Any]):
         self.earlier, self.resumed_at = earlier, resumed_at
         self.start, self.environment = start, environment
 
     def until(self, t: int) -> list[Segment]:
-        """Those of the first ``t`` rounds, which are done now."""
+        """The segments of the first ``t`` rounds, all of which are done."""
         if t <= self.resumed_at:
             return self.earlier
         present = {"from": self.resumed_at + 1, "to": t, "start": self.start, "end": now(), **self.environment}
         return [*self.earlier, present]
 
     def summary(self, t: int) -> dict[str, Any]:
-        """For the summary of a run of ``t`` rounds: start, end, what it ran on last, all segments, lost ranks."""
+        """Entries of the summary after ``t`` rounds: start, end, current environment, all segments, lost ranks."""
         segments = self.until(t)
         start = segments[0]["start"] if segments else self.start
-        # Ranks that are lost after the last round have no segment.
+        # Ranks that were lost after the last round are not in a segment.
         departures = [*segments, *([self.environment] if t <= self.resumed_at else [])]
         left = [rank for part in departures for rank in part.get("left", [])]
         found = {"start": start, "end": now(), "environment": self.environment, "segments": segments}

@@ -1,4 +1,4 @@
-"""The results of a run: ``model.pt``, and ``summary.json``, which states the round that both are of."""
+"""The results of a run: ``model.pt``, and ``summary.json``, which has the round of both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL, BEST, SUMMARY = "model.pt", "best.pt", "summary.json"
 
 
 def write(out: Path, model: Mapping[str, Tensor], summary: Mapping[str, Any]) -> None:
-    """Replace the results; a summary that is there always belongs to the model that is there."""
+    """Replace the results; the old summary is removed first, so that it is never found with the new model."""
     with disk.writing(out / SUMMARY):
         (out / SUMMARY).unlink(missing_ok=True)
     write_model(out / MODEL, model)
@@ -26,9 +26,9 @@ def write(out: Path, model: Mapping[str, Tensor], summary: Mapping[str, Any]) ->
 
 
 def write_model(path: Path, model: Mapping[str, Tensor]) -> None:
-    import torch  # readers of results need not wait for it
+    import torch  # here, because it is slow to import and readers of results do not need it
 
-    content = io.BytesIO()  # on a full disk, torch would end the process
+    content = io.BytesIO()  # torch crashes the process if it writes to a full disk itself
     torch.save(model, content)
     write_atomically(path, content.getvalue())
 

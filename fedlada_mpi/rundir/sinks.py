@@ -1,10 +1,10 @@
-"""Where a run's metrics go besides metrics.jsonl: TensorBoard if it is installed, W&B and MLflow where asked for.
+"""Where a run's metrics go besides metrics.jsonl: TensorBoard if it is installed, W&B and MLflow by flags.
 
     WANDB_MODE=offline python -m fedlada_mpi.run --wandb
     MLFLOW_TRACKING_URI=http://localhost:5000 python -m fedlada_mpi.run --mlflow
 
 Project, experiment, server and login are the services' own settings (WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME, ...). Only
-the root records. Services that fail during a run are left out from there on; the training goes on.
+the root records. The training goes on without a service that fails during a run.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from ..support.errors import UserError, first_line
 from ..support.inputs import read_json
 from .files import to_json, write_atomically
 
-IDS = "trackers.json"  # the services' names of this run, by which a resumed run goes on in the same one
+IDS = "trackers.json"  # the run's id in each service, by which a resumed run continues there
 _PROJECT = "fedlada_mpi"
 
 
 class Sink(Protocol):
     """One place that metrics go to."""
 
-    id: str  # of the run, empty where there is none
+    id: str  # of the run, empty if the place has none
 
     def add(self, number: int, values: Mapping[str, float]) -> None:
         """The metrics of round ``number``."""
 
     def flush(self) -> None:
-        """Before a checkpoint: what was added must not be lost."""
+        """Save what was added; called before a checkpoint."""
 
     def close(self, status: str) -> None:
-        """The end: finished, stopped or failed."""
+        """End with a status: finished, stopped or failed."""
 
 
 class TensorBoard:
@@ -72,7 +72,7 @@ class Wandb:
     def __init__(self, out: Path, settings: Mapping[str, Any], id: str):
         import wandb
 
-        # W&B takes these over for the exit status, and does not give them back; ours end all ranks.
+        # W&B replaces these to learn the exit status, and never restores them; our excepthook ends all ranks.
         before = sys.exit, sys.excepthook
         try:
             self.run = wandb.init(
@@ -89,7 +89,7 @@ class Wandb:
         self.id = str(self.run.id)
 
     def add(self, number: int, values: Mapping[str, float]) -> None:
-        # Rounds that a resumed run repeats are there already, and W&B would refuse each with a warning.
+        # W&B already has the rounds that a resumed run repeats, and would print a warning for each.
         if number >= self.run.starting_step:
             self.run.log(dict(values), step=number)
 
@@ -150,7 +150,7 @@ def _wanted(config: Config) -> list[str]:
 
 
 def check_installed(config: Config) -> None:
-    """Refuse a service that is asked for and cannot be imported, before anything is read or written."""
+    """Raise if a service is asked for that cannot be imported; called before anything is read or written."""
     for name in _wanted(config):
         try:
             importlib.import_module(name)
@@ -181,7 +181,7 @@ class Sinks:
                 self._leave_out(name, error)
 
     def __enter__(self) -> Sinks:
-        """From here on there are files in the run's directory, which must be known as one."""
+        """Write the first files; the directory must be recognisable as that of a run by now."""
         with contextlib.suppress(ImportError):
             self.sinks["tensorboard"] = TensorBoard(self.out, self.resumed_at)
         ids = self.ids | {name: sink.id for name, sink in self.sinks.items() if sink.id}
@@ -190,7 +190,7 @@ class Sinks:
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
-        """Close all; an exception that is on its way goes on, whatever else fails here."""
+        """Close all; if that fails while an exception is raised, the exception goes on."""
         with contextlib.suppress(*(() if kind is None else (disk.WriteError,))):
             self._each(lambda sink: sink.close(self.status))
 
@@ -216,7 +216,7 @@ class Sinks:
 
 
 def _read_ids(out: Path) -> dict[str, str]:
-    """The names that the services gave this run; without them it is a new one there."""
+    """The run's id in each service; empty, for a new run there, if the file cannot be read."""
     try:
         ids = read_json(out / IDS)
     except (OSError, ValueError):

@@ -1,6 +1,6 @@
-"""Writing to disks that may be full, over quota or failing: every such failure ends as one line that names the file.
+"""Writing to disks that may be full, over quota or failing: every such failure is one line that names the file.
 
-Files are created under names that nothing has yet, so a link that someone left there is never written through.
+Files are created only under names that do not exist yet, so that nothing is ever written through a link.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ class WriteError(UserError):
 
 @contextmanager
 def writing(path: Path, cure: str = "then add --resume", needed: int = 0) -> Iterator[None]:
-    """What fails on the disk inside the block is raised as WriteError, with what to do; ``needed`` is in bytes."""
+    """Raise an OSError of the block as WriteError, which says what to do.
+
+    ``cure`` is the end of that sentence, ``needed`` the size of what is written, in bytes.
+    """
     try:
         yield
     except OSError as error:
@@ -45,7 +48,7 @@ def writing(path: Path, cure: str = "then add --resume", needed: int = 0) -> Ite
 
 
 def _room(path: Path, needed: int) -> str:
-    """`` (needs 12.0 MB, 3.4 MB free)``, as far as it is known."""
+    """`` (needs 12.0 MB, 3.4 MB free)``, or as much of it as is known."""
     known = [f"needs {needed / 1e6:.1f} MB"] if needed else []
     directory = next((parent for parent in path.parents if parent.is_dir()), None)
     if directory is not None:
@@ -72,7 +75,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 
 def publish(temporary: Path, final: Path) -> None:
-    """Give a complete file or folder its name, and have the disk remember it."""
+    """Rename a complete file or folder to its final name, and sync the directory to disk."""
     os.replace(temporary, final)
     handle = os.open(final.parent, os.O_RDONLY)
     try:
@@ -89,7 +92,7 @@ def remove(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return
-    # A folder loses its name first: half removed, it must not be taken for a complete one.
+    # A folder is renamed first: half removed, it must not be taken for a complete one.
     if path.suffix != ".tmp":
         named, path = path, path.with_name(path.name + ".removed.tmp")
         shutil.rmtree(path, ignore_errors=True)
@@ -98,9 +101,9 @@ def remove(path: Path) -> None:
 
 
 class _Disk(io.FileIO):
-    """A file for HDF5 to write to, which hides from it that a write failed.
+    """A file for HDF5 that reports every write as successful and keeps the error in ``error``.
 
-    Told of a failed write, HDF5 crashes the process, often only when the file is closed.
+    On a write that fails, HDF5 crashes the process, often only when the file is closed.
     """
 
     error: OSError | None = None
@@ -125,7 +128,7 @@ class _Disk(io.FileIO):
 
 @contextmanager
 def new_hdf5(path: Path, **options: Any) -> Iterator[h5py.File]:
-    """A new HDF5 file to fill in, on the disk when the block is done; raises OSError if it could not be written."""
+    """A new HDF5 file, on disk when the block is done; raises OSError if it could not be written."""
     import h5py
 
     with _Disk(create(path), "r+b") as disk:

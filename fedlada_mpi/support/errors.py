@@ -1,4 +1,4 @@
-"""The exceptions that end a run with one line, and what makes such a line: short, printable, with a suggestion."""
+"""The exceptions that end a run with a one-line message, and helpers that make such a line short and printable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def printable(text: str) -> str:
-    """The text in one line that any terminal and file takes: what is not printable is escaped."""
+    """The text with all characters escaped that are not printable, line breaks too."""
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
@@ -22,7 +22,7 @@ def shortened(value: object, length: int = 80) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an exception says; its type, if it says nothing."""
+    """The first line of an exception's message; the name of its type, if that is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -42,12 +42,12 @@ class DivergedError(Exception):
 
 
 class OtherRankError(Exception):
-    """Another rank has failed, and has said why; this one ends without a word."""
+    """Another rank has failed, and has printed why; this one prints nothing."""
 
 
 # Exit codes.
 DIVERGED = 3
-NO_ANSWER = 4  # of other ranks, see --patience
+NO_ANSWER = 4  # from other ranks, see --patience
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

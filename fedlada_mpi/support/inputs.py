@@ -1,4 +1,4 @@
-"""Paths and files that others have written: one door for each, which never waits, and refuses in one line."""
+"""Reading files and paths that users give: reading never blocks, as it would on a FIFO, and errors are one line."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-NAME_BYTES = 255  # of one part of a path, on every common file system
-PATH_BYTES = 4096 - 256  # of a whole path on Linux, less what a run appends
+NAME_BYTES = 255  # in one part of a path, on every common file system
+PATH_BYTES = 4096 - 256  # in a whole path on Linux, less what a run appends
 
 
 def check_path(text: str, what: str) -> None:
@@ -77,6 +77,6 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def figure_text(text: str, length: int = 60) -> str:
-    """Text for a figure as it is: short, printable, and without dollar signs that matplotlib takes for formulas."""
+    """Text for a figure: printable, cut where it is long, with dollar signs (matplotlib's formulas) escaped."""
     text = printable(text)
     return (text if len(text) <= length else text[: length - 1] + "…").replace("$", r"\$")

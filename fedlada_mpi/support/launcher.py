@@ -1,6 +1,6 @@
-"""``-n 4``: start this program on four ranks of this machine; under srun or mpirun the ranks are there already.
+"""``-n 4``: start this program as four ranks on this machine; under srun or mpirun the ranks have been started already.
 
-Nothing here imports MPI: a process that has initialised it cannot start others.
+Nothing here imports MPI: a process that has initialised MPI cannot start mpirun.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _LAUNCHERS = (
     "FLUX_JOB_SIZE",
 )
 TERMINAL = "FEDLADA_TERMINAL"  # set for ranks whose output is shown on a terminal
-MOST = 4096  # ranks on one machine; more is a typing error
-SAME = 0.2  # seconds in which two signals count as one
-AFTER_SECOND = 5.0  # seconds until ranks that a second signal did not end are killed
+MOST = 4096  # ranks on one machine; more is taken for a typing error
+SAME = 0.2  # seconds within which two signals count as one
+AFTER_SECOND = 5.0  # seconds from a second signal until ranks that have not ended are killed
 
 
 def launched_processes() -> int:
-    """The number of processes that the launcher started, 1 if there was none."""
+    """The number of processes that the launcher started, 1 if there was no launcher."""
     for name in _LAUNCHERS:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -43,7 +43,7 @@ def launched_processes() -> int:
 
 
 def settings() -> dict[str, str]:
-    """What mpirun needs on one machine: ``jobs/mpi.env``, from which the shell scripts take it."""
+    """Variables that mpirun needs on one machine; the shell scripts take the same from ``jobs/mpi.env``."""
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -64,7 +64,7 @@ def asked(argv: Sequence[str] | None) -> tuple[int | None, list[str]]:
 
 
 def number(given: str | None) -> int | None:
-    """What was given with ``-n`` as a number, if it was."""
+    """The argument of ``-n`` as a number; None if it was not given."""
     if given is not None and (not given.isdecimal() or not 1 <= int(given) <= MOST):
         raise UserError(f"-n: got {given!r}, expected a number of ranks from 1 to {MOST}")
     return None if given is None else int(given)
@@ -76,7 +76,7 @@ def add_argument(parser: argparse._ActionsContainer) -> None:
 
 
 def to_start(argv: Sequence[str] | None) -> tuple[int, list[str]]:
-    """The number of ranks that are yet to be started, 0 if none is, and the arguments without ``-n``."""
+    """How many ranks to start (0: this process is one already), and the arguments without ``-n``."""
     count, rest = asked(argv)
     launched = launched_processes()
     if count is None or count == launched:
@@ -89,7 +89,8 @@ def to_start(argv: Sequence[str] | None) -> tuple[int, list[str]]:
 def start(module: str, count: int, arguments: Sequence[str]) -> int:
     """Run ``python -m module`` on new ranks; returns their exit code.
 
-    The ranks are apart from the terminal: Ctrl-C ends them after the round in which they are, and once more at once.
+    The ranks are in a session of their own, so that Ctrl-C reaches only this process: it ends them after the current
+    round, and a second one at once.
     """
     mpirun = _mpirun()
     command = [mpirun, *tolerance(mpirun), "-n", str(count), sys.executable, "-m", module, *arguments]
@@ -112,7 +113,7 @@ def start(module: str, count: int, arguments: Sequence[str]) -> int:
 
 
 class _Forwarder:
-    """Signals for mpirun: the first asks the ranks to stop, another ends them."""
+    """Passes signals on to mpirun: the first asks the ranks to stop after the round, the second ends them."""
 
     def __init__(self, process: subprocess.Popen[bytes]):
         self.process = process
@@ -142,7 +143,7 @@ class _Forwarder:
 
 
 def tolerance(mpirun: str) -> list[str]:
-    """The options by which the other ranks go on where one dies; none where this MPI has no such option."""
+    """mpirun's options for ranks that go on when another dies; none if this MPI has no such option."""
     try:
         version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=20).stdout
     except (OSError, subprocess.TimeoutExpired):
@@ -152,7 +153,7 @@ def tolerance(mpirun: str) -> list[str]:
 
 
 def _mpirun() -> str:
-    """That of the MPI library that mpi4py uses: the environment's own, else the one on the PATH."""
+    """The mpirun of the MPI library that mpi4py uses: that of the Python environment, else the first on the PATH."""
     bundled = Path(sys.prefix) / "bin" / "mpirun"
     found = str(bundled) if os.access(bundled, os.X_OK) else shutil.which("mpirun") or shutil.which("mpiexec")
     if found is None:

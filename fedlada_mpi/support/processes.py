@@ -19,13 +19,13 @@ def usable_cores() -> int:
 
 
 def machine_memory() -> float:
-    """The machine's memory in bytes; infinite where the system does not say."""
+    """The machine's memory in bytes; infinite where the system does not tell."""
     names = ("SC_PHYS_PAGES", "SC_PAGE_SIZE")
     return float(math.prod(map(os.sysconf, names))) if set(names) <= os.sysconf_names.keys() else math.inf
 
 
 def available_memory() -> float:
-    """Bytes that this machine can still give to a program; all that it has, where the system does not say."""
+    """Free memory of this machine in bytes; all its memory where the system does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
@@ -34,7 +34,7 @@ def available_memory() -> float:
 
 
 def state(pid: int) -> str:
-    """What a process does: R runs, S sleeps, D waits for a device, T is stopped, Z has ended; X if there is none."""
+    """A process's state: R running, S sleeping, D waiting for a device, T stopped, Z ended; X if it does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (OSError, IndexError):
@@ -42,7 +42,7 @@ def state(pid: int) -> str:
 
 
 def start_time(pid: int) -> str:
-    """When a process began, in the kernel's clock ticks; empty where /proc does not say."""
+    """When a process started, in the kernel's clock ticks; empty where /proc does not tell."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
     except (OSError, IndexError):
@@ -50,7 +50,7 @@ def start_time(pid: int) -> str:
 
 
 def is_alive(pid: int, started: str = "") -> bool:
-    """Whether the process exists; with ``started``, whether it is still the one that began then (pids are reused)."""
+    """Whether the process exists; with ``started``, whether it is the one that started then (pids are reused)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -63,7 +63,7 @@ def is_alive(pid: int, started: str = "") -> bool:
 def process_map(function: Callable[[T], R], items: Sequence[T], workers: int) -> Iterator[R]:
     """``map(function, items)`` over worker processes, results in order; in this process where one worker is enough.
 
-    Workers are started afresh, never forked: a fork of a process that uses MPI, CUDA or threads may hang. They do not
+    Workers are new processes, not forks: a fork of a process that uses MPI, CUDA or threads may hang. They do not
     import the caller's main module, so a script needs no ``if __name__ == "__main__"``.
     """
     workers = min(workers, len(items))
@@ -74,7 +74,7 @@ def process_map(function: Callable[[T], R], items: Sequence[T], workers: int) ->
 
     pool = ProcessPoolExecutor(workers)
     try:
-        # Not pool.map: after a Ctrl-C it cancels what is pending, on which loky's own thread fails with a traceback.
+        # Not pool.map: after a Ctrl-C it cancels what is pending, and loky's thread then fails with a traceback.
         pending = deque(pool.submit(function, item) for item in items)
         while pending:
             yield pending.popleft().result()

@@ -51,9 +51,9 @@ _torch = threading.RLock()
 
 @contextmanager
 def torch_seeded(seed: int) -> Iterator[None]:
-    """Torch's own generators, for users' code that draws from them: seeded within the block, afterwards as before.
+    """Seed torch's global generators for users' code that draws from them; restored after the block.
 
-    They belong to the whole process, so one thread at a time.
+    They are shared by all threads, so other threads wait to enter a block of their own.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""SIGTERM and SIGUSR1 end the run at the next round boundary; another one, seconds later, ends it at once.
+"""SIGTERM and SIGUSR1 end the run after the current round; a second one, seconds later, ends it at once.
 
-Launchers deliver one signal by several ways, so repeats within ``GRACE`` seconds count as the same one. Ctrl-C does the
-same for the command, where a second one counts as soon as a hand can press it; in Python it stays Python's.
+Launchers may deliver the same signal several times, so repeats within ``GRACE`` seconds are ignored. For the command,
+Ctrl-C does the same, with a shorter time for repeats; in ``fedlada_mpi.train`` it raises KeyboardInterrupt as usual.
 
 Only the standard library is imported here: the handlers must be in place before torch and MPI are loaded,
 or a signal in those seconds would kill the process.
@@ -20,8 +20,8 @@ from types import FrameType
 STOPPED = 75  # exit code: stopped by a signal, checkpoint written, --resume continues
 
 TOLERANT = "OMPI_MCA_mpi_ft_enable"  # set by mpirun --with-ft ulfm
-GRACE = 2.0
-GRACE_OF_HANDS = 0.2
+GRACE = 2.0  # seconds
+GRACE_OF_HANDS = 0.2  # seconds, for Ctrl-C
 
 
 class Stop:
@@ -30,14 +30,15 @@ class Stop:
     at: float | None = None
 
 
-_stops: dict[int, Stop] = {}  # of the runs of this process, by thread
+_stops: dict[int, Stop] = {}  # of the runs in this process, by the thread of each
 
 
 @contextlib.contextmanager
 def handled(interrupt: bool = False) -> Iterator[None]:
-    """Within the block, the signals are handled as above; ``interrupt``: Ctrl-C too.
+    """Within the block, signals are handled as above; ``interrupt``: Ctrl-C too.
 
-    Python handles signals in the main thread only: a run in another one stops with those that the main thread handles.
+    Python runs handlers in the main thread only: a run in another thread sets none, and stops when a run in the main
+    thread is asked to.
     """
     me, earlier = threading.get_ident(), _stops.get(threading.get_ident())
     _stops[me] = Stop()
@@ -50,7 +51,7 @@ def handled(interrupt: bool = False) -> Iterator[None]:
         for number, handler in before.items():
             signal.signal(number, handler)
         del _stops[me]
-        if earlier is not None:  # a run that is started in a round of another
+        if earlier is not None:  # this run was started from within another, such as by its ``on_round``
             _stops[me] = earlier
 
 
@@ -59,7 +60,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
     grace = GRACE_OF_HANDS if number == signal.SIGINT else GRACE
     if any(stop.at is not None and now - stop.at > grace for stop in stops):
         if tolerant():
-            # The other ranks learn of a death, not of an exit.
+            # MPI tells the other ranks of a process that was killed, not of one that has exited.
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(128 + number)
     if number == signal.SIGINT and all(stop.at is None for stop in stops):
@@ -69,7 +70,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def tolerant() -> bool:
-    """Whether this process is one of ranks that go on where another dies."""
+    """Whether this process is one of several ranks that go on when another dies."""
     return os.environ.get(TOLERANT) == "1"
 
 

@@ -21,7 +21,7 @@ LIMITED = """
 import resource, signal, sys
 from pathlib import Path
 import numpy as np
-from fedlada_mpi import disk
+from fedlada_mpi.support import disk
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 failed, path = 0, Path(sys.argv[1])
 for limit in range(0, 60_000, 1500):
