@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..settings import Config
-from ..support.errors import UserError
 from .plan import Request
+from .process_state import one_at_a_time
 
 if TYPE_CHECKING:
     from ..mpi import World
     from .assemble import Session
-
-_running = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -40,17 +37,6 @@ def launched(request: Request) -> Iterator[Launched]:
     with alone, ExitStack() as at_end, World() as world, ExitStack() as around:
         from .recovery.attempts import Attempts
 
-        attempts = Attempts(request, world, at_end, around, one_at_a_time)
+        attempts = Attempts(request, world, at_end, around)
         attempts.run()
         yield Launched(world, attempts.config, attempts.status, attempts.session)
-
-
-@contextmanager
-def one_at_a_time(what: str) -> Iterator[None]:
-    """For runs that cannot share a process: MPI's order of calls, and captured graphs, belong to all of its threads."""
-    if not _running.acquire(blocking=False):
-        raise UserError(f"another training of this process is running, and {what} takes one at a time: wait for it")
-    try:
-        yield
-    finally:
-        _running.release()

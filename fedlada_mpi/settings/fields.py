@@ -134,7 +134,7 @@ class Config:
     lr: float = _training(0.1, "local rate eta_l", above=0)
     lr_schedule: str = _training(
         "exponential",
-        "the local rate over the rounds (rates.py)",
+        "the local rate over the rounds (rounds/rates.py)",
         choices=("exponential", "constant", "cosine", "step"),
     )
     lr_decay: float = _training(0.998, "factor per round (exponential) or per lr_step rounds (step)", above=0, most=1)

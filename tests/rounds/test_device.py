@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fedlada_mpi import models
 from fedlada_mpi.rounds import device
-from fedlada_mpi.session.torch_state import torch_state_restored
+from fedlada_mpi.session.process_state import torch_state_restored
 
 
 @pytest.fixture

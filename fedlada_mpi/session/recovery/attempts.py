@@ -8,8 +8,7 @@ ranks       attempt 1           agree    regroup                       attempt 2
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from ...support.errors import DivergedError, OtherRankError, UserError
 from .. import plan
 from ..assemble import Session
 from ..plan import Plan, Request
-from ..torch_state import torch_state_restored
+from ..process_state import one_at_a_time, torch_state_restored
 from ..training import Training
 from .departures import Departure, SurvivableTraining
 from .snapshot import Snapshot
@@ -32,23 +31,15 @@ ENDED, RANK_LOST, DEFECT = 0b11, 0b10, 0b00
 
 class Attempts:
     """
-    >>> attempts = Attempts(request, world, at_end, around, one_at_a_time)
+    >>> attempts = Attempts(request, world, at_end, around)
     >>> attempts.run()
     >>> attempts.status
     'finished'
     """
 
-    def __init__(
-        self,
-        request: Request,
-        world: World,
-        at_end: ExitStack,
-        around: ExitStack,
-        one_at_a_time: Callable[[str], AbstractContextManager[None]],
-    ):
+    def __init__(self, request: Request, world: World, at_end: ExitStack, around: ExitStack):
         """``at_end`` is closed when the run has ended, ``around`` after each attempt."""
         self.request, self.world, self.at_end, self.around = request, world, at_end, around
-        self.one_at_a_time = one_at_a_time
         self.plan: Plan | None = None  # the root's
         self.own_plan: Plan | None = None  # made on this rank
         self.locked = False  # whether this rank has taken the output directory
@@ -113,11 +104,11 @@ class Attempts:
         hint = f"--resume goes on from the last checkpoint in {config.out}; --patience sets the limit"
         world.limit_waiting(config.patience, hint, self.at_end.close)
         if world.size == 1 and uses_gpu(config):
-            self.around.enter_context(self.one_at_a_time("a GPU"))
+            self.around.enter_context(one_at_a_time("a GPU"))
         self.around.enter_context(torch_state_restored())
         about = (world, config, Path(self.plan.directory), self.start, request.on_round, request.quiet)
         if world.tolerant:
-            self.training = SurvivableTraining(*about, self.snapshot, self.departures)
+            self.training = SurvivableTraining(*about, snapshot=self.snapshot, departures=self.departures)
         else:
             self.training = Training(*about)
         try:

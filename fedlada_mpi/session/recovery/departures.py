@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,15 +10,12 @@ import torch
 
 from ...data.manifest import Manifest
 from ...data.owners import Ownership, owned_clients
-from ...mpi import World
-from ...rounds.callback import OnRound
 from ...rounds.server import Server
 from ...rounds.watcher import Finished, Watcher
 from ...rundir import checkpoint
 from ...rundir.best import Best
 from ...rundir.client_values import ClientValues
 from ...rundir.history import History
-from ...settings import Config
 from ...support.errors import UserError
 from ...support.signals import stop_requested
 from ..assemble import root_only_serves
@@ -76,18 +72,9 @@ class _Recorded(Watcher):
 class SurvivableTraining(Training):
     """With a snapshot on every rank; after ``departures`` it goes on from the last one, if there is one."""
 
-    def __init__(
-        self,
-        world: World,
-        config: Config,
-        directory: Path,
-        start: int,
-        on_round: OnRound | None = None,
-        quiet: bool = False,
-        snapshot: Snapshot | None = None,
-        departures: Sequence[Departure] = (),
-    ):
-        super().__init__(world, config, directory, start, on_round, quiet)
+    def __init__(self, *about: Any, snapshot: Snapshot | None = None, departures: Sequence[Departure] = ()):
+        """``about``: as in ``Training``."""
+        super().__init__(*about)
         self.from_snapshot, self.departures = snapshot, departures
         self.snapshot: Snapshot | None = None  # of the last round that is done
         self.stops = ""  # why the run is to stop here
