@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..settings import Config
-from .plan import Request
-from .process_state import one_at_a_time
+from .plan import Request, one_at_a_time
 
 if TYPE_CHECKING:
     from ..mpi import World

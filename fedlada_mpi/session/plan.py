@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
-from contextlib import ExitStack, suppress
+import threading
+from collections.abc import Container, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..settings import Config, Resolved, is_record, load
+from ..support.errors import UserError
 from ..support.user_code import Given
 
 if TYPE_CHECKING:
     from ..data.arrays import Data
     from ..rounds.callback import OnRound
+
+
+_running = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,17 @@ def make(request: Request, at_end: ExitStack, gone: Container[tuple[str, int]] =
         done = f"{results.finished_rounds(out)} rounds of {config.rounds}"
         print(f"{out} is finished: {done}; --resume {out} --rounds N goes on")
     return Plan(vars(config), str(directory), start)
+
+
+@contextmanager
+def one_at_a_time(what: str) -> Iterator[None]:
+    """For runs that cannot share a process: MPI's order of calls, and captured graphs, belong to all of its threads."""
+    if not _running.acquire(blocking=False):
+        raise UserError(f"another training of this process is running, and {what} takes one at a time: wait for it")
+    try:
+        yield
+    finally:
+        _running.release()
 
 
 def _remove_if_empty(directory: Path) -> None:

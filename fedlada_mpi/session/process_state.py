@@ -1,4 +1,4 @@
-"""What a training takes of the process around it, and changes in it: as before when it has ended."""
+"""What a training changes in the process around it, which is as before when it has ended."""
 
 from __future__ import annotations
 
@@ -12,21 +12,9 @@ import torch
 
 from ..rounds.device import release_freed_memory, set_onednn
 
-_alone = threading.Lock()
 _lock = threading.Lock()
 _running = 0
 _put_back: list[Callable[[], object]] = []
-
-
-@contextmanager
-def one_at_a_time(what: str) -> Iterator[None]:
-    """For runs that cannot share a process: MPI's order of calls, and captured graphs, belong to all of its threads."""
-    if not _alone.acquire(blocking=False):
-        raise UserError(f"another training of this process is running, and {what} takes one at a time: wait for it")
-    try:
-        yield
-    finally:
-        _alone.release()
 
 
 @contextmanager

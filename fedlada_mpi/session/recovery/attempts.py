@@ -19,8 +19,8 @@ from ...settings import Config
 from ...support.errors import DivergedError, OtherRankError, UserError
 from .. import plan
 from ..assemble import Session
-from ..plan import Plan, Request
-from ..process_state import one_at_a_time, torch_state_restored
+from ..plan import Plan, Request, one_at_a_time
+from ..process_state import torch_state_restored
 from ..training import Training
 from .departures import Departure, SurvivableTraining
 from .snapshot import Snapshot
