@@ -34,10 +34,12 @@ def over_participants(
         mine = int(lengths[world.rank])
         sent = np.concatenate([piece[:, a:b].ravel() for a, b in pairwise(bounds)])
         values = np.empty((total, mine), kind)
-        world.comm.Alltoallv((sent, own * lengths), (values, np.multiply(counts, mine)))
+        with world.wait_limit:
+            world.comm.Alltoallv((sent, own * lengths), (values, np.multiply(counts, mine)))
         computed = function(torch.from_numpy(values).to(device)).cpu().numpy()
         whole = np.empty(length if world.rank == 0 else 0, kind)
-        world.comm.Gatherv(computed, (whole, lengths))
+        with world.wait_limit:
+            world.comm.Gatherv(computed, (whole, lengths))
         if world.rank == 0:
             result[first : first + step].copy_(torch.from_numpy(whole))
         # A participant's values move to the other ranks, each its slice; the results move to the root, but for its own.
