@@ -29,7 +29,7 @@ SCRIPT = (
 # A run on two GPUs per node, as far as the choice of one goes.
 GPUS = """
 import platform, sys, torch
-from fedlada_mpi import device
+from fedlada_mpi.rounds import device
 from fedlada_mpi.settings import Config
 from fedlada_mpi.mpi import World
 from fedlada_mpi.run import main
@@ -42,15 +42,15 @@ sys.exit(main(sys.argv[1:]) if sys.argv[1:] else 0)
 # Prints what x is on a rank after every round.
 SAME_X = """
 import hashlib, sys
-from fedlada_mpi import silo
+from fedlada_mpi.rounds import silo
 from fedlada_mpi.run import main
-receive = silo.Silo.receive
+exchange = silo.Silo.exchange
 
 def shown(self, r):
-    receive(self, r)
+    exchange(self, r)
     print("x", r.t, hashlib.sha256(self.s.x.numpy().tobytes()).hexdigest(), flush=True)
 
-silo.Silo.receive = shown
+silo.Silo.exchange = shown
 sys.exit(main(sys.argv[1:]))
 """
 
