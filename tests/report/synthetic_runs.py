@@ -16,7 +16,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from fedlada_mpi import experiments
-from fedlada_mpi.settings import config
+from fedlada_mpi.algorithms import resolve
 
 SPEED = {
     "fedavg": 1.0,
@@ -71,7 +71,7 @@ def records(settings: dict, rounds: int, ranks: int = 11) -> list[dict]:
 
 def write_run(directory: Path, given: dict, rounds: int, status: str | None = "finished") -> Path:
     """A run directory with so many rounds; without a status it is one that is going on."""
-    settings = config.resolve({}, {**given, "out": str(directory)}).config.record()
+    settings = resolve({}, {**given, "out": str(directory)}).config.record()
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(settings))
     lines = [json.dumps(r) for r in records(settings, rounds)]

@@ -12,6 +12,7 @@ from browser import Browser, chromium
 from synthetic_runs import write_run
 
 from fedlada_mpi import algorithms
+from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.report import (
     build,
     claims,
@@ -29,7 +30,6 @@ from fedlada_mpi.report import (
 from fedlada_mpi.report.__main__ import main
 from fedlada_mpi.report.groups import Group, Stat, group
 from fedlada_mpi.rundir import client_values
-from fedlada_mpi.settings import config
 
 
 def run(test_acc, *, seed=0, status="finished", rounds=None, **changes):
@@ -287,7 +287,7 @@ def test_every_experiment_of_the_paper_fills_its_tables_and_figures(tmp_path):
     runs = []
     for name in experiments.experiments():
         for planned in experiments.load(name).runs:
-            settings = config.resolve({}, planned.given).config.record()
+            settings = resolve({}, planned.given).config.record()
             fake = run([0.99], seed=settings["seed"])
             fake.settings, fake.series["train_acc"] = {**settings, "rounds": 1}, np.array([0.99])
             fake.rounds = np.array([1500])
