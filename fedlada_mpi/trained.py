@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import models
+from .analysis.load import read
 from .data.arrays import array
 from .data.datasets import directory_of
 from .data.manifest import read_manifest
@@ -22,7 +23,6 @@ from .data.sources.base import check_shapes
 from .data.sources.imagefolder import read_photos
 from .data.sources.npz import channels_last
 from .models.initial import load_initial
-from .report.load import read
 from .rounds.evaluate import BATCH
 from .rundir.results import MODEL, SUMMARY
 from .settings import SETTINGS, Config

@@ -48,6 +48,14 @@ def test_the_package_does_not_import_its_commands_for_data():
     assert {path for path in importers("data_prep") if path.startswith("fedlada_mpi/")} == set()
 
 
+def test_the_analysis_of_runs_does_not_know_the_paper():
+    modules = {path: ast.parse(path.read_text()) for path in (PACKAGE / "analysis").glob("*.py")}
+    assert len(modules) > 10
+    imports = [node for tree in modules.values() for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {part for node in imports for part in (*(node.module or "").split("."), *(n.name for n in node.names))}
+    assert not names & {"reproduction", "report"}
+
+
 def test_importing_mpi_needs_no_torch():
     """A wrong launcher is reported without waiting for torch."""
     code = "import sys, fedlada_mpi.mpi; sys.exit('torch' in sys.modules or 'mpi4py.MPI' not in sys.modules)"

@@ -62,7 +62,7 @@ def page() -> str:
     for module, installed in COMMANDS.items():
         package = importlib.import_module(module)
         entry = importlib.import_module(f"{module}.__main__") if hasattr(package, "__path__") else package
-        documentation = _documentation(package if module == "fedlada_mpi.report" else entry)
+        documentation = _documentation(entry)
         title = f"python -m {module}"
         anchor = title.replace(" ", "-").replace(".", "")
         rows.append(

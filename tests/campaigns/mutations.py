@@ -40,7 +40,7 @@ PARTS = {
     "transport": ("fedlada_mpi/mpi/*.py",),
     "checkpoint": ("fedlada_mpi/rundir/*.py", "fedlada_mpi/disk.py", "fedlada_mpi/held.py"),
     "data": ("fedlada_mpi/data/*.py", "fedlada_mpi/data/sources/*.py", "data_prep/*.py"),
-    "reports": ("fedlada_mpi/report/*.py",),
+    "reports": ("fedlada_mpi/report.py", "fedlada_mpi/analysis/*.py", "fedlada_mpi/reproduction/*.py"),
 }  # fmt: skip
 COMPARISONS = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not",

@@ -7,9 +7,8 @@ import pytest
 from data_prep import bench as prep_bench
 from data_prep import inspect
 from data_prep.__main__ import main as prep
-from fedlada_mpi import bench, grid, predict, scaling
+from fedlada_mpi import bench, grid, predict, report, scaling
 from fedlada_mpi.doctor import __main__ as doctor
-from fedlada_mpi.report import __main__ as report
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,220 @@
+"""The figures of any set of runs: curves, clients, silos, diagnostics, phases and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure as Drawing
+
+from ..rundir.columns import DIAGNOSED
+from ..support.inputs import figure_text
+from .drawing import (
+    POINTS,
+    Planned,
+    Style,
+    axis,
+    curve,
+    from_zero,
+    legend_below,
+    over_seeds,
+    panels,
+    spaced_markers,
+    stroke,
+    whole_numbers,
+)
+from .groups import Group, by_problem, labels, slug
+from .measures import by_silo, evaluated_last
+from .series import (
+    MEASURES,
+    ONE_PANEL,
+    PERCENT,
+    PHASE_COLOURS,
+    Series,
+    looks,
+    phase_bars,
+    points,
+    scale,
+    series,
+    with_silos,
+)
+
+
+def plan(groups: Sequence[Group]) -> list[Planned]:
+    """The figures that there are runs for."""
+    planned: list[Planned] = []
+    for problem, members in by_problem([one for one in groups if one.done]).items():
+        name, problem = slug(problem), figure_text(problem, 100)
+        apart: tuple[str, ...] = ()  # measures with a figure of their own
+        if len(members) <= ONE_PANEL:
+            planned.append((f"curves_{name}", partial(_curves, problem, members)))
+        else:
+            apart += ("test_acc", "train_loss", "consistency", "client_test_acc_worst_decile")
+        diagnosed = [one for one in members if any(map(one.has, DIAGNOSED))]
+        if len(diagnosed) > ONE_PANEL:
+            apart += DIAGNOSED
+        elif diagnosed:
+            planned.append((f"diagnostics_{name}", partial(_diagnostics, problem, diagnosed)))
+        for measure in apart:
+            known = [one for one in members if one.has(measure)]
+            if known:
+                planned.append((f"{measure}_{name}", partial(_facets, problem, known, measure)))
+        if len(members) <= ONE_PANEL and any(one.has("client_test_acc_mean") for one in members):
+            planned.append((f"clients_{name}", partial(_clients, problem, members)))
+        if apart_by_silo := with_silos(members):
+            planned.append((f"silos_{name}", partial(_silos, problem, apart_by_silo)))
+        if any(np.nansum(one.curve("seconds_total").mean) for one in members):
+            planned.append((f"phases_{name}", partial(_phases, problem, members)))
+        ranked = [one for one in members if any(len(run.by_rank.get("wait", ())) > 1 for run in one.runs)]
+        if ranked and len(ranked) <= ONE_PANEL:
+            planned.append((f"ranks_{name}", partial(_ranks, problem, ranked)))
+    return planned
+
+
+def _curves(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
+    """One panel per measure, all groups in each."""
+    wanted = [("test_acc", ""), ("train_loss", ""), ("test_acc", "units"), ("consistency", "")]
+    wanted = [w for w in wanted if any(one.has(w[0]) for one in groups)]
+    drawing, grid = panels(style, len(wanted), 2, 4.6, 3.1, 0.6)
+    for axes, (measure, x) in zip(grid, wanted, strict=True):
+        for each in series(groups):
+            curve(axes, each, measure, x)
+        axis(axes, measure, "Communication, vectors of the model per participant (Nd)" if x else "Round")
+    drawing.suptitle(problem + over_seeds(groups))
+    legend_below(drawing, grid)
+    return drawing
+
+
+def _clients(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
+    """The clients' accuracies: over the rounds, and how they are distributed in the end."""
+    parts = [p for p in ("test", "train") if any(one.has(f"client_{p}_acc_mean") for one in groups)]
+    drawing, grid = panels(style, 2 * len(parts), 2, 4.6, 3.1, 0.6)
+    for left, right, part in zip(grid[::2], grid[1::2], parts, strict=True):
+        for one, label, look in series(groups):
+            name, colour = figure_text(label), look.colour
+            what = (f"client_{part}_acc_{each}" for each in ("mean", "std", "worst_decile"))
+            (across, mean, _), (_, spread, _), worst = (points(one, measure, POINTS) for measure in what)
+            if not len(across):
+                continue
+            solid = {**stroke(look), "linestyle": "solid", "markevery": spaced_markers(look, len(across))}
+            left.plot(across, mean, label=name, **solid)
+            left.plot(worst.rounds, worst.y, color=colour, linestyle="--", marker="." if len(across) == 1 else None)
+            if len(spread) == len(mean):
+                low, high = np.maximum(mean - spread, 0), np.minimum(mean + spread, 100)
+                left.fill_between(across, low, high, color=colour, alpha=0.13, linewidth=0)
+            known = [100 * run.clients[f"{part}_acc"] for run in evaluated_last(one.runs)]
+            values = np.sort(np.concatenate([np.empty(0), *known]))
+            values = values[np.isfinite(values)]
+            if len(values):
+                right.step(values, np.arange(1, len(values) + 1) / len(values), where="post", color=colour, label=name)
+        left.set(xlabel="Round", ylabel=f"Clients' {part} accuracy (%)")
+        from_zero(left)
+        right.set(xlabel=f"{part.capitalize()} accuracy after the last evaluation (%)", ylabel="Clients at or below it")
+    grid[0].set_title("mean ± standard deviation; dashed: worst tenth")
+    grid[1].set_title("distribution over the clients")
+    drawing.suptitle(f"{problem}: client by client")
+    legend_below(drawing, grid)
+    return drawing
+
+
+def _silos(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
+    """Accuracy and loss of each silo after the last evaluation, the mean of the seeds and their standard deviation."""
+    measures = ("test_acc", "train_acc", "test_loss", "train_loss")
+    drawing, grid = panels(style, len(measures), 2, 4.6, 2.6, 0.6)
+    for place, (one, label, look) in enumerate(series(groups)):
+        values = by_silo(one.runs)
+        # Next to each other, so that equal values do not hide each other.
+        across = values["silos"] + 0.6 * ((place + 0.5) / len(groups) - 0.5)
+        drawn: Any = {**stroke(look), "linestyle": "none", "label": figure_text(label)}
+        for axes, measure in zip(grid, measures, strict=True):
+            each = values[measure] * scale(measure)
+            spread = each.std(axis=0, ddof=1) if len(each) > 1 else None
+            axes.errorbar(across, each.mean(axis=0), spread, elinewidth=0.8, capsize=2, **drawn)
+            axes.set(xlabel="Silo", ylabel=MEASURES[measure])
+            whole_numbers(axes)
+    drawing.suptitle(f"{problem}: silo by silo, after the last evaluation" + over_seeds(groups))
+    legend_below(drawing, grid)
+    return drawing
+
+
+def _diagnostics(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
+    """One panel per number of --diagnose; the gradient at z is in that of the gradient at x."""
+    known = [measure for measure in DIAGNOSED if any(one.has(measure) for one in groups)]
+    wanted = [measure for measure in known if measure != "gradient_norm_z"]
+    drawing, grid = panels(style, len(wanted), 3, 4.2, 3.1, 0.6)
+    for axes, measure in zip(grid, wanted, strict=True):
+        for each in series(groups):
+            curve(axes, each, measure)
+            if measure == "gradient_norm":
+                at_z = points(each.group, "gradient_norm_z", POINTS)
+                axes.plot(at_z.rounds, at_z.y, color=each.look.colour, linestyle=":", linewidth=0.9)
+        axis(axes, measure)
+        if measure == "gradient_norm":
+            axes.set_title("thin and dotted: at z")
+    drawing.suptitle(f"{problem}: diagnostics" + over_seeds(groups))
+    legend_below(drawing, grid)
+    return drawing
+
+
+def _facets(problem: str, groups: Sequence[Group], measure: str, style: Style) -> Drawing:
+    """One panel per method, the other methods' curves behind it in grey."""
+    named = dict(zip(map(id, groups), labels(groups), strict=True))
+    facets: list[list[Group]] = []
+    for method in dict.fromkeys(one.method for one in groups):
+        same_method = [one for one in groups if one.method == method]
+        each = -(-len(same_method) // -(-len(same_method) // 8))
+        facets += [same_method[i : i + each] for i in range(0, len(same_method), each)]
+    drawing, grid = panels(style, len(facets), 3, 4.2, 3.4, sharex=True, sharey=True)
+    for axes, shown in zip(grid, facets, strict=True):
+        others = [one for one in groups if all(one is not s for s in shown)]
+        behind = [np.column_stack(points(one, measure, 100)[:2]) for one in others]
+        axes.add_collection(LineCollection(behind, colors="#d9dce1", linewidths=0.6, zorder=1), autolim=False)
+        for one, look in zip(shown, looks(shown), strict=True):
+            curve(axes, Series(one, named[id(one)], look), measure)
+        axis(axes, measure)
+        corner: Any = "lower right" if measure in PERCENT else "upper right"
+        axes.legend(fontsize=7 if style.widths is None else 5.5, loc=corner, handlelength=2.6, labelspacing=0.3)
+    drawing.suptitle(f"{problem}: {MEASURES[measure]}")
+    return drawing
+
+
+def _phases(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
+    """Seconds per round by phase, one bar per group."""
+    names = [figure_text(name) for name in labels(groups)]
+    drawing, (axes,) = panels(style, 1, 1, 8.4, 0.28 * len(groups) + 0.5, 1.0)
+    left = np.zeros(len(groups))
+    for phase, colour, seconds in phase_bars(groups):
+        values = np.array([each or 0.0 for each in seconds])
+        axes.barh(names, values, left=left, color=colour, label=phase, height=0.7)
+        left += values
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("Seconds per round (slowest rank of each phase; evaluation may overlap the next round)")
+    drawing.suptitle(f"{problem}: where the time goes")
+    axes.margins(y=0.01)
+    legend_below(drawing, [axes])
+    return drawing
+
+
+def _ranks(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
+    """Seconds of training and waiting by rank, in the last run of each group."""
+    drawing, grid = panels(style, len(groups), 4, 2.9, 2.2, 0.5, sharey=True)
+    for axes, one, name in zip(grid, groups, labels(groups), strict=True):
+        last = (
+            one.runs[-1].by_rank if "wait" in one.runs[-1].by_rank else next(r.by_rank for r in one.runs if r.by_rank)
+        )
+        ranks = np.arange(len(last["wait"]))
+        train = last.get("train", np.zeros(len(ranks)))
+        axes.bar(ranks, train, color=PHASE_COLOURS[1], label="training")
+        axes.bar(ranks, last["wait"], bottom=train, color="#c9ced6", label="waiting")
+        axes.set_title(figure_text(name), fontsize=8)
+        axes.set_xlabel("Rank")
+        axes.grid(axis="x", visible=False)
+        whole_numbers(axes)
+    grid[0].set_ylabel("Seconds per round")
+    drawing.suptitle(f"{problem}: training and waiting by rank")
+    legend_below(drawing, grid)
+    return drawing

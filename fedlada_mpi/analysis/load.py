@@ -1,0 +1,222 @@
+"""Reading run directories, finished or in progress."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import algorithms, settings
+from ..rundir import client_values, metrics
+from ..rundir.columns import ALL_PHASES, NUMBERS, OPTIONAL
+from ..rundir.metrics import parse
+from ..support.errors import UserError, printable
+from ..support.inputs import check_path, read_json, reason
+from ..support.processes import process_map, usable_cores
+from . import usage
+
+WORTH_A_PROCESS = 20_000_000  # bytes of metrics; fewer are read before another process has started
+UNPACKED = 15  # bytes that a packed byte becomes, about
+
+
+@dataclass
+class RecordedRun:
+    """One run: its settings and, for each round done, the value of every metric (NaN where there is none)."""
+
+    path: Path
+    settings: dict[str, Any]
+    rounds: np.ndarray
+    series: dict[str, np.ndarray]
+    by_rank: dict[str, np.ndarray] = field(default_factory=dict)
+    status: str = "unfinished"
+    method: str = ""  # the label of a user's own, where the run has recorded it
+    skipped: int = 0
+    clients: dict[str, np.ndarray] = field(default_factory=dict)  # each one's values, where they were last evaluated
+    damaged: str = ""  # a file that could not be read, and why
+    environment: dict[str, str] = field(default_factory=dict)  # device, versions and commit, as far as recorded
+    ran_on: str = ""  # ranks, nodes, devices and versions, where the run has recorded them
+    usage: usage.Usage = field(default_factory=usage.Usage)
+    left: dict[int, int] = field(default_factory=dict)  # how many ranks were lost before which round
+
+    @property
+    def seed(self) -> int:
+        return self.settings["seed"]
+
+    @property
+    def done(self) -> int:
+        return int(self.rounds[-1]) if self.rounds.size else 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether no more rounds are to come."""
+        return self.status == "finished" or self.done >= self.settings["rounds"]
+
+
+def find(paths: Sequence[str | os.PathLike]) -> tuple[list[Path], list[str]]:
+    """The run directories at or under the paths, in order, each once; and a message for each that cannot be entered.
+
+    A path that is not there is a typing error, and refused.
+    """
+    directories: dict[Path, None] = {}
+    problems: list[str] = []
+
+    def unreadable(error: OSError) -> None:
+        problems.append(f"{error.filename} cannot be read: {reason(error)}")
+
+    for start in [os.fspath(path) for path in paths]:
+        check_path(start, "RUNS")
+        if not os.path.isdir(start):
+            raise UserError(f"there is no directory {start}: give run directories, or directories that contain them")
+        for directory, below, files in os.walk(start, onerror=unreadable):
+            below.sort()
+            # Also where something else bears the name of a run's file: it is then left out with that reason.
+            if {"config.json", metrics.METRICS, metrics.PACKED} & {*files, *below}:
+                directories[Path(directory)] = None
+                below.clear()
+    if not directories:
+        where = ", ".join(map(str, paths))
+        none = f"no runs under {where} (looked for config.json): start one with python -m fedlada_mpi.run"
+        raise UserError(problems[0] if problems else none)
+    return list(directories), problems
+
+
+def read_all(paths: Sequence[str | os.PathLike], skip_broken: bool = False) -> tuple[list[RecordedRun], list[str]]:
+    """All runs at or under the paths; with ``skip_broken`` also a message for each that cannot be read, which is an
+    error otherwise."""
+    directories, problems = find(paths)
+    workers = min(usable_cores(), _metrics_bytes(directories) // WORTH_A_PROCESS)
+    results = list(process_map(_read_or_explain, directories, workers))
+    runs = [result for result in results if isinstance(result, RecordedRun)]
+    problems += [result for result in results if isinstance(result, str)]
+    if problems and not (skip_broken and runs):
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        hint = ": repair or remove it, or leave out what cannot be read with --skip-broken" if runs else ""
+        raise UserError(problems[0] + more + hint)
+    return runs, problems
+
+
+def _metrics_bytes(directories: Iterable[Path]) -> int:
+    sizes = {metrics.METRICS: 1, metrics.PACKED: UNPACKED}
+    files = ((directory / name, times) for directory in directories for name, times in sizes.items())
+    return sum(times * file.stat().st_size for file, times in files if file.is_file())
+
+
+def _read_or_explain(directory: Path) -> RecordedRun | str:
+    try:
+        return read(directory)
+    except UserError as error:
+        return str(error)
+
+
+def read(directory: Path) -> RecordedRun:
+    """One run; what it has not written yet is empty."""
+    values = _settings(directory / "config.json")
+    try:
+        records, skipped = parse(metrics.read(directory))
+    except FileNotFoundError:
+        records, skipped = [], 0
+    except OSError as error:
+        raise UserError(f"{directory / metrics.METRICS} cannot be read: {reason(error)}") from None
+    run = RecordedRun(directory, values, *_columns(records), by_rank=_by_rank(records), skipped=skipped)
+    run.left = {r["round"]: len(r["left"]) for r in records if isinstance(r.get("left"), list)}
+    try:
+        run.clients = client_values.latest(directory / client_values.CLIENTS, run.done)
+    except FileNotFoundError:
+        pass
+    except ValueError as error:
+        run.damaged = f"unreadable {client_values.CLIENTS} ({printable(str(error))})"
+    try:
+        summary = read_json(directory / "summary.json")
+        run.status = printable(str(summary["status"]))
+        run.method = printable(str(summary.get("method", "")))
+        run.ran_on = printable(_ran_on(summary))[:200]
+        run.usage = usage.of(summary)
+        run.environment = _environment(summary, run.usage.device)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, TypeError, LookupError):
+        run.status = "unreadable summary"
+    return run
+
+
+def _environment(summary: dict[str, Any], device: str) -> dict[str, str]:
+    """Device, versions and commit of the last segment, as far as the run has recorded them."""
+    segments = summary.get("segments")
+    parts = [summary.get("environment"), segments[-1] if isinstance(segments, list) and segments else {}]
+    last = {name: value for part in parts if isinstance(part, dict) for name, value in part.items()}
+    known = {name: last.get(name) for name in ("ranks", "transport", "fedlada_mpi", "python", "torch", "mpi")}
+    commit = str(last.get("commit") or "")[:8]
+    known |= {
+        "device": device or last.get("device"),
+        "commit": commit + " modified" * bool(commit and last.get("modified")),
+    }
+    return {name: printable(str(value))[:100] for name, value in known.items() if value}
+
+
+def _ran_on(summary: dict[str, Any]) -> str:
+    """In a few words, what the run ran on last, and in how many segments it was computed."""
+    try:
+        segments, last = summary.get("segments") or [], usage.last_segment(summary)
+        devices = dict.fromkeys(device for node in last["nodes"].values() for device in node["devices"])
+        ranks, nodes = last["ranks"], len(last["nodes"])
+        words = [f"{ranks} rank{'s' * (ranks != 1)} on {nodes} node{'s' * (nodes != 1)}", *map(str, devices)]
+        commit = f" at {str(last['commit'])[:8]}{' modified' * bool(last['modified'])}" if last["commit"] else ""
+        words.append(f"version {last['fedlada_mpi']}{commit}")
+        return ", ".join([*words, f"{len(segments)} segments"] if len(segments) > 1 else words)
+    except (TypeError, AttributeError, LookupError):
+        return ""  # of an earlier version, or not as a run writes it
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The settings of a run, in their types; those that its version did not have are the defaults."""
+    try:
+        given = read_json(path)
+        if not isinstance(given, dict):
+            raise ValueError(f"got {type(given).__name__}, expected settings by name")
+        known = {n: settings.coerce(setting, given[n]) for n, setting in settings.SETTINGS.items() if n in given}
+        known |= algorithms.recorded_hypers(known.get("algorithm", ""), given)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {reason(error)}") from None
+    except (ValueError, UserError) as error:
+        raise UserError(f"{path} cannot be read as settings: {error}") from None
+    values = {**settings.Config().record(), **known}
+    values["targets"] = [target for target in values["targets"] if 0 < target <= 1]
+    return {name: printable(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def _columns(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The rounds, and every metric as an array over them."""
+    rounds = np.array([r["round"] for r in records], dtype=np.int64)
+    series = {name: _numbers([r.get(name) for r in records]) for name in (*NUMBERS, *OPTIONAL)}
+    seconds = [r.get("seconds") or {} for r in records]
+    for phase in ALL_PHASES:
+        series[f"seconds_{phase}"] = _numbers([s.get(phase) for s in seconds])
+    series["participants"] = _numbers([_count(r.get("participants")) for r in records])
+    return rounds, series
+
+
+def _count(participants: list[int] | int | None) -> int:
+    """How many there were; packed metrics have only this number."""
+    return participants if isinstance(participants, int) else len(participants or ())
+
+
+def _numbers(values: Sequence[Any]) -> np.ndarray:
+    """The values as an array; NaN where there is none, or where it is not finite."""
+    array = np.array(values, dtype=np.float64)
+    array[np.isinf(array)] = np.nan
+    return array
+
+
+def _by_rank(records: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Mean seconds per round of each rank, over the rounds with the latest number of ranks."""
+    means = {}
+    for name in ("train", "wait"):
+        per_round: list[list[float]] = [(r.get("seconds_by_rank") or {}).get(name) or [] for r in records]
+        rows = [row for row in per_round if row]
+        if rows:
+            means[name] = np.nan_to_num(_numbers([row for row in rows if len(row) == len(rows[-1])]).mean(axis=0))
+    return means

@@ -1,0 +1,253 @@
+"""One self-contained HTML page: sortable tables and interactive curves."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from ..rundir.columns import DIAGNOSED
+from . import elements
+from .elements import Section
+from .groups import Group, Stat, by_problem, labels, slug, uneven
+from .series import MARKERS, MEASURES, SPENT, Look, Panel, Series, phase_bars, points, series, spent
+from .tables import Table, duration
+
+Files = Callable[..., str]  # links to the files of these figures
+WIDTH = 1.8  # of a line, in pixels
+# Figures that no chart shows, by the start of their names.
+WHOSE = {"clients_": "accuracies client by client", "silos_": "accuracy and loss silo by silo"}
+POINTS = 12_000  # of all curves of one measure, so that the page stays small however many groups there are
+
+
+def render(
+    groups: Sequence[Group],
+    tables: Sequence[Table],
+    drawn: Sequence[str],
+    where: str,
+    problems: Sequence[str] = (),
+    formats: Sequence[str] = ("png", "svg"),
+    sections: Sequence[Section] = (),
+    panels: Mapping[str, Sequence[Panel]] | None = None,
+) -> str:
+    """The page; ``drawn`` are the names of the figures in the folder next to it, each in these formats, ``problems``
+    what is left out. ``sections`` are further ones, and ``panels`` the charts in them, by name."""
+    library, files = plotly(), partial(elements.files, formats)
+
+    def tables_in(section: str) -> str:
+        return "".join(
+            elements.table(t) + (files(t.id) + elements.picture(t.id, t.title) if t.pictured else "")
+            for t in tables
+            if t.section == section
+        )
+
+    diagnostics = _diagnostics(groups, drawn, files) + tables_in("diagnostics")
+    own = [
+        Section("curves", "Curves", _curves(groups, drawn, bool(library), files)),
+        Section("results", "Results", tables_in("results")),
+        *([Section("diagnostics", "Diagnostics", diagnostics)] if diagnostics else []),
+        Section("time", "Time", tables_in("time") + _time(groups, bool(library), drawn, files)),
+        Section("settings", "Settings and environment", tables_in("settings")),
+        Section("runs", "Runs", _left_out(problems) + tables_in("runs")),
+    ]
+    sections = sorted([*sections, *own], key=lambda section: section.empty)
+    template = Template(_text("page.html"))
+    return template.substitute(
+        title="Federated runs",
+        lead=f"Read from {html.escape(where)} on {datetime.now():%d %B %Y, %H:%M}. "
+        "Mean ± standard deviation over seeds; what has not been run is shown as –.",
+        facts=_facts(groups),
+        nav="".join(f'<a href="#{name}">{title}</a>' for name, title, *_ in sections),
+        body="".join(
+            f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{content}</section>'
+            for name, title, content, _ in sections
+        ),
+        footer=f"fedlada_mpi {__version__}. Every table is also in <code>tables/</code> as CSV, Markdown and LaTeX, "
+        f"every figure in <code>figures/</code> as {', '.join(map(elements.format_name, formats))}.",
+        css=_text("page.css"),
+        js=_text("page.js"),
+        plotly=library,
+        data=_embedded(_data(groups, panels or {})) if library else "{}",
+    )
+
+
+def plotly() -> str:
+    """The source of the charting library; empty where it is not installed."""
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError:
+        return ""
+    return get_plotlyjs().replace("</script", "<\\/script")
+
+
+def _text(name: str) -> str:
+    return Path(__file__).with_name(name).read_text("utf-8")
+
+
+def _embedded(data: Any) -> str:
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _facts(groups: Sequence[Group]) -> str:
+    runs = [run for one in groups for run in one.runs]
+    finished = sum(run.complete for run in runs)
+    counts = [(len(runs), "run"), (len(groups), "setting"), (len(by_problem(groups)), "task")]
+    facts = [(f"{n:,}", name + "s" * (n != 1)) for n, name in [*counts, (sum(run.done for run in runs), "round")]]
+    facts.insert(1, (f"{finished:,}", "finished"))
+    seconds = sum(float(np.nansum(run.series["seconds_total"])) for run in runs)
+    facts.append((duration(Stat((seconds,), 1)).text, "of training"))
+    return "".join(f"<li><b>{value}</b><span>{name}</span></li>" for value, name in facts)
+
+
+def _left_out(problems: Sequence[str]) -> str:
+    lines = "".join(f"<li>{html.escape(problem)}</li>" for problem in problems)
+    return f'<div class="note">Left out:<ul>{lines}</ul></div>' if problems else ""
+
+
+def _alt(problem: str, what: str, groups: Sequence[Group]) -> str:
+    """What a picture shows, for those who do not see it; its numbers are in the tables."""
+    names = labels(groups)
+    return f"{problem}, {what}: {', '.join(names) if len(names) <= 10 else elements.count(len(names), 'setting')}"
+
+
+def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool, files: Files) -> str:
+    parts = []
+    for index, (problem, members) in enumerate(by_problem([one for one in groups if one.done]).items()):
+        names = [
+            n
+            for n in drawn
+            if n.removesuffix(slug(problem))
+            in ("curves_", *(f"{measure}_" for measure in MEASURES if measure not in DIAGNOSED), *WHOSE)
+        ]
+        parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
+        parts += map(elements.note, uneven(members))
+        apart = {name: what for start, what in WHOSE.items() for name in names if name.startswith(start)}
+        if library:
+            parts.append(_chart(index, problem, members))
+        else:
+            apart = {**{name: "curves over the rounds" for name in names if name not in apart}, **apart}
+        parts += [elements.picture(name, _alt(problem, what, members)) for name, what in apart.items()]
+    return "".join(parts) or elements.note("No rounds yet.")
+
+
+def _chart(index: int, problem: str, members: Sequence[Group]) -> str:
+    """The place of a task's interactive curves, with what can be chosen."""
+    known = [m for m in MEASURES if any(one.has(m) for one in members)]
+    measures = "".join(f'<option value="{m}">{html.escape(MEASURES[m])}</option>' for m in known)
+    axes = "".join(
+        f'<option value="{value}">{text}</option>'
+        for value, text in (("round", "rounds"), ("units", "Nd"), ("bytes", "bytes"), ("seconds", "time"))
+    )
+    return (
+        f'<figure data-curves="{index}" aria-label="Curves: {html.escape(problem)}"><div class="tools">'
+        f"<label>Show <select>{measures}</select></label>"
+        f"<label>against <select>{axes}</select></label>"
+        '<label><input type="checkbox"> logarithmic</label></div><div class="chart"></div></figure>'
+    )
+
+
+def _diagnostics(groups: Sequence[Group], drawn: Sequence[str], files: Files) -> str:
+    parts = []
+    for problem, members in by_problem(groups).items():
+        starts = ("diagnostics_", *(f"{measure}_" for measure in DIAGNOSED))
+        names = [n for n in drawn if n.removesuffix(slug(problem)) in starts]
+        if names:
+            parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
+            parts += [elements.picture(n, _alt(problem, "diagnostics over the rounds", members)) for n in names]
+    return "".join(parts)
+
+
+def _time(groups: Sequence[Group], library: bool, drawn: Sequence[str], files: Files) -> str:
+    parts = []
+    for index, (problem, members) in enumerate(by_problem([one for one in groups if one.done]).items()):
+        names = [n for n in drawn if n.removesuffix(slug(problem)) in ("phases_", "ranks_")]
+        if names:
+            parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
+            what = {"phases_": "seconds per round by phase", "ranks_": "seconds of training and waiting by rank"}
+            if library:
+                parts.append(f'<div class="chart" data-phases="{index}"></div>')
+                del what["phases_"]
+            shown = ((name, words) for start, words in what.items() for name in names if name.startswith(start))
+            parts += [elements.picture(name, _alt(problem, words, members)) for name, words in shown]
+    return "".join(parts)
+
+
+def _data(groups: Sequence[Group], panels: Mapping[str, Sequence[Panel]]) -> dict[str, Any]:
+    groups = [one for one in groups if one.done]
+    position = {id(one): i for i, one in enumerate(groups)}
+    most = max(40, min(300, POINTS // max(1, len(groups))))
+
+    def entries(members: Sequence[Series]) -> list[dict[str, Any]]:
+        return [{"group": position[id(one)], "name": label, **_look(look)} for one, label, look in members]
+
+    problems = by_problem(groups)
+    return {
+        "measures": MEASURES,
+        "groups": [_curves_of(one, most) for one in groups],
+        "charts": [{"series": entries(series(members))} for members in problems.values()],
+        "panels": {name: [_panel(panel, entries(panel.series)) for panel in each] for name, each in panels.items()},
+        "phases": [_bars(members) for members in problems.values()],
+    }
+
+
+def _look(look: Look) -> dict[str, str]:
+    """A look as Plotly takes it."""
+    dash = ",".join(f"{WIDTH * length:g}px" for length in look.dash) or "solid"
+    return {"colour": look.colour, "dark": look.dark, "dash": dash, "marker": MARKERS[look.marker]}
+
+
+def _panel(panel: Panel, entries: list[dict[str, Any]]) -> dict[str, Any]:
+    marks = []
+    for each, entry in zip(panel.series, entries, strict=True):
+        if at := panel.published.get(each.group.method):
+            x, y = zip(*at, strict=True)
+            marks.append({"x": x, "y": y, **{n: entry[n] for n in ("name", "colour", "dark")}})
+    return {
+        "title": f"{panel.title}: {MEASURES[panel.measure]}",
+        "measure": panel.measure,
+        "series": entries,
+        "rounds": panel.rounds,
+        "marks": marks,
+        "shortest": min(panel.done, panel.rounds),
+    }
+
+
+def _curves_of(one: Group, most: int) -> dict[str, Any]:
+    """All curves of a group; those with points at the same rounds share the values of their horizontal axis."""
+    along: dict[tuple[int, ...], int] = {}
+    curves = {}
+    for measure in MEASURES:
+        rounds, mean, std = points(one, measure, most)
+        if len(rounds):
+            at = along.setdefault(tuple(rounds.tolist()), len(along))
+            curves[measure] = {"at": at, "mean": _short(mean), "std": None if std is None else _short(std)}
+    axes = [
+        {"round": rounds, **{what: _short(spent(one, what, np.array(rounds))) for what in SPENT}} for rounds in along
+    ]
+    return {"axes": axes, "curves": curves}
+
+
+def _short(values: np.ndarray) -> list[float | None]:
+    """Four significant digits, None for what is not finite: enough for a screen, and half the size of the page."""
+    return [_round(v) if math.isfinite(v) else None for v in values.tolist()]
+
+
+def _round(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _bars(groups: Sequence[Group]) -> dict[str, Any]:
+    phases = [
+        {"name": phase, "seconds": [None if mean is None else _round(mean) for mean in seconds], "colour": colour}
+        for phase, colour, seconds in phase_bars(groups)
+    ]
+    return {"names": labels(groups), "phases": phases}

@@ -1,0 +1,440 @@
+"""Tables: cells that know their number, written as CSV and Markdown, and the tables of any set of runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ..rundir.columns import DIAGNOSED, PHASES, SPREAD
+from ..support.errors import printable
+from . import measures, usage
+from .groups import Group, Stat, by_problem, labels, slug, uneven
+from .load import RecordedRun
+from .series import MEASURES, with_silos
+
+MISSING = "–"
+NOT_RUN = "not run"
+
+
+class Cell(NamedTuple):
+    """The text shown, the number behind it, and how it sorts where it has none."""
+
+    text: str = MISSING
+    value: float | None = None
+    std: float | None = None
+    seeds: int | None = None
+    sort: float | None = None
+    hint: str = ""
+    tone: str = ""
+
+
+class Column(NamedTuple):
+    """A column, possibly one of several under a common heading ``over``."""
+
+    name: str
+    over: str = ""
+    numeric: bool = True
+
+    @property
+    def full(self) -> str:
+        return f"{self.over}: {self.name}" if self.over else self.name
+
+
+@dataclass
+class Table:
+    """A table with its notes. On the page it is in the section of that name, if any, and with ``pictured`` the figure
+    of its id is below it. ``paper``: columns "ours" are next to a paper's values."""
+
+    id: str
+    title: str
+    columns: list[Column]
+    rows: list[list[Cell]]
+    source: str = ""
+    notes: list[str] = field(default_factory=list)
+    paper: bool = False
+    section: str = ""
+    pictured: bool = False
+
+    @property
+    def headings(self) -> list[tuple[str, int, int]]:
+        """The common headings with their first and last columns, from 1; columns without one have an empty one. None
+        where no column has any."""
+        spans: list[tuple[str, int, int]] = []
+        for i, column in enumerate(self.columns, 1):
+            if spans and column.over and spans[-1][0] == column.over:
+                spans[-1] = (column.over, spans[-1][1], i)
+            else:
+                spans.append((column.over, i, i))
+        return spans if any(text for text, _, _ in spans) else []
+
+    @property
+    def empty(self) -> bool:
+        """Whether no run contributed to it."""
+        ours = [i for i, c in enumerate(self.columns) if c.name == "ours" or not self.paper]
+        return not any(row[i].seeds or (not self.paper and row[i].text != MISSING) for row in self.rows for i in ours)
+
+    def csv(self) -> str:
+        over_seeds = [any(row[i].seeds is not None for row in self.rows) for i in range(len(self.columns))]
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        header: list[str] = []
+        for column, has_std in zip(self.columns, over_seeds, strict=True):
+            header += [column.full, f"{column.full} std", f"{column.full} seeds"] if has_std else [column.full]
+        writer.writerow(header)
+        for row in self.rows:
+            line: list[object] = []
+            for cell, has_std in zip(row, over_seeds, strict=True):
+                shown = cell.value if cell.value is not None else "" if cell.text == MISSING else cell.text
+                line.append(f"{shown:.10g}" if isinstance(shown, float) else shown)
+                if has_std:
+                    line += ["" if cell.std is None else f"{cell.std:.6g}", "" if cell.seeds is None else cell.seeds]
+            writer.writerow(line)
+        return out.getvalue()
+
+    def markdown(self) -> str:
+        text = f"### {self.title}\n\n" + (f"Paper: {self.source}.\n\n" if self.source else "")
+        return text + markdown_rows(self.columns, self.rows) + "".join(f"\n{note}\n" for note in self.notes)
+
+
+def markdown_rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
+    lines = [
+        [column.full for column in columns],
+        ["---:" if column.numeric else "---" for column in columns],
+        *([cell.text for cell in row] for row in rows),
+    ]
+    return "".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |\n" for line in lines)
+
+
+def number(value: float, digits: int | None = None) -> str:
+    """A number with so many decimals; None: as many as suit it."""
+    if math.isinf(value):
+        return "∞"
+    if digits is None:
+        digits = 0 if value == round(value) else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}".replace("-", "−")
+
+
+def text(value: str) -> Cell:
+    return Cell(value or MISSING)
+
+
+def plain(value: float | None, digits: int | None = None) -> Cell:
+    if value is None or math.isnan(value):
+        return Cell()
+    return Cell(number(value, digits), value)
+
+
+def stat(value: Stat, digits: int | None = None, scale: float = 1.0) -> Cell:
+    """Mean ± standard deviation; "(3 of 5)" where only some runs have it, "> rounds" for a level never reached."""
+    if value.mean is None:
+        if value.beyond is None:
+            return Cell()
+        return Cell(f"> {value.beyond:,}", None, None, value.of, math.inf, "not reached in so many rounds")
+    mean, std = value.mean * scale, None if value.std is None else value.std * scale
+    if digits is None and std is not None:
+        digits = 1
+    shown = number(mean, digits) + (f" ± {number(std, digits)}" if std is not None else "")
+    partial = len(value.values) < value.of
+    if partial:
+        shown += f" ({len(value.values)} of {value.of})"
+    hint = f"{len(value.values)} of {value.of} runs" + (", the others never reached it" if value.beyond else "")
+    return Cell(shown, mean, std, len(value.values), None, hint)
+
+
+def size(value: Stat) -> Cell:
+    """Bytes in a suitable unit; the number behind the text is in bytes."""
+    if value.mean is None:
+        return stat(value)
+    power = min(4, int(math.log(max(value.mean, 1), 1000)))
+    unit = ("B", "kB", "MB", "GB", "TB")[power]
+    return _in_unit(value, 0 if power == 0 else 2, 1000.0**power, unit)
+
+
+def duration(value: Stat) -> Cell:
+    """Seconds in a suitable unit; the number behind the text is in seconds."""
+    if value.mean is None:
+        return stat(value)
+    unit, length = time_unit(value.mean)
+    shown = value.mean / length
+    return _in_unit(value, 0 if unit == "s" and shown >= 10 else 1 if shown >= 1 else 3, length, unit)
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit in which a time is easy to read, and its length in seconds."""
+    return ("s", 1.0) if seconds < 120 else ("min", 60.0) if seconds < 7200 else ("h", 3600.0)
+
+
+def _in_unit(value: Stat, digits: int, length: float, unit: str) -> Cell:
+    cell = stat(value, digits, 1 / length)
+    return cell._replace(text=f"{cell.text} {unit}", value=value.mean, std=value.std)
+
+
+def _named(groups: Sequence[Group]) -> list[tuple[Group, list[Cell]]]:
+    """Each group with the first cells of its row: the problem and its label."""
+    rows = []
+    for problem, members in by_problem(groups).items():
+        rows += [(one, [Cell(problem), Cell(name)]) for one, name in zip(members, labels(members), strict=True)]
+    return rows
+
+
+_HEAD = [Column("Data", numeric=False), Column("Method", numeric=False)]
+
+
+def overview(groups: Sequence[Group]) -> Table:
+    columns = [
+        *_HEAD,
+        *map(
+            Column, ("Seeds", "Rounds", "Best test %", "at round", "Final test %", "Final train %", "Final train loss")
+        ),
+    ]
+    validated = any(one.has("val_acc") for one in groups)
+    if validated:
+        columns.append(Column("Test % at best validation"))
+    rows = []
+    for one, head in _named(groups):
+        rows.append(
+            [
+                *head,
+                plain(len(one.runs)),
+                _progress(one),
+                stat(one.latest(measures.best(None)), 2),
+                stat(one.latest(measures.best(None, "round"))),
+                stat(one.latest(measures.final("test_acc", 100)), 2),
+                stat(one.latest(measures.final("train_acc", 100)), 2),
+                stat(one.latest(measures.final("train_loss")), 4),
+                *([stat(one.latest(measures.test_at_best_validation), 2)] if validated else []),
+            ]
+        )
+    notes = ["Mean ± standard deviation over seeds. Accuracies are of the latest evaluated round."]
+    notes += _uneven(groups) + _departures(groups)
+    return Table("overview", "Accuracy", columns, rows, notes=notes, section="results")
+
+
+def clients(groups: Sequence[Group]) -> Table:
+    """How the clients fare one by one, in the last round in which they were evaluated so."""
+    parts = ("test", "train")
+    columns = [*_HEAD, *(Column(n, f"{p} accuracy %") for p in parts for n in ("mean", "spread", "worst tenth"))]
+    rows = []
+    for one, head in _named(groups):
+        row = [stat(one.latest(measures.final(name, 100)), 2) for name in SPREAD]
+        if any(cell.value is not None for cell in row):
+            rows.append([*head, *row])
+    notes = [
+        "Over all clients: the mean, the standard deviation, and the mean of the tenth with the lowest accuracy. Test "
+        "accuracy of a client: the classes' test accuracies, weighted by the client's shares of the classes."
+    ]
+    return Table("clients", "Client by client", columns, rows, notes=notes, section="results")
+
+
+def silos(groups: Sequence[Group]) -> Table:
+    """How the silos fare one by one, in the last round in which clients were evaluated so."""
+    over = {"test_acc": ("test", "accuracy %", 100), "train_acc": ("train", "accuracy %", 100)}
+    over |= {"test_loss": ("test", "loss", 1), "train_loss": ("train", "loss", 1)}
+    columns = [*_HEAD, *map(Column, ("Silo", "Clients", "Images"))]
+    columns += [Column(part, what) for part, what, _ in over.values()]
+    rows = []
+    for members in by_problem(groups).values():
+        shown = {id(one) for one in with_silos(members)}
+        for one, head in _named(members):
+            values = measures.by_silo(one.runs) if id(one) in shown else {}
+            for i in range(len(values.get("silos", ()))):
+                about = [plain(float(values[name][i]), 0) for name in ("silos", "clients", "images")]
+                each = [(values[name][:, i], scale) for name, (_, _, scale) in over.items()]
+                known = [(Stat(tuple(v[np.isfinite(v)].tolist()), len(one.runs)), scale) for v, scale in each]
+                rows.append([*head, *about, *(stat(s, 2 if scale > 1 else 4, scale) for s, scale in known)])
+    notes = [
+        "Of all training images of a silo's clients; on the test images, the classes weighted by their shares in these."
+    ]
+    return Table("silos", "Silo by silo", columns, rows, notes=notes, section="results")
+
+
+def diagnostics(groups: Sequence[Group]) -> Table:
+    """Means over the rounds that were diagnosed."""
+    rows = []
+    for one, head in _named(groups):
+        row = [stat(one.latest(measures.per_round(name)), 4) for name in DIAGNOSED]
+        if any(cell.value is not None for cell in row):
+            rows.append([*head, *row])
+    notes = [
+        "Means over the rounds with --diagnose. Methods without g_a: the last global step in its place, and z = x."
+    ]
+    columns = [*_HEAD, *(Column(MEASURES[n]) for n in DIAGNOSED)]
+    return Table("diagnostics", "Diagnostics", columns, rows, notes=notes, section="diagnostics")
+
+
+def levels(groups: Sequence[Group], known: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Test accuracies worth a column: those ``known`` for the data set and the runs' targets, else the highest tenths
+    reached."""
+    chosen = {}
+    for problem, members in by_problem(groups).items():
+        asked = {t for one in members for run in one.runs for t in run.settings["targets"]}
+        wanted = sorted(asked | set(known.get(members[0].dataset, ())))
+        if not wanted:
+            tops = [run.series["test_acc"] for one in members for run in one.runs]
+            top = max((float(np.nanmax(t)) for t in tops if not np.isnan(t).all()), default=0.0)
+            wanted = [t / 10 for t in range(1, 10) if t / 10 <= top][-3:]
+        chosen[problem] = wanted
+    return chosen
+
+
+def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Table]:
+    """Rounds and communication to each test accuracy, one table per problem."""
+    tables = []
+    for problem, members in by_problem(groups).items():
+        columns, rows = [_HEAD[1]], []
+        for level in wanted[problem]:
+            over = f"{100 * level:g} %"
+            columns += [Column(n, over) for n in ("rounds", "Nd", "down", "up", "MPI")]
+        for one, head in _named(members):
+            row = [head[1]]
+            for level in wanted[problem]:
+                row += [
+                    stat(one.over(measures.rounds_to("test_acc", level))),
+                    stat(one.over(measures.total_to("paper_units", level, per_participant=True))),
+                    *(size(one.over(measures.total_to(n, level))) for n in ("bytes_down", "bytes_up", "bytes_mpi")),
+                ]
+            rows.append(row)
+        title = f"Rounds and communication to a test accuracy: {problem}"
+        notes = [
+            "Nd: the paper's unit, vectors of the model's length per participant. Down and up: bytes that all "
+            "participants receive and send. MPI: bytes of vectors between ranks. “> T”: not reached in T rounds."
+        ]
+        if wanted[problem]:
+            tables.append(Table(f"targets_{slug(problem)}", title, columns, rows, notes=notes, section="results"))
+    return tables
+
+
+def phases(groups: Sequence[Group]) -> Table:
+    columns = [*_HEAD, *(Column(p, "seconds a round") for p in (*PHASES, "total")), Column("ranks")]
+    columns += [Column("mean", "waiting"), Column("most", "waiting"), Column("who waits", "waiting", False)]
+    rows = []
+    for one, head in _named(groups):
+        row = [*head, *(stat(one.latest(measures.per_round(f"seconds_{p}")), 3) for p in (*PHASES, "total"))]
+        waits = [run.by_rank["wait"] for run in one.runs if "wait" in run.by_rank and run.done == one.done]
+        if waits:
+            widest = max(map(len, waits))
+            wait = np.mean([w for w in waits if len(w) == widest], axis=0)
+            rank = int(np.argmax(wait))
+            row += [plain(widest), plain(float(wait.mean()), 3), plain(float(wait[rank]), 3)]
+            row.append(text("server" if rank == 0 and widest > 1 else f"rank {rank}"))
+        else:
+            row += [Cell()] * 4
+        rows.append(row)
+    notes = ["Each phase is that of the slowest rank; waiting is a rank's time without work of its own in a round."]
+    return Table("phases", "Where the time goes", columns, rows, notes=notes, section="time")
+
+
+def cost(groups: Sequence[Group]) -> Table:
+    """What the runs took, and how far unfinished ones got."""
+    names = ("Seeds", "Rounds", "Seconds a round", "Wall time", "GPUs", "Runs at once", "GPU-seconds")
+    columns = [*_HEAD, *map(Column, names), Column("Device", numeric=False)]
+    of_run = dict(
+        zip(
+            (id(run.usage) for one in groups for run in one.runs),
+            usage.at_once([run.usage for one in groups for run in one.runs]),
+            strict=True,
+        )
+    )
+
+    def gpu_seconds(run: RecordedRun) -> float | None:
+        seconds, at_once = _seconds(run), of_run[id(run.usage)]
+        return seconds * run.usage.gpus / at_once if seconds and run.usage.gpus and at_once else None
+
+    rows = []
+    for one, head in _named(groups):
+        devices = dict.fromkeys(run.usage.device for run in one.runs if run.usage.device)
+        rows.append(
+            [
+                *head,
+                plain(len(one.runs)),
+                _progress(one),
+                stat(one.latest(measures.per_round("seconds_total")), 3),
+                duration(one.latest(_seconds)),
+                plain(one.over(lambda run: run.usage.gpus).mean),
+                plain(one.over(lambda run: of_run[id(run.usage)]).mean),
+                stat(one.latest(gpu_seconds), 0),
+                text(printable(", ".join(devices))),
+            ]
+        )
+    notes = [
+        "Per run, means over seeds. Wall time is that of all rounds, evaluation included, without the start. "
+        "GPU-seconds: wall time, times the ranks with a GPU, over the runs that shared the node's GPU at that time."
+    ]
+    return Table("cost", "Cost", columns, rows, notes=[*notes, *_uneven(groups)], section="time")
+
+
+def _departures(groups: Sequence[Group]) -> list[str]:
+    """Notes on runs that have lost ranks."""
+    return [
+        f"{problem}, {name}, seed {run.seed}: "
+        + ", ".join(f"{count} rank{'s' * (count != 1)} lost before round {t}" for t, count in run.left.items())
+        for problem, members in by_problem(groups).items()
+        for one, name in zip(members, labels(members), strict=True)
+        for run in one.runs
+        if run.left
+    ]
+
+
+def _uneven(groups: Sequence[Group]) -> list[str]:
+    """Notes on groups whose seeds cannot be averaged as they are; with several problems, each under its name."""
+    problems = by_problem(groups)
+    return [
+        f"{problem}, {note}" if len(problems) > 1 else note
+        for problem, members in problems.items()
+        for note in uneven(members)
+    ]
+
+
+def _progress(one: Group) -> Cell:
+    """How many rounds the runs of a group have, and of how many where they are not finished."""
+    done = sorted({run.done for run in one.runs})
+    shown = number(done[0]) if len(done) == 1 else f"{done[0]:,} to {done[-1]:,}"
+    unfinished = [run for run in one.runs if not run.complete]
+    if unfinished:
+        wanted = max(run.settings["rounds"] for run in unfinished)
+        shown += f" of {wanted:,}, {len(unfinished)} unfinished"
+    return Cell(shown, float(done[-1]))
+
+
+def runs(groups: Sequence[Group]) -> Table:
+    columns = [*_HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False), Column("Best test %")]
+    columns += [Column("Final test %"), Column("Time")]
+    columns += [Column("Directory", numeric=False), Column("Ran on", numeric=False)]
+    rows = []
+    for one, head in _named(groups):
+        for run in one.runs:
+            state = run.status if run.complete or run.status != "finished" else "unfinished"
+            rows.append(
+                [
+                    *head,
+                    plain(run.seed),
+                    Cell(f"{run.done:,} of {run.settings['rounds']:,}", float(run.done)),
+                    text(", ".join([state, *_problems(run)])),
+                    plain(measures.best(None)(run), 2),
+                    plain(measures.final("test_acc", 100)(run), 2),
+                    duration(Stat(() if (seconds := _seconds(run)) is None else (seconds,), 1)),
+                    text(printable(str(run.path))),
+                    text(run.ran_on),
+                ]
+            )
+    repeated = sum(one.repeated for one in groups)
+    left = "1 run repeats" if repeated == 1 else f"{repeated} runs repeat"
+    notes = [f"{left} the settings and seed of another, left out here."] if repeated else []
+    return Table("runs", "All runs", columns, rows, notes=notes, section="runs")
+
+
+def _problems(run: RecordedRun) -> list[str]:
+    lines = [f"{run.skipped} unreadable lines"] if run.skipped else []
+    return [*lines, run.damaged] if run.damaged else lines
+
+
+def _seconds(run: RecordedRun) -> float | None:
+    """The time of all rounds."""
+    total = run.series["seconds_total"]
+    return None if not total.size or np.isnan(total).all() else float(np.nansum(total))

@@ -1,0 +1,57 @@
+"""The section of the report's page that compares our runs with the paper."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from ..analysis import elements
+from ..analysis.elements import Section
+from ..analysis.tables import Table
+from .figures import Figure
+
+NOTES = (
+    '<p class="note">Rounds: less is better. ∞: the paper says never; “> T”: not reached in our T rounds.</p>'
+    '<p class="note">The paper does not state the clipping, the μ of FedProx and of SMU, the α of FedCM on CIFAR-100 '
+    "and TinyImageNet, the normalisation, and the values of α in its figures: these are ours.</p>"
+)
+
+
+def section(tables: Sequence[Table], figures: Sequence[Figure], formats: Sequence[str], interactive: bool) -> Section:
+    """Tables and figures that there are runs for, then the others; ``formats`` are those of the figures' files."""
+    ours = [table for table in tables if table.paper]
+    with_runs, without_runs = [t for t in ours if not t.empty], [t for t in ours if t.empty]
+    parts = [
+        NOTES,
+        *map(elements.table, with_runs),
+        *(_figure(figure, formats, interactive) for figure in figures if not figure.empty),
+    ]
+    if without_runs:
+        summary = f"{elements.count(len(without_runs), 'table')} of the paper without runs yet"
+        parts.append(_folded(summary, "".join(map(elements.table, without_runs))))
+    if empty := [f"{figure.title} ({figure.source})" for figure in figures if figure.empty]:
+        names = "".join(f"<li>{html.escape(name)}</li>" for name in empty)
+        parts.append(_folded(f"{elements.count(len(empty), 'figure')} without runs yet", f"<ul>{names}</ul>"))
+    nothing = not with_runs and len(empty) == len(figures)  # as of digits, or of a user's own data
+    return Section("paper", "Against the paper", "".join(parts), nothing)
+
+
+def _figure(figure: Figure, formats: Sequence[str], interactive: bool) -> str:
+    parts = [
+        f"<h3>{html.escape(figure.title)}</h3>",
+        f'<p class="source">{html.escape(figure.source)}</p>{elements.files(formats, figure.name)}',
+    ]
+    if interactive:
+        panels = (
+            f'<div class="chart" data-panel="{figure.id}:{i}"></div>' for i, p in enumerate(figure.panels) if p.series
+        )
+        parts.append(f'<figure class="panels">{"".join(panels)}</figure>')
+    else:
+        parts.append(elements.picture(figure.name, figure.title))
+    if figure.missing:
+        parts.append(elements.note(f"Missing: {'; '.join(figure.missing)}."))
+    return "".join(parts)
+
+
+def _folded(summary: str, content: str) -> str:
+    return f"<details><summary>{summary}</summary>{content}</details>"

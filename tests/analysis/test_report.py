@@ -1,0 +1,376 @@
+"""The report: reading runs in any state, the numbers in its tables, its files, and the page in a real browser."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import Browser, chromium
+from synthetic_runs import rows_of, run, write_run
+
+from fedlada_mpi.analysis import figures, groups, load, measures, page, series, tables, usage
+from fedlada_mpi.analysis.groups import Group, Stat, group
+from fedlada_mpi.report import build, main
+from fedlada_mpi.reproduction import comparison, paper
+from fedlada_mpi.rundir import client_values
+
+
+def test_a_line_being_written_is_left_out_and_a_broken_one_is_counted():
+    records, skipped = load.parse(b'{"round": 1, "lr": 0.5}\n{"round": 2}\n{"round": 3, "l')
+    assert [r["round"] for r in records] == [1, 2]
+    assert skipped == 0
+    records, skipped = load.parse(b'{"round": 1}\n\x00\x00{"ro\n[3]\n{"round": 4}\n')
+    assert [r["round"] for r in records] == [1, 4]
+    assert skipped == 2
+    assert load.parse(b"") == ([], 0)
+    assert load.parse(b'{"round": 1') == ([], 0)
+
+
+def test_of_a_round_done_twice_the_last_record_counts():
+    records, _ = load.parse(b'{"round": 1, "lr": 1}\n{"round": 2, "lr": 2}\n{"round": 2, "lr": 3}\n')
+    assert [r["lr"] for r in records] == [1, 3]
+
+
+def test_nothing_measured_is_not_a_number_and_never_zero():
+    rounds, columns = load._columns(
+        [{"round": 1, "test_acc": None}, {"round": 2, "test_acc": 0.5, "seconds": {"train": 2}}]
+    )
+    assert rounds.tolist() == [1, 2]
+    assert np.isnan(columns["test_acc"][0])
+    assert columns["test_acc"][1] == 0.5
+    assert np.isnan(columns["train_loss"]).all()
+    assert np.isnan(columns["seconds_train"][0])
+    assert columns["seconds_train"][1] == 2
+
+
+def test_ranks_are_averaged_over_the_rounds_of_the_latest_world():
+    def record(*wait):
+        return {"round": 1, "seconds_by_rank": {"wait": list(wait)}}
+
+    assert load._by_rank([record(9, 9), record(1, 2, 3), record(3, 4, 5)])["wait"].tolist() == [2, 3, 4]
+    assert load._by_rank([{"round": 1}]) == {}
+
+
+def test_mean_and_spread_over_seeds():
+    one = Group({}, [run([0.1, 0.4]), run([0.3, 0.8], seed=1), run([], seed=2, rounds=2, status="stopped")])
+    rounds, mean, std = one.curve("test_acc")
+    assert rounds.tolist() == [1, 2]
+    assert mean == pytest.approx([0.2, 0.6])
+    assert std == pytest.approx([math.sqrt(0.02), math.sqrt(0.08)])  # sample deviation of 0.1 0.3, and of 0.4 0.8
+
+
+def test_seeds_of_different_lengths_are_averaged_over_the_rounds_that_all_have():
+    short = run([0.2, 0.6], seed=1, rounds=4, status="stopped")
+    (one,) = group([run([0.1, 0.4, 0.3, 0.9]), short])
+    assert one.curve("test_acc")[0].tolist() == [1, 2]
+    assert one.latest(measures.final("test_acc", 100)).values == pytest.approx((40, 60))
+    assert one.latest(measures.best(None)).values == pytest.approx((40, 60))
+    assert one.latest(tables._seconds).values == (1, 1)  # two rounds of half a second, of both
+    assert one.over(measures.test_at(4)) == Stat((90.0,), 2)  # of a certain round: by those that have it
+    assert one.over(measures.rounds_to("test_acc", 0.8)) == Stat((4.0,), 2)
+    said = "FedAvg: seeds have 2 to 4 rounds: means over the rounds that all have, up to 2."
+    assert groups.uneven([one]) == [said]
+    assert all(said in table.notes for table in (tables.overview([one]), tables.cost([one])))
+    assert "FedAvg on CIFAR-10: seeds have 2 to 4" in " ".join(comparison.tables([one])[0].notes)
+
+
+def test_seeds_evaluated_in_different_rounds_are_averaged_over_those_that_all_have():
+    none = math.nan
+    (one,) = group([run([0.3, 0.2, 0.9, 0.4]), run([none, 0.6, none, 0.5], seed=1), run([none], seed=2, rounds=4)])
+    assert one.curve("test_acc")[0].tolist() == [2, 4]
+    assert one.latest(measures.best(None)).values == pytest.approx((40, 60))
+    assert one.over(measures.rounds_to("test_acc", 0.4)).values == (4, 2)  # not 3, where the other was not evaluated
+    assert one.over(measures.test_at(3)).values == pytest.approx((20, 60))
+    assert "evaluated in different rounds: means over the rounds that all have, up to 4" in one.uneven
+    assert group([run([0.1, 0.2]), run([0.2, 0.3], seed=1)])[0].uneven == ""
+
+
+def test_a_round_that_was_not_evaluated_is_not_in_the_curve():
+    assert Group({}, [run([0.1, math.nan, 0.3])]).curve("test_acc")[0].tolist() == [1, 3]
+
+
+def test_rounds_to_a_level():
+    reach = measures.rounds_to("test_acc", 0.5)
+    assert reach(run([0.4, 0.5, 0.3])) == 2
+    assert reach(run([0.4, 0.4])) == math.inf
+    assert reach(run([0.4, 0.4], rounds=9, status="stopped")) is None
+    assert reach(run([])) is None
+    assert reach(run([math.nan, math.nan])) is None
+
+
+def test_communication_to_a_level_is_counted_through_that_round():
+    assert measures.total_to("bytes_down", 0.5)(run([0.1, 0.2, 0.6, 0.7])) == 60
+    assert measures.total_to("paper_units", 0.5, per_participant=True)(run([0.1, 0.2, 0.6, 0.7])) == 6
+    assert measures.total_to("bytes_down", 0.9)(run([0.1, 0.2])) is None
+
+
+def test_a_tuned_run_is_named_and_not_held_against_the_paper():
+    tuned = dict(algorithm="fedlada", preset="tuned", weight_decay=0.05)
+    one, two = group([run([0.5], algorithm="fedlada"), run([0.6], **tuned)])
+    assert (one.departures(), two.departures()) == ({}, {"preset": "tuned"})
+    assert groups.labels([one, two]) == ["FedLADA", "FedLADA tuned"]
+    where = {"dataset": "cifar10", "algorithm": "fedlada", "rounds": 1}
+    assert paper.match([two], where) == (None, [])
+    assert paper.match([one, two], {**where, "preset": "tuned"}) == (two, [])
+
+
+def with_clients(directory: Path, accuracies: list[float]) -> Path:
+    """A run of two rounds, whose clients were evaluated one by one after the second."""
+    write_run(directory, {"dataset": "digits", "algorithm": "fedavg", "rounds": 2, "clients": len(accuracies)}, 2)
+    sums = np.array([[5.0] * len(accuracies), [10 * a for a in accuracies], [10.0] * len(accuracies)])
+    silos = np.arange(1, len(accuracies) + 1).clip(max=2)
+    values = client_values.ClientValues(directory, 0, np.ones((len(accuracies), 2), int), silos)
+    spread = values.add(2, sums, np.array([[20, 40], [3, 7], [10, 10]]))
+    values.write()
+    first, second = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+    (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (first, {**second, **spread})))
+    return directory
+
+
+def test_clients_one_by_one(tmp_path):
+    with_clients(tmp_path / "runs" / "a", [0.5, 0.7, 0.9])
+    write_run(tmp_path / "runs" / "old", {"dataset": "digits", "algorithm": "scaffold", "rounds": 2}, 2)
+    build([tmp_path / "runs"], tmp_path / "report")
+    (row,) = rows_of(tmp_path / "report/tables/clients.csv")
+    found = {name: float(value) for name, value in row.items() if "accuracy" in name and value and "std" not in name}
+    assert [found[f"train accuracy %: {n}"] for n in ("mean", "worst tenth")] == pytest.approx([70, 50])
+    assert [found[f"test accuracy %: {n}"] for n in ("mean", "spread")] == pytest.approx([50, 0])
+    assert (tmp_path / "report/figures/clients_digits_clients_3.png").exists()
+    assert 'src="figures/clients_digits_clients_3.png"' in (tmp_path / "report/index.html").read_text()
+    run = load.read(tmp_path / "runs" / "a")
+    assert run.clients["train_acc"].tolist() == pytest.approx([0.5, 0.7, 0.9])
+    one, two = rows_of(tmp_path / "report/tables/silos.csv")
+    assert [(row["Silo"], row["Clients"], row["Images"]) for row in (one, two)] == [("1", "1", "2"), ("2", "2", "4")]
+    assert [float(row["accuracy %: train"]) for row in (one, two)] == pytest.approx([50, 80])
+    assert [float(row[f"loss: {part}"]) for row in (one, two) for part in ("train", "test")] == [0.5, 3, 0.5, 3]
+    assert 'src="figures/silos_digits_clients_3.png"' in (tmp_path / "report/index.html").read_text()
+    assert load.read(tmp_path / "runs" / "old").clients == {}
+
+
+def test_an_unreadable_file_of_clients_is_named(tmp_path):
+    directory = with_clients(tmp_path / "runs" / "a", [0.5, 0.7, 0.9])
+    (directory / "clients.h5").write_bytes(b"garbage")
+    build([tmp_path / "runs"], tmp_path / "report")
+    (row,) = rows_of(tmp_path / "report/tables/runs.csv")
+    assert row["State"].startswith("finished, unreadable clients.h5 (")
+    assert (tmp_path / "report/figures/clients_digits_clients_3.png").exists()
+
+
+def test_what_a_run_ran_on():
+    node = {"ranks": 4, "cpu": "a", "devices": {"NVIDIA H200": 3, "x86_64 CPU": 1}}
+    last = {
+        "ranks": 8,
+        "nodes": {"n1": node, "n2": node},
+        "fedlada_mpi": "9.1",
+        "commit": "0123456789",
+        "modified": True,
+    }
+    words = "8 ranks on 2 nodes, NVIDIA H200, x86_64 CPU, version 9.1"
+    summary = {"environment": {}, "segments": [{"ranks": 1}, last]}
+    assert load._ran_on(summary) == f"{words} at 01234567 modified, 2 segments"
+    assert load._ran_on({"environment": {**last, "commit": None}, "segments": []}) == words
+    for other in (
+        {"environment": {"ranks": 2}},
+        {"environment": 3, "segments": 1},
+        {"environment": last, "segments": [0]},
+    ):
+        assert load._ran_on(other) == ""
+
+
+def test_accuracy_after_so_many_rounds_needs_so_many_rounds():
+    assert measures.test_at(2)(run([0.1, 0.2, 0.9])) == pytest.approx(20)
+    assert measures.test_at(4)(run([0.1, 0.2, 0.9])) is None
+    assert measures.test_at(2)(run([0.1, math.nan, 0.9])) == pytest.approx(10)
+    assert measures.best(2)(run([0.3, 0.2, 0.9])) == pytest.approx(30)
+    assert measures.best(None, "round")(run([0.3, 0.2, 0.9])) == 3
+
+
+def test_cells_distinguish_missing_unreached_and_partial():
+    assert tables.stat(Stat((), 3)).text == "–"
+    assert tables.stat(Stat((), 3, beyond=1500)).text == "> 1,500"
+    assert tables.stat(Stat((10.0, 12.0), 3)).text == "11.0 ± 1.4 (2 of 3)"
+    assert tables.stat(Stat((52.0,), 1)).text == "52"
+    assert tables.size(Stat((2.5e9,), 1)).text == "2.50 GB"
+    assert tables.size(Stat((2.5e9,), 1)).value == 2.5e9
+
+
+def test_runs_of_the_same_seed_count_once_and_the_longer_one():
+    (one,) = group([run([0.1]), run([0.1, 0.2]), run([0.3, 0.4], seed=1)])
+    assert [r.done for r in one.runs] == [2, 2]
+    assert one.repeated == 1
+
+
+def test_groups_differ_in_settings_that_matter_and_no_others():
+    runs = [run([0.1]), run([0.1], seed=1, out="elsewhere", device="cpu"), run([0.1], participation=0.5)]
+    assert [len(g.runs) for g in group(runs)] == [2, 1]
+
+
+def test_names_distinguish_groups_and_no_more():
+    alphas = group(
+        [run([0.1], algorithm="fedlada", alpha=a) for a in (0.1, 0.5)] + [run([0.1], algorithm="scaffold", alpha=1.0)]
+    )
+    assert groups.labels(alphas) == ["SCAFFOLD", "FedLADA α=0.1", "FedLADA α=0.5"]
+    assert groups.labels(group([run([0.1], dirichlet=0.3)])) == ["FedAvg"]
+    mixed = group([run([0.1]), run([0.1], participation=0.5), run([0.1], local_epochs=9)])
+    assert groups.labels(mixed) == ["FedAvg", "FedAvg local epochs=9", "FedAvg participation=0.5"]
+
+
+def test_names_do_not_repeat_what_all_groups_share():
+    """Also a setting that is one method's preset, and so no departure of it."""
+    same = {"lr": 1e-3, "weight_decay": 1e-2, "decay_mode": "decoupled"}
+    shared = group([run([0.1], **same), run([0.1], algorithm="fedlada", **same)])
+    assert groups.labels(shared) == ["FedAvg", "FedLADA"]
+
+
+def test_cost_counts_the_share_of_a_gpu():
+    alone, shared = run([0.5] * 4), run([0.5] * 2, rounds=4, status="stopped", algorithm="scaffold")
+    alone.usage = usage.Usage("NVIDIA H200", 1, [], 1.0)
+    shared.usage = usage.Usage("NVIDIA H200", 2, [], 4.0)
+    unknown = run([0.5] * 4, algorithm="fedprox")
+    rows = {row[1].text: [cell.text for cell in row[2:]] for row in tables.cost(group([alone, shared, unknown])).rows}
+    assert rows["FedAvg"] == ["1", "4", "0.500", "2.0 s", "1", "1", "2", "NVIDIA H200"]
+    assert rows["SCAFFOLD"][1] == "2 of 4, 1 unfinished"
+    assert rows["SCAFFOLD"][6] == "0"  # 1 s on 2 GPUs, a quarter of them
+    assert rows["FedProx"][4:] == ["–", "–", "–", "–"]
+
+
+def test_times_have_the_unit_that_suits_them():
+    shown = {seconds: tables.duration(Stat((seconds,), 1)).text for seconds in (0.004, 4.0, 90.0, 600.0, 9000.0)}
+    assert shown == {0.004: "0.004 s", 4.0: "4.0 s", 90.0: "90 s", 600.0: "10.0 min", 9000.0: "2.5 h"}
+    assert tables.duration(Stat((600.0,), 1)).value == 600
+    assert tables.duration(Stat()).text == "–"
+
+
+def test_thinning_keeps_the_ends_and_true_values():
+    assert series.thinned(5, 10).tolist() == [0, 1, 2, 3, 4]
+    chosen = series.thinned(1500, 200)
+    assert len(chosen) == 200
+    assert chosen[0] == 0
+    assert chosen[-1] == 1499
+
+
+def test_what_was_spent_by_a_round():
+    one = Group({}, [run([0.1, 0.2, 0.3])])
+    assert series.spent(one, "units", np.array([1, 3])).tolist() == [2, 6]
+    assert series.spent(one, "bytes", np.array([2])).tolist() == [60]
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory):
+    """A small grid in every state: two methods finished, one seed going on, one not begun."""
+    root = tmp_path_factory.mktemp("runs")
+    for method in ("fedavg", "fedlada"):
+        for seed in (0, 1):
+            write_run(root / f"{method}{seed}", {"algorithm": method, "seed": seed, "rounds": 30, "targets": [0.3]}, 30)
+    ongoing = write_run(root / "ongoing", {"algorithm": "scaffold", "rounds": 30}, 12, status=None)
+    with open(ongoing / "metrics.jsonl", "a") as file:
+        file.write('{"round": 13, "test_a')
+    write_run(root / "begun", {"algorithm": "localadam", "rounds": 30}, 0, status=None)
+    (root / "broken").mkdir()
+    (root / "broken/config.json").write_text("{")
+    return root
+
+
+@pytest.fixture(scope="session")
+def report(digits, tmp_path_factory):
+    out = tmp_path_factory.mktemp("report")
+    return out, build([digits], out, skip_broken=True)
+
+
+def test_the_report_of_runs_in_every_state(report):
+    out, lines = report
+    assert lines[-1].startswith("6 runs of 4 settings,")
+    assert any("broken/config.json" in line for line in lines)
+    overview = {row["Method"]: row for row in rows_of(out / "tables/overview.csv")}
+    assert list(overview) == ["FedAvg", "LocalAdam", "SCAFFOLD", "FedLADA"]
+    assert overview["FedAvg"]["Final test % seeds"] == "2"
+    assert float(overview["FedAvg"]["Final test % std"]) > 0
+    assert overview["SCAFFOLD"]["Rounds"] == "12"
+    assert overview["SCAFFOLD"]["Final test % std"] == ""
+    assert overview["LocalAdam"]["Final test %"] == ""
+    target = {row["Method"]: row for row in rows_of(out / "tables/targets_digits.csv")}
+    assert float(target["FedLADA"]["30 %: rounds"]) > 5
+    assert target["FedAvg"]["30 %: rounds"] == "> 30"
+    assert target["SCAFFOLD"]["30 %: rounds"] == ""
+    states = {row["Directory"].rsplit("/")[-1]: row["State"] for row in rows_of(out / "tables/runs.csv")}
+    assert states == {
+        **dict.fromkeys(("fedavg0", "fedavg1", "fedlada0", "fedlada1"), "finished"),
+        **dict.fromkeys(("ongoing", "begun"), "unfinished"),
+    }
+
+
+def test_figures_are_there_as_png_and_svg(report):
+    out, _ = report
+    names = {path.stem for path in (out / "figures").iterdir()}
+    assert names == {"curves_digits", "phases_digits", "ranks_digits"}
+    for name in names:
+        assert (out / f"figures/{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in (out / f"figures/{name}.svg").read_text()
+
+
+def test_markdown_has_as_many_cells_in_every_line(report):
+    out, _ = report
+    for path in (out / "tables").glob("*.md"):
+        widths = {len(re.findall(r"(?<!\\)\|", line)) for line in path.read_text().splitlines() if line.startswith("|")}
+        assert len(widths) == 1, path
+
+
+def test_the_page_asks_for_nothing_from_outside(report):
+    text = (report[0] / "index.html").read_text()
+    own = text.replace(page.plotly(), "")
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", own)
+    assert "NaN" not in re.search(r'id="data">(.*?)</script>', own, re.S).group(1)
+
+
+def test_a_single_run_is_enough(tmp_path, digits):
+    lines = build([digits / "fedlada0"], tmp_path)
+    assert lines[-1].startswith("1 run of 1 setting,")
+    assert "Test accuracy" in (tmp_path / "index.html").read_text()
+
+
+def test_without_the_charting_library_the_page_shows_pictures(tmp_path, digits, monkeypatch):
+    monkeypatch.setattr(page, "plotly", lambda: "")
+    lines = build([digits], tmp_path, skip_broken=True)
+    assert "fedlada_mpi[report]" in lines[-2]
+    text = (tmp_path / "index.html").read_text()
+    assert '<img src="figures/curves_digits.png"' in text
+    assert 'data-curves="' not in text
+    assert 'alt="Digits, curves over the rounds: FedAvg, SCAFFOLD, FedLADA"' in text
+
+
+def test_many_groups_are_drawn_apart():
+    many = group(
+        [run([0.1, 0.2], algorithm=m, alpha=a) for m in ("fedlada", "fedcm") for a in np.linspace(0.1, 1, 9).tolist()]
+    )
+    names = [name for name, _ in figures.plan(many)]
+    assert "test_acc_cifar_10" in names
+    assert "curves_cifar_10" not in names
+    assert len(set(series.looks(many[:9]))) == 9
+
+
+def test_mistakes_are_reported_in_one_line(tmp_path, capsys):
+    assert main([str(tmp_path / "nowhere"), "--out", str(tmp_path)]) == 2
+    assert main([str(tmp_path), "--out", str(tmp_path / "r")]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("error: there is no directory")
+    assert "no runs under" in lines[1]
+    assert len(lines) == 2
+
+
+@pytest.mark.browser
+@pytest.mark.slow
+@pytest.mark.skipif(not chromium(), reason="no browser: apt-get install chromium")
+def test_the_page_in_a_browser(report, tmp_path):
+    """No message on the console, and the tables and curves are in the document."""
+    # High enough for all charts, which are drawn only when they are near what is read.
+    with Browser(tmp_path / "profile", height=20000) as browser:
+        browser.open(report[0] / "index.html", "document.body.dataset.drawn == 2")
+        document = browser.run("document.documentElement.outerHTML")
+        assert browser.messages == []
+    curves = document[document.index('data-curves="0"') :]
+    assert curves.count('class="js-line"') >= 3
+    assert all(name in curves for name in ("FedAvg", "SCAFFOLD", "FedLADA"))
+    assert document.count('<table class="sortable">') == len(list((report[0] / "tables").glob("*.csv")))
+    assert json.loads(re.search(r'id="data">(.*?)</script>', document, re.S).group(1))["groups"]

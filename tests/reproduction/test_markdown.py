@@ -1,0 +1,129 @@
+"""Tables and pictures of the report in pages: those of this repository, and what a page can ask for."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from synthetic_runs import write_run
+
+from fedlada_mpi import algorithms
+from fedlada_mpi.algorithms import resolve
+from fedlada_mpi.analysis import groups, load, measures
+from fedlada_mpi.analysis.tables import Cell, Column, Table
+from fedlada_mpi.report import main, tables_of
+from fedlada_mpi.reproduction import figures, markdown, paper, tuning
+from fedlada_mpi.support.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {
+    "docs/reproduction/runs": ("docs/reproduction.md", "README.md"),
+    "docs/reproduction/runs docs/reproduction/tuning": ("docs/experiments.md",),
+}
+FOLDERS = (*(f"reproduction/{name}" for name in ("runs", "tuning", "readings", "theory")), "methods/runs")
+
+
+def recorded(folders: str) -> list[groups.Group]:
+    return groups.group(load.read_all([ROOT / folder for folder in folders.split()])[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folders", PAGES)
+def test_the_pages_agree_with_the_records(folders):
+    found = recorded(folders)
+    tables, drawn = tables_of(found), figures.figures(found)
+    command = f"python -m fedlada_mpi.report {folders} --out report --update {' '.join(PAGES[folders])}"
+    for name in PAGES[folders]:
+        text = (ROOT / name).read_text()
+        assert markdown.filled(text, tables, drawn) == text, f"{name} is not that of the records: run {command}"
+        for folder, picture in markdown._PICTURE.findall(text):
+            assert (ROOT / name).parent.joinpath(folder, f"{picture}.png").is_file()
+    text = (ROOT / "docs/reproduction.md").read_text()
+    assert command in text
+    for spec in paper.contents()["tables"]:
+        assert f"<!-- report: {spec['id']} -->" in text
+
+
+def test_the_tuned_presets_are_those_of_the_rule():
+    chosen = tuning.chosen(recorded("docs/reproduction/runs docs/reproduction/tuning"))
+    assert len(chosen) == 7
+    for method in algorithms.names():
+        tuned = {"": {"weight_decay": chosen[method]}} if method in chosen else {}
+        preset = resolve({"dataset": "cifar10", "algorithm": method}).config.weight_decay
+        assert algorithms.find(method).tuned == (tuned if chosen.get(method, preset) != preset else {}), method
+
+
+def test_the_readings_are_those_of_their_records():
+    page = (ROOT / "docs/reproduction.md").read_text()
+    section = page.partition("## Readings that were tried")[2].partition("\n## ")[0]
+    runs = [one.runs[0] for one in recorded("docs/reproduction/readings")]
+    assert len(runs) == 5
+    for run in runs:
+        first = measures.rounds_to("test_acc", 0.7)(run)
+        after = " / ".join(f"{measures.test_at(last)(run):.1f}" for last in (186, 250))
+        rows = [row for row in section.splitlines() if after in row]
+        assert any(f"{first:.0f}" in row.split("|")[2].split() for row in rows), run.path.name
+
+
+def test_records_are_small_and_name_no_machine():
+    for folder in FOLDERS:
+        for record in (ROOT / "docs" / folder).iterdir():
+            files = list(record.iterdir())
+            assert sum(file.stat().st_size for file in files) < 150_000, record
+            text = "".join(file.read_text() for file in files if file.suffix == ".json")
+            assert not any(word in text for word in ("/home", "/root", "/tmp", "/work")), record
+
+
+def test_ours_and_the_papers_value_share_a_cell():
+    columns = [Column("Method", numeric=False), *(Column(n, "70 %") for n in ("ours", "paper", "difference"))]
+    columns.append(Column("ours", "Bytes"))
+    rows = [
+        [Cell("A(*)"), Cell("50"), Cell("44.6"), Cell("+5.4", tone="worse"), Cell("1.0")],
+        [Cell("B"), Cell("> 1,500"), Cell("∞"), Cell("agree"), Cell()],
+        [Cell("C"), Cell("not run"), Cell(), Cell(), Cell("2.0")],
+    ]
+    assert markdown.compact(Table("a", "A", columns, rows, notes=["A note."], paper=True)) == (
+        "| Method | 70 % | Bytes |\n| --- | ---: | ---: |\n"
+        "| A(\\*) | **50 (44.6)** | 1.0 |\n| B | > 1,500 (never) | – |\n| C | not run | 2.0 |\n\nA note.\n"
+    )
+
+
+def test_a_page_gets_tables_and_pictures(tmp_path):
+    for method in ("fedavg", "scaffold", "localadam"):
+        write_run(tmp_path / "runs" / method, {"dataset": "cifar10", "algorithm": method, "rounds": 3}, 3)
+    page = tmp_path / "page.md"
+    page.write_text(
+        "Before.\n<!-- report: cost -->\nold\n<!-- end -->\n<!-- report: headline_tuned -->\n<!-- end -->\n"
+        "![all](pictures/paper_all_methods.png) ![other](elsewhere/mine.png)\n"
+        "<!-- report: figures pictures -->\n<!-- end -->\nAfter.\n"
+    )
+    for folder in ("pictures", "report"):
+        (tmp_path / folder).mkdir()
+    for name in ("all_methods", "consistency", "participation"):
+        Image.new("RGB", (8, 8)).save(tmp_path / "report" / f"paper_{name}.png")
+    found = groups.group(load.read_all([tmp_path / "runs"])[0])
+    markdown.update([page], tables_of(found), figures.figures(found), tmp_path / "report")
+    text = page.read_text()
+    assert "old" not in text
+    assert "| CIFAR-10 | SCAFFOLD | 1 | 3 |" in text
+    assert "<!-- report: headline_tuned -->\n\nNot run.\n\n<!-- end -->" in text
+    assert text.count("paper_all_methods.png") == 1
+    assert "- FedLADA with 5, 10, 20 and 50 % of the clients, CIFAR-10 (Figure 2extraexp)\n" in text
+    assert "Missing: CIFAR-10 FedLADA α=0.05;" in text
+    assert "![Test accuracy and consistency" in text
+    drawn = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert drawn == {"paper_all_methods.png", "paper_consistency.png"}
+    with Image.open(tmp_path / "pictures/paper_all_methods.png") as picture:
+        assert picture.mode == "P"
+    assert markdown.filled(text, tables_of(found), figures.figures(found)) == text
+
+
+def test_what_a_page_cannot_ask_for(tmp_path, capsys):
+    with pytest.raises(UserError, match="got the table 'headlin' \\(did you mean 'headline'\\?\\), expected one of "):
+        markdown.filled("<!-- report: headlin -->\n<!-- end -->", tables_of([]), [])
+    write_run(tmp_path / "run", {"rounds": 2}, 2)
+    arguments = [str(tmp_path / "run"), "--out", str(tmp_path / "report"), "--update", str(tmp_path / "none.md")]
+    assert main(arguments) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: --update: {tmp_path / 'none.md'} cannot be read: No such file or directory\n"
+    )
