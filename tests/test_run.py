@@ -525,7 +525,7 @@ def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(
 
 @pytest.mark.ranks
 def test_a_full_gpu_is_reported_once_by_all_ranks(data, out, capsys, monkeypatch):
-    def full(self, s, r, chunk, sums, totals, kept):
+    def full(self, s, r, chunk, collector):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has more words.")
 
     if communicator().rank == SIZE - 1:  # which has two clients, also of four ranks

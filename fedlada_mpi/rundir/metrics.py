@@ -201,12 +201,13 @@ def summarise(records: list[dict[str, Any]], targets: list[float]) -> dict[str, 
     objective, column = OBJECTIVE, OBJECTIVE.of("test")
     evaluated = [r for r in records if r.get(column) is not None]
     best = objective.best(evaluated)
-    reached = {t: (r["round"] for r in evaluated if objective.reached(r[column], t)) for t in targets}
     return {
         "rounds": records[-1]["round"] if records else 0,
         "final": {name: evaluated[-1][name] for name in ("round", *EVALUATED)} if evaluated else None,
         "best": {"round": best["round"], column: best[column]} if best else None,
-        "targets": {f"{t:g}": next(rounds, None) for t, rounds in reached.items()},
+        "targets": {
+            f"{t:g}": next((r["round"] for r in evaluated if objective.reached(r[column], t)), None) for t in targets
+        },
         **{name: sum(r[name] for r in records) for name in TOTALS},
         "seconds": sum(r["seconds"]["total"] for r in records),
     }

@@ -50,7 +50,7 @@ def try_flags(given: Sequence[tuple[str, str]]) -> str:
     with contextlib.redirect_stderr(io.StringIO()) as printed:
         try:
             # Reads the file of --config, which may name the method.
-            return outcome(lambda: run.parse(line)[0].resolve_dataset()[0].table().encode())
+            return outcome(lambda: run.parse(line)[0].resolve()[0].table().encode())
         except SystemExit:
             assert "error: " in printed.getvalue()
             return "argparse"
