@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from .. import __version__
 from ..rundir.columns import DIAGNOSED
+from ..support.version import __version__
 from . import elements
 from .elements import Section
 from .groups import Group, Stat, by_problem, labels, slug, uneven
