@@ -29,6 +29,7 @@ from ..settings import DATASETS, Config, differences
 from ..support import disk
 from ..support.errors import UserError
 from ..support.inputs import read_json, require_regular
+from .files import CHECKPOINT_NAMES, CHECKPOINTS, checkpoint_folder, complete_checkpoints
 
 KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
@@ -39,19 +40,13 @@ SEGMENTS = "run/segments"  # provenance.py
 PREVIOUS = "run/previous_x"  # before the last step, with --diagnose
 
 
-def folder(out: Path, t: int) -> Path:
-    return out / "checkpoint" / f"round_{t:06d}"
-
-
-def complete(out: Path) -> list[Path]:
-    """The complete checkpoints, oldest first."""
-    folders = (p for p in (out / "checkpoint").glob("round_*") if p.name[6:].isdecimal())
-    return sorted(folders, key=lambda p: int(p.name[6:]))
+# In files.py, which needs neither torch nor h5py.
+folder, complete = checkpoint_folder, complete_checkpoints
 
 
 def remove_unfinished(out: Path) -> None:
     """Remove what a run that was killed left of checkpoints."""
-    for path in (out / "checkpoint").glob("round_*.tmp"):
+    for path in (out / CHECKPOINTS).glob(f"{CHECKPOINT_NAMES}.tmp"):
         with disk.writing(path):
             disk.remove(path)
 
