@@ -21,7 +21,7 @@ from typing import Any, NoReturn, TextIO
 
 from .algorithms import resolve
 from .data.datasets import ensure
-from .rundir import results
+from .rundir import files, results
 from .session.launch import launched
 from .session.plan import Request
 from .settings import SETTINGS, Parser, add_arguments, grouped, is_record, load
@@ -80,7 +80,7 @@ def _settings_file(options: argparse.Namespace) -> str | None:
         raise UserError(f"--resume {out} takes the settings of that run: leave --config out")
     if not (out / "config.json").is_file():
         raise UserError(f"--resume: got {out}, which holds no run (there is no config.json): expected a run's --out")
-    if not any(folder.name[6:].isdecimal() for folder in (out / "checkpoint").glob("round_*")):
+    if not files.complete_checkpoints(out):
         raise UserError(f"--resume: {out} has no checkpoint to go on from: start that run again with --overwrite")
     return str(out / "config.json")
 

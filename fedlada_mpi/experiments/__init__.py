@@ -32,7 +32,7 @@ FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One run of a grid: the settings written in its file, and the directory that follows from them."""
 
     given: dict[str, Any]
@@ -75,13 +75,13 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Grid:
+class Experiment:
     """An experiment, expanded into its runs."""
 
     name: str
     title: str
     paper: str
-    runs: list[Run]
+    runs: list[PlannedRun]
 
 
 def experiments() -> list[str]:
@@ -105,7 +105,7 @@ def find(name: str) -> Path:
     return FOLDER / f"{name}.toml"
 
 
-def load(name: str, runs: str = "", changes: Mapping[str, Any] | None = None) -> Grid:
+def load(name: str, runs: str = "", changes: Mapping[str, Any] | None = None) -> Experiment:
     """The grid of an experiment; ``changes`` are settings that override its file."""
     path = find(name)
     check_path(runs, "--runs")
@@ -115,7 +115,24 @@ def load(name: str, runs: str = "", changes: Mapping[str, Any] | None = None) ->
         raise UserError(f"{path}: {str(error).removeprefix(f'--config: {path} ')}") from None
 
 
-def _expand(path: Path, root: Path, changes: Mapping[str, Any]) -> Grid:
+def parse_changes(texts: Sequence[str]) -> dict[str, Any]:
+    """The settings of ``--set key=value``; a comma makes an axis."""
+    changes: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        name = name.replace("-", "_")
+        if not equals or not name.isidentifier():
+            raise UserError(f"--set: got {text!r}, expected key=value with the name of a setting")
+        changes[name] = value.split(",") if "," in value and not _takes_lists(name) else value
+    return changes
+
+
+def _takes_lists(name: str) -> bool:
+    """Whether a list is one value of the setting."""
+    return name in settings.SETTINGS and settings.SETTINGS[name].kind.startswith("list")
+
+
+def _expand(path: Path, root: Path, changes: Mapping[str, Any]) -> Experiment:
     data = settings.load(path)
     for key in data:
         if key not in (keys := ("title", "paper", "base", "runs")):
@@ -123,34 +140,33 @@ def _expand(path: Path, root: Path, changes: Mapping[str, Any]) -> Grid:
     base, blocks = data.get("base", {}), data.get("runs", [{}])
     if not isinstance(base, dict) or not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
         raise UserError("expected a table [base] and tables [[runs]]")
-    runs: dict[Path, Run] = {}
+    runs: dict[Path, PlannedRun] = {}
     for block in blocks:
         for given in _crossed({**base, **block, **changes}):
             run = _run(given, root)
             first = runs.setdefault(run.directory, run)
             if first.rounds != run.rounds:
                 raise UserError(f"{run.directory.name} has {first.rounds} and {run.rounds} rounds: keep one of them")
-    return Grid(path.stem, str(data.get("title", "")), str(data.get("paper", "")), list(runs.values()))
+    return Experiment(path.stem, str(data.get("title", "")), str(data.get("paper", "")), list(runs.values()))
 
 
 def _crossed(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every list of a block is an axis; axes are crossed, the last varies fastest."""
     axes = []
     for name, value in block.items():
-        of_lists = name in settings.SETTINGS and settings.SETTINGS[name].kind.startswith("list")
-        axis = isinstance(value, list) and (not of_lists or any(isinstance(v, list) for v in value))
+        axis = isinstance(value, list) and (not _takes_lists(name) or any(isinstance(v, list) for v in value))
         if axis and not value:
             raise UserError(f"{name} is an empty list: expected at least one value")
         axes.append([(name, v) for v in value] if axis else [(name, value)])
     return [dict(choice) for choice in itertools.product(*axes)]
 
 
-def _run(given: Mapping[str, Any], root: Path) -> Run:
+def _run(given: Mapping[str, Any], root: Path) -> PlannedRun:
     if "out" in given:
         raise UserError("out does not belong in a grid's file: give the directory of all its runs with --runs")
     resolved = resolve({}, given)
     values = resolved.config.record()
-    return Run({k: values[k] for k in given}, values["rounds"], root / directory_name(values))
+    return PlannedRun({k: values[k] for k in given}, values["rounds"], root / directory_name(values))
 
 
 def directory_name(values: Mapping[str, Any]) -> str:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 
-from . import Run
-from .progress import FAILED, RUNNING, Progress, closing_line, measure, rows
+from . import PlannedRun
+from .progress import FAILED, RUNNING, RunProgress, closing_line, measure, rows
 
 SECONDS = 1.0  # between two drawings, at least
 SHARE = 0.05  # of the time, at most, to read what the runs have written
@@ -23,12 +23,12 @@ def possible() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
-class Table:
+class LiveTable:
     """The runs that ``at_once`` at a time are at work here; the others are looked at in turns, for other processes."""
 
-    def __init__(self, runs: Sequence[Run], at_once: int):
+    def __init__(self, runs: Sequence[PlannedRun], at_once: int):
         self.runs, self.at_once = runs, at_once
-        self.known: list[Progress] = [measure(run) for run in runs]
+        self.known: list[RunProgress] = [measure(run) for run in runs]
         self.others = cycle(range(len(runs)))
         self.drawn = 0  # lines, above the cursor
         self.due = 0.0
@@ -70,7 +70,7 @@ class Table:
         self.drawn = len(lines)
 
 
-def selected(runs: Sequence[Progress], most: int) -> list[int]:
+def selected(runs: Sequence[RunProgress], most: int) -> list[int]:
     """The indices of the runs to show where not all fit: the running and failed ones, then their neighbours."""
     at_work = [index for index, run in enumerate(runs) if run.state == RUNNING]
     here = at_work[-1] if at_work else 0

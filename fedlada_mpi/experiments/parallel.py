@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -12,15 +11,14 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 from ..gpu import mps
 from ..rundir import lock
+from ..support.launcher import exit_status
 from ..support.processes import usable_cores
-from ..support.signals import STOPPED
-from . import Run
-from .live import Table
-from .starting import STOPS, claimed, exit_status, passed_on, start
+from . import PlannedRun
+from .live import LiveTable
+from .starting import STOPS, StopSignals, claimed, print_failed
 
 LOG = "log.txt"  # what a run prints
 SECONDS = 0.1  # between two looks at the runs
@@ -29,7 +27,7 @@ SECONDS = 0.1  # between two looks at the runs
 @dataclass
 class Started:
     index: int
-    run: Run
+    run: PlannedRun
     slot: int  # of those that run at once
     process: subprocess.Popen[bytes]
     held: ExitStack  # its lock and its log
@@ -41,44 +39,36 @@ class Parallel:
     Prints a line when a run starts and ends or, with ``live``, a table of all of them.
     """
 
-    def __init__(self, runs: Sequence[Run], launcher: Sequence[str], at_once: int, live: bool = False):
+    def __init__(self, runs: Sequence[PlannedRun], launcher: Sequence[str], at_once: int, live: bool = False):
         self.runs, self.launcher, self.at_once = runs, list(launcher), at_once
-        self.table = Table(runs, at_once) if live else None
+        self.table = LiveTable(runs, at_once) if live else None
         self.waiting = deque(enumerate(runs))
         self.slots = list(range(min(at_once, len(runs))))
         self.running: list[Started] = []
         self.failed: list[int] = []
-        self.stopped = 0
+        self.signals = StopSignals(bool(launcher))
         self.gpus = mps.gpus()
 
     def execute(self) -> int:
         """The exit status of all: 0, 1 where some failed, or that of a stop by a signal."""
-        before = {n: signal.signal(n, self._stop) for n in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
-        try:
-            with ExitStack() as at_end:
-                share = 0 < len(self.gpus) < len(self.slots)
-                places = at_end.enter_context(mps.shared()) if share else {}
-                at_end.callback(self._end_all)
-                while self.running or (self.waiting and not self.stopped):
-                    while self.slots and self.waiting and not self.stopped:
-                        self._start(*self.waiting.popleft(), places)
-                    self._collect()
-                    self._show()
-                self._show(now=True)
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with ExitStack() as at_end:
+            at_end.enter_context(self.signals.handled())
+            share = 0 < len(self.gpus) < len(self.slots)
+            places = at_end.enter_context(mps.shared()) if share else {}
+            at_end.callback(self._end_all)
+            while self.running or (self.waiting and not self.stopped):
+                while self.slots and self.waiting and not self.stopped:
+                    self._start(*self.waiting.popleft(), places)
+                self._collect()
+                self._show()
+            self._show(now=True)
+        print_failed(self.failed, len(self.runs))
         return self.stopped or int(bool(self.failed))
 
-    def _stop(self, number: int, _frame: Any) -> None:
-        """Pass a signal on: the runs finish their round and write a checkpoint, and no further ones start.
-
-        A Ctrl-C has reached them already.
-        """
-        self.stopped = self.stopped or (128 + number if number == signal.SIGINT else STOPPED)
-        if number != signal.SIGINT:
-            for started in self.running:
-                started.process.send_signal(passed_on(number, bool(self.launcher)))
+    @property
+    def stopped(self) -> int:
+        """The exit status of a stop by a signal, after which no further runs start; 0 where none has come."""
+        return self.signals.status
 
     def _say(self, index: int, words: str, error: bool = False) -> None:
         line = f"[{index + 1}/{len(self.runs)}] {self.runs[index].directory.name}: {words}"
@@ -97,10 +87,7 @@ class Parallel:
             note = f"{rest}; the same command goes on"
         self.table.show([started.index for started in self.running], self.failed, note, now)
 
-    def _start(self, index: int, run: Run, places: Mapping[str, str]) -> None:
-        if run.finished():
-            self._say(index, "already finished")
-            return
+    def _start(self, index: int, run: PlannedRun, places: Mapping[str, str]) -> None:
         with ExitStack() as held:
             try:
                 to_do = held.enter_context(claimed(run))
@@ -116,10 +103,8 @@ class Parallel:
             log.flush()
             slot = self.slots.pop(0)
             environment = {**os.environ, **places, **self._share(slot)}
-            process = start(command, environment, stdout=log, stderr=subprocess.STDOUT)
+            process = self.signals.start(command, environment, stdout=log, stderr=subprocess.STDOUT)
             self.running.append(Started(index, run, slot, process, held.pop_all()))
-            if self.stopped == STOPPED:  # by a signal that came just now
-                process.send_signal(passed_on(signal.SIGTERM, bool(self.launcher)))
         self._say(index, f"started, prints to {run.directory / LOG}")
 
     def _share(self, slot: int) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..rundir import lock, metrics
 from ..rundir.results import finished
-from . import Run
+from . import PlannedRun
 
 FINISHED, RUNNING, STOPPED, FAILED, NOT_STARTED = "finished", "running", "stopped", "failed", "not started"
 WAITING = (STOPPED, NOT_STARTED)
@@ -21,7 +21,7 @@ HEAD = ("", "run", "state", "rounds", "test", "best", "s/round", "end", "")
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """What a run's directory says about it; None is what is not known yet."""
 
     name: str
@@ -39,7 +39,7 @@ class Progress:
         return None if pace is None else min(max(0.0, pace * (self.rounds - self.done)), CENTURY)
 
 
-def measure(run: Run) -> Progress:
+def measure(run: PlannedRun) -> RunProgress:
     """The progress of a run."""
     summary = finished(run.directory)
     if summary is not None and summary["rounds"] >= run.rounds:
@@ -53,7 +53,7 @@ def measure(run: Run) -> Progress:
     accuracies = [acc for record in records if (acc := _number(record.get("test_acc"))) is not None]
     seconds = [_number((record.get("seconds") or {}).get("total")) for record in records[-RECENT:]]
     timed = [value for value in seconds if value is not None]
-    return Progress(
+    return RunProgress(
         run.directory.name,
         state,
         run.rounds,
@@ -65,20 +65,20 @@ def measure(run: Run) -> Progress:
     )
 
 
-def _of_summary(run: Run, summary: Mapping[str, Any]) -> Progress:
+def _of_summary(run: PlannedRun, summary: Mapping[str, Any]) -> RunProgress:
     """Of a finished run, whose summary is much smaller than its metrics."""
     tables = (summary.get("final"), summary.get("best"))
     last, best = (_number(table.get("test_acc")) if isinstance(table, dict) else None for table in tables)
     seconds, done = _number(summary.get("seconds")), summary["rounds"]
     pace = None if seconds is None or not done else seconds / done
-    return Progress(run.directory.name, FINISHED, run.rounds, done, last, best, pace)
+    return RunProgress(run.directory.name, FINISHED, run.rounds, done, last, best, pace)
 
 
 def _number(value: Any) -> float | None:
     return float(value) if isinstance(value, (int, float)) and abs(value) <= metrics.MOST else None
 
 
-def expected(runs: Sequence[Progress], at_once: int) -> float | None:
+def expected(runs: Sequence[RunProgress], at_once: int) -> float | None:
     """Seconds until the whole grid is finished when ``at_once`` runs are at work; None as long as no speed is known.
 
     Runs begin in their order, each as soon as one before it ends; one of unknown speed has the mean of the others'.
@@ -96,7 +96,7 @@ def expected(runs: Sequence[Progress], at_once: int) -> float | None:
     return max(ends)
 
 
-def rows(runs: Sequence[Progress], now: float, holders: bool = True) -> list[str]:
+def rows(runs: Sequence[RunProgress], now: float, holders: bool = True) -> list[str]:
     """A table, its heading first; ``now`` is in seconds since the epoch."""
     cells = [HEAD, *(_cells(index, run, now, holders) for index, run in enumerate(runs))]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
@@ -107,7 +107,7 @@ def rows(runs: Sequence[Progress], now: float, holders: bool = True) -> list[str
     ]
 
 
-def _cells(index: int, run: Progress, now: float, holders: bool) -> tuple[str, ...]:
+def _cells(index: int, run: RunProgress, now: float, holders: bool) -> tuple[str, ...]:
     left = run.seconds_left() if run.state == RUNNING else None
     return (
         str(index),
@@ -121,7 +121,7 @@ def _cells(index: int, run: Progress, now: float, holders: bool) -> tuple[str, .
     )
 
 
-def closing_line(runs: Sequence[Progress], now: float, at_once: int = 0) -> str:
+def closing_line(runs: Sequence[RunProgress], now: float, at_once: int = 0) -> str:
     """How many runs are in which state, and when all will be finished.
 
     ``at_once``: how many will be at work until then, if that is known; otherwise as many as now.

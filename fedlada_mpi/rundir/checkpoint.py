@@ -30,7 +30,7 @@ from ..settings import DATASETS, Config, differences
 from ..support import disk
 from ..support.errors import UserError
 from ..support.inputs import read_json, require_regular
-from .files import checkpoint_round
+from .files import CHECKPOINT_NAMES, CHECKPOINTS, checkpoint_folder, complete_checkpoints
 
 KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
@@ -41,19 +41,13 @@ SEGMENTS = "run/segments"  # provenance.py
 PREVIOUS = "run/previous_x"  # before the last step, with --diagnose
 
 
-def folder(out: Path, t: int) -> Path:
-    return out / "checkpoint" / f"round_{t:06d}"
-
-
-def complete(out: Path) -> list[Path]:
-    """The complete checkpoints, oldest first."""
-    rounds = {p: checkpoint_round(p) for p in (out / "checkpoint").glob("round_*")}
-    return [p for t, p in sorted((t, p) for p, t in rounds.items() if t is not None)]
+# In files.py, which needs neither torch nor h5py.
+folder, complete = checkpoint_folder, complete_checkpoints
 
 
 def remove_unfinished(out: Path) -> None:
-    """Remove checkpoints that a run was writing when it was killed."""
-    for path in (out / "checkpoint").glob("round_*.tmp"):
+    """Remove what a run that was killed left of checkpoints."""
+    for path in (out / CHECKPOINTS).glob(f"{CHECKPOINT_NAMES}.tmp"):
         with disk.writing(path):
             disk.remove(path)
 

@@ -11,14 +11,17 @@ from ..settings import Config
 from ..support import disk
 from ..support.errors import UserError
 from ..support.inputs import read_json
-from . import checkpoint, client_values, metrics, results, sinks
+from . import checkpoint, client_values, files, metrics, results, sinks
 
 FINISHED = -1
 _FILES = (
     *("config.json", "metrics.jsonl", metrics.DAMAGED, client_values.CLIENTS, results.SUMMARY, results.MODEL),
-    *(results.BEST, sinks.IDS, "checkpoint", "tensorboard"),
+    *(results.BEST, sinks.IDS, files.CHECKPOINTS, "tensorboard"),
 )
-_FOLDERS = {"checkpoint": "round_*", "tensorboard": "events.out.tfevents.*"}  # what a run writes there
+_FOLDERS = {
+    files.CHECKPOINTS: files.CHECKPOINT_NAMES,
+    "tensorboard": "events.out.tfevents.*",
+}  # what a run writes there
 
 
 def claim(config: Config, resume: bool, overwrite: bool) -> int:

@@ -1,4 +1,4 @@
-"""Writing the files of a run, each complete or not at all."""
+"""The files of a run: each written so that it is there complete or not at all; and the names of checkpoints."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from ..support import disk
+
+CHECKPOINTS = "checkpoint"  # the folder of a run that they are in
+CHECKPOINT_NAMES = "round_*"  # of their folders there, also of unfinished ones
+
+
+def checkpoint_folder(out: Path, t: int) -> Path:
+    """The checkpoint after round ``t`` of the run in ``out``."""
+    return out / CHECKPOINTS / CHECKPOINT_NAMES.replace("*", f"{t:06d}")
+
+
+def checkpoint_round(folder: Path) -> int:
+    """The round after which a complete checkpoint was written; a ValueError for any other folder."""
+    return int(_number(folder))
+
+
+def complete_checkpoints(out: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    folders = (out / CHECKPOINTS).glob(CHECKPOINT_NAMES)
+    return sorted((folder for folder in folders if _number(folder).isdecimal()), key=checkpoint_round)
+
+
+def _number(folder: Path) -> str:
+    return folder.name.removeprefix(CHECKPOINT_NAMES.rstrip("*"))
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
@@ -37,9 +60,3 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             temporary.unlink(missing_ok=True)
         disk.write_new(temporary, data)
         disk.publish(temporary, path)
-
-
-def checkpoint_round(folder: Path) -> int | None:
-    """The round of a complete checkpoint's folder; None if it is none."""
-    number = folder.name.removeprefix("round_")
-    return int(number) if folder.name.startswith("round_") and number.isdecimal() else None

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from .errors import UserError
+from .signals import handlers
 
 # The number of processes, as set by Open MPI's mpirun, an srun step, MPICH's and Intel's mpiexec, MVAPICH, Flux.
 _LAUNCHERS = (
@@ -43,7 +44,8 @@ def launched_processes() -> int:
 
 
 def settings() -> dict[str, str]:
-    """Variables that mpirun needs on one machine; the shell scripts take the same from ``jobs/mpi.env``."""
+    """What mpirun needs on one machine: the same as in ``jobs/mpi.env``, which shell scripts read where there is no
+    Python yet, and which an installed package does not have."""
     return {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -97,17 +99,12 @@ def start(module: str, count: int, arguments: Sequence[str]) -> int:
     environment = {**settings(), **os.environ}
     if sys.stderr.isatty():
         environment[TERMINAL] = str(shutil.get_terminal_size().columns)
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in signals}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
     try:
-        handler = _Forwarder(process)
-        for number in signals:
-            signal.signal(number, handler)
-        return handler.wait()
+        forwarder = _Forwarder(process)
+        with handlers((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), forwarder):
+            return forwarder.wait()
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -139,7 +136,12 @@ class _Forwarder:
                 if self.second is not None and time.monotonic() - self.second > AFTER_SECOND:
                     os.killpg(self.process.pid, signal.SIGKILL)
             else:
-                return code if code >= 0 else 128 - code
+                return exit_status(code)
+
+
+def exit_status(returncode: int) -> int:
+    """As a shell has it: 128 and the number of the signal that ended a process."""
+    return returncode if returncode >= 0 else 128 - returncode
 
 
 def tolerance(mpirun: str) -> list[str]:

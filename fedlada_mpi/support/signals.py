@@ -14,7 +14,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 STOPPED = 75  # exit code: stopped by a signal, checkpoint written, --resume continues
@@ -34,6 +34,17 @@ _stops: dict[int, Stop] = {}  # of the runs in this process, by the thread of ea
 
 
 @contextlib.contextmanager
+def handlers(numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    """Within the block, these signals call ``handler``."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
 def handled(interrupt: bool = False) -> Iterator[None]:
     """Within the block, signals are handled as above; ``interrupt``: Ctrl-C too.
 
@@ -44,12 +55,10 @@ def handled(interrupt: bool = False) -> Iterator[None]:
     _stops[me] = Stop()
     main = threading.current_thread() is threading.main_thread()
     numbers = [signal.SIGTERM, signal.SIGUSR1, *([signal.SIGINT] if interrupt else [])]
-    before = {number: signal.signal(number, _handle) for number in numbers if main}
     try:
-        yield
+        with handlers(numbers if main else [], _handle):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         del _stops[me]
         if earlier is not None:  # this run was started from within another, such as by its ``on_round``
             _stops[me] = earlier

@@ -17,6 +17,7 @@ from repository import ROOT
 
 from fedlada_mpi import algorithms, grid
 from fedlada_mpi.experiments import experiments, load
+from fedlada_mpi.experiments.starting import StopSignals
 from fedlada_mpi.rundir import lock
 
 # Stands in for a launcher: gets the whole command of the run and plays its part.
@@ -299,6 +300,14 @@ def test_no_run_starts_after_a_signal(small, tmp_path):
     assert "1 of" not in first.communicate()[1]
     assert (tmp_path / "runs/digits_fedavg_seed=0/summary.json").exists()
     assert not (tmp_path / "runs/digits_fedavg_seed=1/calls").exists()
+
+
+@pytest.mark.parametrize(("launched", "passed_on"), [(False, signal.SIGTERM), (True, signal.SIGUSR1)])
+def test_a_run_gets_the_signal_that_came_just_before_it(launched, passed_on):
+    signals = StopSignals(launched)
+    signals._handle(signal.SIGTERM, None)
+    assert signals.start([python(), "-c", "import time; time.sleep(100)"]).wait(50) == -passed_on
+    assert signals.status == 75
 
 
 def test_a_launcher_that_ends_with_0_has_not_finished_a_run(small, monkeypatch, capfd):

@@ -14,7 +14,7 @@ from repository import ROOT
 
 from fedlada_mpi import grid
 from fedlada_mpi.experiments import live, progress
-from fedlada_mpi.experiments.progress import FAILED, FINISHED, NOT_STARTED, RUNNING, STOPPED, Progress
+from fedlada_mpi.experiments.progress import FAILED, FINISHED, NOT_STARTED, RUNNING, STOPPED, RunProgress
 from fedlada_mpi.rundir import lock
 
 NOON = time.mktime((2026, 3, 1, 12, 0, 0, 0, 0, -1))
@@ -97,12 +97,12 @@ def test_the_speed_is_that_of_the_last_rounds(four):
 
 
 def runs(*states, rounds=10, done=0, pace=None):
-    return [Progress(f"run{i}", state, rounds, done, pace=pace) for i, state in enumerate(states)]
+    return [RunProgress(f"run{i}", state, rounds, done, pace=pace) for i, state in enumerate(states)]
 
 
 def test_expected_end_of_several_at_once():
     """Two at work with 40 and 10 s to go, then three of 100 s, which begin at 10, 40 and 110 s: all end at 210."""
-    at_work = [Progress("a", RUNNING, 10, 6, pace=10.0), Progress("b", RUNNING, 10, 9, pace=10.0)]
+    at_work = [RunProgress("a", RUNNING, 10, 6, pace=10.0), RunProgress("b", RUNNING, 10, 9, pace=10.0)]
     waiting = runs(NOT_STARTED, NOT_STARTED, STOPPED)
     assert progress.expected([*at_work, *waiting], 2) == 210
     assert progress.expected([*at_work, *waiting], 3) == 140  # at 0, 10 and 40
@@ -145,7 +145,7 @@ def test_a_table_higher_than_the_terminal():
 def test_a_run_that_has_just_finished(four, capsys):
     arguments, directories = four
     with lock.hold(directories[3]):
-        table = live.Table(grid.load(arguments[0], arguments[2]).runs, 1)
+        table = live.LiveTable(grid.load(arguments[0], arguments[2]).runs, 1)
     write_summary(directories[3])
     table.show([], [])
     assert re.search(r"^3 .* finished +10/10", capsys.readouterr().out, re.MULTILINE)

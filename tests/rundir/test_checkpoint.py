@@ -17,7 +17,7 @@ from training_runs import arguments, make_data, run_here
 from fedlada_mpi.algorithms import Vectors
 from fedlada_mpi.mpi import World
 from fedlada_mpi.run import main
-from fedlada_mpi.rundir import checkpoint
+from fedlada_mpi.rundir import checkpoint, files
 from fedlada_mpi.settings import Config
 from fedlada_mpi.support.errors import UserError
 
@@ -58,6 +58,7 @@ def test_the_newest_has_the_largest_number(tmp_path):
     for t in (1_000_000, 999_950, 50):
         checkpoint.folder(tmp_path, t).mkdir(parents=True)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["round_000050", "round_999950", "round_1000000"]
+    assert [files.checkpoint_round(path) for path in checkpoint.complete(tmp_path)] == [50, 999950, 1000000]
 
 
 @pytest.mark.ranks
