@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import settings
-from .groups import SYMBOLS, Group, by_problem, labels, show
-from .tables import Cell, Column, Table
+from .groups import SYMBOLS, Group, show
+from .tables import HEAD, MISSING, Cell, Column, Table, named
 
 ENVIRONMENT = {
     "device": "device",
@@ -39,14 +39,12 @@ def tables(groups: Sequence[Group]) -> list[Table]:
     common = [name for name in names if len({row[name] for row in rows}) == 1]
     differing = [name for name in names if name not in common]
     usual = {name: Counter(row[name] for row in rows).most_common(1)[0] for name in differing}
-    columns = [Column("Data", numeric=False), Column("Method", numeric=False)]
-    columns += [*(Column(name, numeric=False) for name in differing), Column("of the method", numeric=False)]
+    columns = [*HEAD, *(Column(name, numeric=False) for name in (*differing, "of the method"))]
     body = []
     at = {id(one): row for one, row in zip(groups, rows, strict=True)}
-    for problem, members in by_problem(groups).items():
-        for one, name in zip(members, labels(members), strict=True):
-            cells = [_cell(at[id(one)][each], *usual[each], len(groups)) for each in differing]
-            body.append([Cell(problem), Cell(name), *cells, Cell(_own(one) or "–")])
+    for one, head in named(groups):
+        cells = [_cell(at[id(one)][each], *usual[each], len(groups)) for each in differing]
+        body.append([*head, *cells, Cell(_own(one) or MISSING)])
     notes = [f"What differs between the groups; bold: {RARE}. Several values: seeds differ in it."]
     differ = Table("settings", "What differs", columns, body, notes=notes, section="settings")
     shared = [[Cell(name), Cell(rows[0][name])] for name in common]
@@ -75,7 +73,7 @@ def _values(one: Group) -> dict[str, str]:
 
 
 def _several(values: Any) -> str:
-    return ", ".join(dict.fromkeys(f"{v:g}" if isinstance(v, float) else str(v) or "–" for v in values))
+    return ", ".join(dict.fromkeys(f"{v:g}" if isinstance(v, float) else str(v) or MISSING for v in values))
 
 
 def _own(one: Group) -> str:

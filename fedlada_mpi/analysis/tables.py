@@ -175,7 +175,7 @@ def _in_unit(value: Stat, digits: int, length: float, unit: str) -> Cell:
     return cell._replace(text=f"{cell.text} {unit}", value=value.mean, std=value.std)
 
 
-def _named(groups: Sequence[Group]) -> list[tuple[Group, list[Cell]]]:
+def named(groups: Sequence[Group]) -> list[tuple[Group, list[Cell]]]:
     """Each group with the first cells of its row: the problem and its label."""
     rows = []
     for problem, members in by_problem(groups).items():
@@ -183,12 +183,18 @@ def _named(groups: Sequence[Group]) -> list[tuple[Group, list[Cell]]]:
     return rows
 
 
-_HEAD = [Column("Data", numeric=False), Column("Method", numeric=False)]
+def _recorded(groups: Sequence[Group], wanted: Sequence[measures.Measure], digits: int) -> list[list[Cell]]:
+    """A row of measures for each group that has any of them."""
+    rows = [(head, [stat(one.latest(measure), digits) for measure in wanted]) for one, head in named(groups)]
+    return [[*head, *row] for head, row in rows if any(cell.value is not None for cell in row)]
+
+
+HEAD = [Column("Data", numeric=False), Column("Method", numeric=False)]  # of the cells of ``named``
 
 
 def overview(groups: Sequence[Group]) -> Table:
     columns = [
-        *_HEAD,
+        *HEAD,
         *map(
             Column, ("Seeds", "Rounds", "Best test %", "at round", "Final test %", "Final train %", "Final train loss")
         ),
@@ -197,7 +203,7 @@ def overview(groups: Sequence[Group]) -> Table:
     if validated:
         columns.append(Column("Test % at best validation"))
     rows = []
-    for one, head in _named(groups):
+    for one, head in named(groups):
         rows.append(
             [
                 *head,
@@ -219,12 +225,8 @@ def overview(groups: Sequence[Group]) -> Table:
 def clients(groups: Sequence[Group]) -> Table:
     """How the clients fare one by one, in the last round in which they were evaluated so."""
     parts = ("test", "train")
-    columns = [*_HEAD, *(Column(n, f"{p} accuracy %") for p in parts for n in ("mean", "spread", "worst tenth"))]
-    rows = []
-    for one, head in _named(groups):
-        row = [stat(one.latest(measures.final(name, 100)), 2) for name in SPREAD]
-        if any(cell.value is not None for cell in row):
-            rows.append([*head, *row])
+    columns = [*HEAD, *(Column(n, f"{p} accuracy %") for p in parts for n in ("mean", "spread", "worst tenth"))]
+    rows = _recorded(groups, [measures.final(name, 100) for name in SPREAD], 2)
     notes = [
         "Over all clients: the mean, the standard deviation, and the mean of the tenth with the lowest accuracy. Test "
         "accuracy of a client: the classes' test accuracies, weighted by the client's shares of the classes."
@@ -236,12 +238,12 @@ def silos(groups: Sequence[Group]) -> Table:
     """How the silos fare one by one, in the last round in which clients were evaluated so."""
     over = {"test_acc": ("test", "accuracy %", 100), "train_acc": ("train", "accuracy %", 100)}
     over |= {"test_loss": ("test", "loss", 1), "train_loss": ("train", "loss", 1)}
-    columns = [*_HEAD, *map(Column, ("Silo", "Clients", "Images"))]
+    columns = [*HEAD, *map(Column, ("Silo", "Clients", "Images"))]
     columns += [Column(part, what) for part, what, _ in over.values()]
     rows = []
     for members in by_problem(groups).values():
         shown = {id(one) for one in with_silos(members)}
-        for one, head in _named(members):
+        for one, head in named(members):
             values = measures.by_silo(one.runs) if id(one) in shown else {}
             for i in range(len(values.get("silos", ()))):
                 about = [plain(float(values[name][i]), 0) for name in ("silos", "clients", "images")]
@@ -256,15 +258,11 @@ def silos(groups: Sequence[Group]) -> Table:
 
 def diagnostics(groups: Sequence[Group]) -> Table:
     """Means over the rounds that were diagnosed."""
-    rows = []
-    for one, head in _named(groups):
-        row = [stat(one.latest(measures.per_round(name)), 4) for name in DIAGNOSED]
-        if any(cell.value is not None for cell in row):
-            rows.append([*head, *row])
+    rows = _recorded(groups, [measures.per_round(name) for name in DIAGNOSED], 4)
     notes = [
         "Means over the rounds with --diagnose. Methods without g_a: the last global step in its place, and z = x."
     ]
-    columns = [*_HEAD, *(Column(MEASURES[n]) for n in DIAGNOSED)]
+    columns = [*HEAD, *(Column(MEASURES[n]) for n in DIAGNOSED)]
     return Table("diagnostics", "Diagnostics", columns, rows, notes=notes, section="diagnostics")
 
 
@@ -287,11 +285,11 @@ def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Tab
     """Rounds and communication to each test accuracy, one table per problem."""
     tables = []
     for problem, members in by_problem(groups).items():
-        columns, rows = [_HEAD[1]], []
+        columns, rows = [HEAD[1]], []
         for level in wanted[problem]:
             over = f"{100 * level:g} %"
             columns += [Column(n, over) for n in ("rounds", "Nd", "down", "up", "MPI")]
-        for one, head in _named(members):
+        for one, head in named(members):
             row = [head[1]]
             for level in wanted[problem]:
                 row += [
@@ -311,10 +309,10 @@ def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Tab
 
 
 def phases(groups: Sequence[Group]) -> Table:
-    columns = [*_HEAD, *(Column(p, "seconds a round") for p in (*PHASES, "total")), Column("ranks")]
+    columns = [*HEAD, *(Column(p, "seconds a round") for p in (*PHASES, "total")), Column("ranks")]
     columns += [Column("mean", "waiting"), Column("most", "waiting"), Column("who waits", "waiting", False)]
     rows = []
-    for one, head in _named(groups):
+    for one, head in named(groups):
         row = [*head, *(stat(one.latest(measures.per_round(f"seconds_{p}")), 3) for p in (*PHASES, "total"))]
         waits = [run.by_rank["wait"] for run in one.runs if "wait" in run.by_rank and run.done == one.done]
         if waits:
@@ -333,7 +331,7 @@ def phases(groups: Sequence[Group]) -> Table:
 def cost(groups: Sequence[Group]) -> Table:
     """What the runs took, and how far unfinished ones got."""
     names = ("Seeds", "Rounds", "Seconds a round", "Wall time", "GPUs", "Runs at once", "GPU-seconds")
-    columns = [*_HEAD, *map(Column, names), Column("Device", numeric=False)]
+    columns = [*HEAD, *map(Column, names), Column("Device", numeric=False)]
     of_run = dict(
         zip(
             (id(run.usage) for one in groups for run in one.runs),
@@ -347,7 +345,7 @@ def cost(groups: Sequence[Group]) -> Table:
         return seconds * run.usage.gpus / at_once if seconds and run.usage.gpus and at_once else None
 
     rows = []
-    for one, head in _named(groups):
+    for one, head in named(groups):
         devices = dict.fromkeys(run.usage.device for run in one.runs if run.usage.device)
         rows.append(
             [
@@ -403,11 +401,11 @@ def _progress(one: Group) -> Cell:
 
 
 def runs(groups: Sequence[Group]) -> Table:
-    columns = [*_HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False), Column("Best test %")]
+    columns = [*HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False), Column("Best test %")]
     columns += [Column("Final test %"), Column("Time")]
     columns += [Column("Directory", numeric=False), Column("Ran on", numeric=False)]
     rows = []
-    for one, head in _named(groups):
+    for one, head in named(groups):
         for run in one.runs:
             state = run.status if run.complete or run.status != "finished" else "unfinished"
             rows.append(

@@ -1,4 +1,4 @@
-"""The claims of the paper's text, on runs worked out by hand."""
+"""The claims of the paper's text, by hand."""
 
 import numpy as np
 from synthetic_runs import run
