@@ -33,12 +33,10 @@ FIRST = 150  # tests that reach a line, at most; all others come later
 PARTS = {
     "methods": ("fedlada_mpi/algorithms/*.py",),
     "engine": (
-        "fedlada_mpi/batches.py", "fedlada_mpi/clients.py", "fedlada_mpi/evaluate.py", "fedlada_mpi/gradients.py",
-        "fedlada_mpi/rates.py", "fedlada_mpi/rng.py", "fedlada_mpi/server.py", "fedlada_mpi/silo.py",
-        "fedlada_mpi/sums.py", "fedlada_mpi/trainer.py", "fedlada_mpi/session.py", "fedlada_mpi/models/*.py",
+        "fedlada_mpi/rounds/*.py", "fedlada_mpi/rounds/*/*.py", "fedlada_mpi/models/*.py", "fedlada_mpi/session/*.py",
     ),
     "transport": ("fedlada_mpi/mpi/*.py",),
-    "checkpoint": ("fedlada_mpi/rundir/*.py", "fedlada_mpi/disk.py", "fedlada_mpi/held.py"),
+    "checkpoint": ("fedlada_mpi/rundir/*.py", "fedlada_mpi/support/disk.py", "fedlada_mpi/session/recovery/*.py"),
     "data": ("fedlada_mpi/data/*.py", "fedlada_mpi/data/sources/*.py", "data_prep/*.py"),
     "reports": ("fedlada_mpi/report.py", "fedlada_mpi/analysis/*.py", "fedlada_mpi/reproduction/*.py"),
 }  # fmt: skip
