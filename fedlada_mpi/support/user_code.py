@@ -46,7 +46,7 @@ def users_code(what: str, expected: str) -> Iterator[None]:
 
 def _place(error: BaseException) -> str:
     """`` (model.py, line 3: its text)``: the innermost line of the user's own."""
-    libraries = (str(Path(__file__).parent), *(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")))
+    libraries = (str(Path(__file__).parents[1]), *(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
     own = [f for f in frames if not f.filename.startswith(libraries)]
     return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
