@@ -30,7 +30,7 @@ class Unfusable(Exception):
     """The step uses an operation that has no translation."""
 
 
-class Program:
+class KernelProgram:
     """Statements in the order of execution."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ def _text(value: Operand) -> str:
 class Symbol:
     """Stands for a tensor in the traced step; in-place methods rebind it and mark its buffer as written."""
 
-    def __init__(self, program: Program, name: str = "", buffer: str = "", per_client: bool = False):
+    def __init__(self, program: KernelProgram, name: str = "", buffer: str = "", per_client: bool = False):
         self.program, self.name, self.buffer, self.per_client = program, name, buffer, per_client
         self.dtype = torch.float32
 
@@ -231,7 +231,7 @@ class Fused:
         update[(triton.cdiv(size, TILE), count)](*pointers, lr, partial, size, PARTS, TILE, num_warps=8)
 
     def _make(self, algorithm: Algorithm, c: ClientVectors, s: Vectors, gradient_free: bool) -> Made:
-        program = Program()
+        program = KernelProgram()
         clients, server = _symbols(program, "c", c), _symbols(program, "s", s)
         try:
             self.step(algorithm, clients, server, Symbol(program, "rate"), gradient_free, True)
@@ -251,7 +251,7 @@ class Fused:
         return names, squares, _compile("update", _UPDATE, names, norm + program.lines, *stores)
 
 
-def _symbols(program: Program, kind: str, vectors: Vectors) -> Any:
+def _symbols(program: KernelProgram, kind: str, vectors: Vectors) -> Any:
     """The same names with symbols for tensors."""
 
     def symbol(name: str, value: Tensor | None) -> Any:

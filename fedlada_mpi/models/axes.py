@@ -18,10 +18,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Axes:
-    """Axes after the batch. Each consists of atoms, of which memory keeps any order.
+    """The axes after the batch. Each consists of one or more atoms, and memory has all atoms in an order of its own.
 
-    ``sizes`` of the atoms and the number of them in each axis (``parts``) are in the user's order; ``order`` has the
-    atoms in the order of memory.
+    ``sizes`` has the atoms in the user's order, ``parts`` the number of them in each axis; ``order`` lists the atoms,
+    by their places in ``sizes``, as they lie in memory.
     """
 
     sizes: tuple[int, ...]

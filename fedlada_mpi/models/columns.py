@@ -35,7 +35,7 @@ class Window:
 
     @property
     def even(self) -> bool:
-        """Whether taps are adjacent and steps as long both ways: what columns are made for."""
+        """Whether taps are adjacent and the stride is the same for rows and columns; ``im2col`` takes only these."""
         return self.dilation == (1, 1) and self.stride[0] == self.stride[1]
 
     def _out(self, size: int, axis: int) -> int:

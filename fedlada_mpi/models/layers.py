@@ -227,6 +227,16 @@ class _LibraryConvolution(torch.autograd.Function):
         return dx, None, None, None, None, None, None, None, None
 
 
+def _groups_as_models(x: Tensor, groups: int) -> Tensor:
+    """[C, ..., channels] -> [C * groups, ..., channels / groups]: every group as a model of its own."""
+    return x.unflatten(-1, (groups, -1)).movedim(-2, 1).flatten(0, 1)
+
+
+def _models_as_groups(x: Tensor, groups: int) -> Tensor:
+    """The inverse of ``_groups_as_models``."""
+    return x.unflatten(0, (-1, groups)).movedim(1, -2).flatten(-2)
+
+
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -234,15 +244,15 @@ class _Convolution(torch.autograd.Function):
         bias_grad: Tensor | None, window: Window, groups: int, activation: str, p: Stack,
     ) -> Tensor:  # fmt: skip
         shape = x.shape
-        before = None  # bias and activation, where these are taken together
-        if groups > 1:  # each group is a model of its own
-            x = x.unflatten(-1, (groups, -1)).movedim(-2, 1).flatten(0, 1)
+        before = None  # the product, where a kernel adds the bias and applies the activation
+        if groups > 1:
+            x = _groups_as_models(x, groups)
             weight = weight.flatten(0, 1)
         cols = p.steps.im2col(x, window, weight.shape[1])
         fused = p.kernels if activation else None
         ctx.window, ctx.shape, ctx.groups, ctx.p, ctx.grads = window, x.shape, groups, p, (grad, bias_grad)
         if groups > 1:
-            out = torch.bmm(cols, weight).unflatten(0, (-1, groups)).movedim(1, 2).flatten(-2)
+            out = _models_as_groups(torch.bmm(cols, weight), groups)
             out = out if bias is None else out + bias.unsqueeze(1)
         elif bias is None:
             out = torch.bmm(cols, weight)
@@ -265,7 +275,7 @@ class _Convolution(torch.autograd.Function):
             dout, rows = ctx.p.kernels.bias_activation_backward(dout, before, bias, ctx.activation)
             each = dout
         if groups > 1:
-            each = dout.unflatten(-1, (groups, -1)).movedim(-2, 1).flatten(0, 1)
+            each = _groups_as_models(dout, groups)
 
         def of_parameters() -> None:
             if grad is not None:
@@ -282,7 +292,7 @@ class _Convolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = ctx.p.steps.col2im(torch.bmm(each, weight.mT), ctx.window, ctx.shape)
             if groups > 1:
-                dx = dx.unflatten(0, (-1, groups)).movedim(1, -2).flatten(-2)
+                dx = _models_as_groups(dx, groups)
         return dx, None, None, None, None, None, None, None, None, None
 
 
@@ -483,6 +493,10 @@ def scale(p: Stack, x: Tensor, factor: str) -> Tensor:
 def max_pool(p: Stack, x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor:
     if p.kernels is not None:
         return p.kernels.max_pool(x, kernel, stride, padding)
+    return on_images(x, lambda images: F.max_pool2d(images, kernel, stride, padding))
+
+
+def on_images(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of images [N, channels, rows, columns] on those of all clients, [C, N, rows, columns, channels]."""
     images = x.flatten(0, 1).permute(0, 3, 1, 2)
-    pooled = F.max_pool2d(images, kernel, stride, padding).permute(0, 2, 3, 1)
-    return pooled.unflatten(0, x.shape[:2])
+    return function(images).permute(0, 2, 3, 1).unflatten(0, x.shape[:2])

@@ -85,6 +85,16 @@ class Entry:
 
 
 class Layout:
+    """The place of every parameter in a flat vector.
+
+    >>> layout = Layout([("weight", (2, 3)), ("bias", (2,))])
+    >>> flat = layout.pack({"weight": torch.ones(2, 3), "bias": torch.tensor([5.0, 6.0])})
+    >>> flat.shape, layout.numel, layout.tensors
+    (torch.Size([128]), 8, [[slice(0, 6, None)], [slice(64, 66, None)]])
+    >>> layout.unpack(flat)["bias"]
+    tensor([5., 6.])
+    """
+
     def __init__(
         self,
         parameters: Iterable[tuple[str, Sequence[int]]],

@@ -47,7 +47,7 @@ class Draws(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing is compiled here, and torch's compiler takes seconds to import, even to be told so."""
+        """False, so that torch does not import its compiler, which takes seconds; nothing is compiled here."""
         return False
 
     def __init__(self, keys: Tensor, stacked: bool):

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .tracing import mode_of
+
 CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
 PRODUCTS = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm}
 
@@ -17,7 +19,8 @@ PRODUCTS = {F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, 
 class _Products(TorchFunctionMode):
     """Counts the multiply-adds of convolutions and matrix products.
 
-    Of the calls, not below them: the modes of torch that see more import its compiler, which takes seconds.
+    It sees the calls of torch's functions. A mode that sees what these call would import torch's compiler, which takes
+    seconds.
     """
 
     def __init__(self) -> None:
@@ -40,8 +43,6 @@ def multiply_adds(module: nn.Module, image_shape: tuple[int, int, int]) -> int:
     rows, columns, channels = image_shape
     like = next(p for p in module.parameters() if p.is_floating_point())
     image = torch.zeros(1, channels, rows, columns, dtype=like.dtype, device=like.device)
-    training = module.training
-    with torch.no_grad(), _Products() as products:
-        module.eval()(image)
-    module.train(training)
+    with torch.no_grad(), mode_of(module, training=False), _Products() as products:
+        module(image)
     return products.count
