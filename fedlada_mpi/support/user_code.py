@@ -1,4 +1,4 @@
-"""Objects in users' own code, found by name, and errors of that code in one line."""
+"""Loading objects from users' code by name, and reporting errors in that code in one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .inputs import check_path, read_bytes
 
 
 class Given(str):
-    """The name, as in settings, of an object that was given from Python, which the name carries with it."""
+    """The name under which an object that was passed from Python stands in the settings; ``object`` is the object."""
 
     object: Any
 
@@ -33,7 +33,7 @@ class Given(str):
 
 @contextmanager
 def users_code(what: str, expected: str) -> Iterator[None]:
-    """What a user's code raises, ``sys.exit`` included, in one line that names the place in it."""
+    """Raise what a user's code raises, ``sys.exit`` included, as a UserError that names the line in it."""
     try:
         yield
     except UserError:
@@ -45,7 +45,7 @@ def users_code(what: str, expected: str) -> Iterator[None]:
 
 
 def _place(error: BaseException) -> str:
-    """`` (model.py, line 3: its text)``: the innermost line of the user's own."""
+    """`` (model.py, line 3: its text)``: the innermost line that is in the user's code."""
     libraries = (str(Path(__file__).parents[1]), *(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
     own = [f for f in frames if not f.filename.startswith(libraries)]
@@ -76,7 +76,7 @@ def _module(name: str) -> Any:
 
 
 def _file(path: str) -> Any:
-    """The module in a file, once for each content."""
+    """The module in a file; loaded again only if the file has changed."""
     code = read_bytes(Path(path))
     name = f"fedlada_own_{Path(path).stem}_{hashlib.sha256(os.path.abspath(path).encode() + code).hexdigest()[:12]}"
     if name not in sys.modules:
