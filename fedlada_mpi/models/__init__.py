@@ -2,7 +2,7 @@
 
 A user's function takes ``(classes, image_shape)``, with ``image_shape`` (rows, columns, channels), and returns an
 ``nn.Module`` with an ordinary NCHW forward. From Python, a module may be given itself; the run has a copy, which starts
-from its values. Like the built-in models it is put onto the stacked layers (``translation.py``); one that cannot be
+from its values. Like the built-in models it is put onto the stacked layers (``translate.py``); one that cannot be
 trains on the generic path (functional torch), which is slower. Frozen parameters and buffers are constants: neither
 trained nor sent.
 """
@@ -30,8 +30,8 @@ from .layers import Stack
 from .layout import Layout
 from .randomness import Draws
 from .tracing import NotTraceable
-from .translation import Traced, translate
-from .trial import tensors, try_out
+from .translate import Traced, translate
+from .trial import dry_run, names_by_id, tensors
 from .work import multiply_adds
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
@@ -46,7 +46,15 @@ MODELS: dict[str, Callable[[int, ImageShape, MakeActivation], nn.Module]] = {
 
 @dataclass
 class Network:
-    """A plain module, its flat layout and, where it could be traced, the stacked forward."""
+    """A plain module, its flat layout and, where it could be traced, the stacked forward.
+
+    >>> network = build("cnn", classes=10, image_shape=(8, 8, 1))
+    >>> network.layout.numel, network.untraceable_because
+    (9930, '')
+    >>> x = network.initial()
+    >>> network.state_dict(x)["fc.weight"].shape
+    torch.Size([10, 512])
+    """
 
     name: str
     module: nn.Module
@@ -55,7 +63,7 @@ class Network:
     forward: Traced | None = None
     constants: dict[str, Tensor] = field(default_factory=dict)  # frozen parameters and buffers
     draws: bool = False  # whether stacked layers draw random numbers in training
-    in_the_way: str = ""  # why there is no stacked forward
+    untraceable_because: str = ""  # why there is no stacked forward
     notes: list[str] = field(default_factory=list)  # how it differs from what its name says
 
     def stack(self, values: Tensor, grads: Tensor | None = None) -> Stack:
@@ -114,7 +122,7 @@ class Network:
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
         """What the module's ``load_state_dict`` takes: the parameters in ``x``, and the constants."""
         values = {**self.constants, **self.layout.unpack(x)}
-        names = {id(value): name for name, value in tensors(self.module).items()}
+        names = names_by_id(self.module)
         # A tensor that several layers share has a name in each of them.
         return {key: values[names[id(value)]] for key, value in self.module.state_dict(keep_vars=True).items()}
 
@@ -134,7 +142,7 @@ def build(
         notes: list[str] = []
         if ":" in name:
             module, notes = _by_name(name, classes, image_shape, norm)
-            module = try_out(name, module, classes, image_shape)
+            module = dry_run(name, module, classes, image_shape)
         elif name in MODELS:
             try:
                 module = MODELS[name](classes, image_shape, partial(Activation, activation, smu_mu))
@@ -149,7 +157,7 @@ def build(
         try:
             return _stacked(network, users_own=name not in MODELS)
         except NotTraceable as error:
-            network.in_the_way = str(error)
+            network.untraceable_because = str(error)
             return network
 
 

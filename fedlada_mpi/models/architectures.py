@@ -1,4 +1,4 @@
-"""The built-in models: plain modules, put onto the stacked layers as users' own are (``translation.py``)."""
+"""The built-in models: plain modules, put onto the stacked layers as users' own are (``translate.py``)."""
 
 from __future__ import annotations
 

@@ -14,11 +14,14 @@ from .layers import Stack
 
 @dataclass(eq=False)
 class Value:
-    """What a step of the program gives: activations [C, N, ...]; a parameter or what was made of some, [C, ...];
-    any other tensor or tuple of tensors of every client; or no tensor of theirs."""
+    """The result of a step, by its ``kind``.
+
+    ``batch``: activations [C, N, ...]; ``parameter``: a parameter, or what was computed from parameters alone,
+    [C, ...]; ``any``: other tensors with a row for every client; ``other``: anything else, such as a size.
+    """
 
     slot: int
-    kind: str  # "batch", "parameter", "any" or "other"
+    kind: str
     axes: Axes = Axes((), (), ())
     shape: tuple[int, ...] = ()  # of a parameter
     name: str = ""  # of a parameter in the layout
@@ -36,8 +39,16 @@ class Step:
 
 
 @dataclass
-class Program:
-    """Stacked layers in order; called with a stack and images [C, N, rows, columns, channels], gives the logits."""
+class StackedProgram:
+    """Stacked layers in order; called with a stack and images [C, N, rows, columns, channels], gives the logits.
+
+    >>> import torch
+    >>> from fedlada_mpi import models
+    >>> network = models.build("cnn", classes=10, image_shape=(8, 8, 1))
+    >>> two_clients = network.stack(network.initial().expand(2, -1))
+    >>> network.forward.evaluation(two_clients, torch.zeros(2, 5, 8, 8, 1)).shape
+    torch.Size([2, 5, 10])
+    """
 
     steps: list[Step]
     slots: int
@@ -62,13 +73,13 @@ class Builder:
         self.slots = 1  # the first holds the images
         self.used: set[str] = set()  # parameters
 
-    def program(self, result: Value) -> Program:
+    def program(self, result: Value) -> StackedProgram:
         slot = self.seen(result).slot
         last = {held: i for i, step in enumerate(self.steps) for held in (*step.reads, step.slot)}
         for held, i in last.items():
             if held != slot:
                 self.steps[i].last_use.append(held)
-        return Program(self.steps, self.slots, slot)
+        return StackedProgram(self.steps, self.slots, slot)
 
     def emit(self, run: Run, reads: Sequence[Value], axes: Axes) -> Value:
         """A step that gives activations."""
@@ -89,18 +100,19 @@ class Builder:
         return value.slot
 
     def arranged(self, value: Value, order: Sequence[int]) -> Value:
-        """With its atoms in this order of memory."""
+        """The value with its atoms in this order of memory."""
         axes = value.axes
         if axes.order == tuple(order):
             return value
         return self.emit(lambda p, x: axes.arranged(x, order), [value], Axes(axes.sizes, axes.parts, tuple(order)))
 
     def seen(self, value: Value) -> Value:
-        """[C, N, *shape], as the user's code sees it."""
+        """The value as [C, N, *shape], in the order of axes of the user's code."""
         axes, plain = value.axes, Axes.plain(value.axes.shape)
         return value if axes == plain else self.emit(lambda p, x: axes.as_seen(x), [value], plain)
 
     def regrouped(self, value: Value, shape: Sequence[int]) -> Value:
+        """The value in another shape, in the memory as it is where that is possible."""
         if tuple(shape) == value.axes.shape:
             return value
         axes = value.axes.regrouped(shape)

@@ -6,19 +6,20 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from ..support.errors import first_line
-from .trial import tensors
+from .trial import dtype_of, names_by_id, tensors
 
-PROBES = (3, 2)  # images of two batches that tell what depends on their number
+PROBES = (3, 2)  # images of two batches; what differs between them depends on the number of images
 
 
 class NotTraceable(Exception):
-    """The message names what is in the way."""
+    """The module cannot run on stacked layers; the message names the layer or operation, and why."""
 
 
 @contextmanager
@@ -32,68 +33,121 @@ def mode_of(module: nn.Module, training: bool) -> Iterator[None]:
         module.train(before)
 
 
+def has_hooks(layer: nn.Module) -> bool:
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+
+
+def operation(node: fx.Node) -> Any:
+    """The function that a node calls, or the name of the tensor's method; None if it calls neither."""
+    return node.target if node.op in ("call_function", "call_method") else None
+
+
+def described(node: fx.Node) -> str:
+    """A node in messages: its layer, as in ``body.3 (Conv2d)``, or its operation."""
+    return str(node.meta.get("layer") or getattr(node.target, "__name__", node.target))
+
+
 # torch.fx replaces methods of nn.Module while it traces.
 _tracing = threading.Lock()
 
 
 class _Tracer(fx.Tracer):
-    """Leaves torch's own layers whole, and remembers the layer that could not be traced."""
+    """Records a layer of torch by its operation if it is a single one, such as ``F.conv2d``, and whole otherwise.
 
-    def __init__(self) -> None:
+    Users' own layers are traced through.
+    """
+
+    def __init__(self, names: dict[int, str]) -> None:
         super().__init__()
-        self.thread = threading.get_ident()
-        self.in_the_way = ""
+        self.names, self.thread = names, threading.get_ident()
+        self.untraceable_layer = ""  # the innermost one that raised
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self.thread:
             return forward(*args, **kwargs)
+        layer = f"{self.path_of_module(m)} ({type(m).__name__})"
         try:
-            return super().call_module(m, forward, args, kwargs)
+            if not self.is_leaf_module(m, ""):
+                return super().call_module(m, forward, args, kwargs)
+            result = self._single_operation(m, forward, args, kwargs)
+            if result is None:
+                result = super().call_module(m, forward, args, kwargs)
         except Exception:
-            self.in_the_way = self.in_the_way or f"{self.path_of_module(m)} ({type(m).__name__})"
+            self.untraceable_layer = self.untraceable_layer or layer
             raise
+        result.node.meta["layer"] = layer
+        return result
+
+    def _single_operation(
+        self, layer: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> fx.Proxy | None:
+        """The result of a layer that is one operation of one tensor; None, and no operation recorded, for any other."""
+        if len(args) != 1 or kwargs or has_hooks(layer) or len(layer._modules):
+            return None
+        if isinstance(layer, nn.RNNBase):  # keeps the weights that it reads, which are placeholders here
+            return None
+        last = next(iter(reversed(self.graph.nodes)), None)
+        try:
+            result = forward(*args, **kwargs)
+        except Exception:  # for example where the layer asks for the number of axes
+            result = None
+        recorded = takewhile(lambda node: node is not last, reversed(self.graph.nodes))
+        operations = [node for node in recorded if node.op != "get_attr"]
+        if isinstance(result, fx.Proxy) and operations == [result.node]:
+            return result
+        for node in operations:
+            self.graph.erase_node(node)
+        return None
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
-        if threading.get_ident() != self.thread:
+        """A parameter as a node; torch.fx itself would search the whole module for the name of each."""
+        name = self.names.get(id(attr_val)) if isinstance(attr_val, nn.Parameter) else None
+        if name is None or threading.get_ident() != self.thread:
             return attr_val
-        return super().getattr(attr, attr_val, parameter_proxy_cache)
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy("get_attr", name, (), {})
+        return parameter_proxy_cache[name]
 
 
 class Graph:
     """The operations of a module, and the shapes that they give for the probes."""
 
-    def __init__(self, module: nn.Module, image_shape: tuple[int, int, int], names: dict[int, str]):
-        self.module, self.image_shape, self.names = module, image_shape, names
-        tracer = _Tracer()
+    def __init__(self, module: nn.Module, image_shape: tuple[int, int, int]):
+        self.module, self.image_shape, self.tensors = module, image_shape, tensors(module)
+        self.names = names_by_id(module)
+        tracer = _Tracer(self.names)
         try:
             with _tracing:
                 self.graph = tracer.trace(module)
         except Exception as error:
-            where = tracer.in_the_way or type(module).__name__
+            where = tracer.untraceable_layer or type(module).__name__
             raise NotTraceable(f"{where} cannot be traced: {first_line(error)}") from None
         self.probes = [self._probe(images) for images in PROBES]
 
     def _probe(self, images: int) -> dict[fx.Node, Any]:
         rows, columns, channels = self.image_shape
-        kind = next((t.dtype for t in self.module.parameters() if t.is_floating_point()), torch.float32)
-        recorder = _Recorder(fx.GraphModule(self.module, self.graph))
+        recorder = _Recorder(self.module, self.graph)
         with torch.no_grad():
-            recorder.run(torch.zeros(images, channels, rows, columns, dtype=kind))
+            recorder.run(torch.zeros(images, channels, rows, columns, dtype=dtype_of(self.module)))
         return recorder.results
 
-    def parameter(self, target: str) -> str | None:
-        """The name of the parameter or buffer that an attribute is."""
-        owner, _, attribute = target.rpartition(".")
+    def layer(self, node: fx.Node) -> nn.Module | None:
+        """The layer that a node calls whole; None if it calls an operation."""
+        return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def parameter(self, node: fx.Node) -> str | None:
+        """The name of the parameter or buffer that a node reads."""
+        owner, _, attribute = str(node.target).rpartition(".")
         return self.names.get(id(getattr(self.module.get_submodule(owner), attribute)))
 
     def uses(self) -> dict[str, int]:
         """How often each parameter or buffer is used."""
         count: dict[str, int] = {}
         for node in self.graph.nodes:
-            if node.op == "call_module":
-                layer = self.module.get_submodule(node.target)
+            layer = self.layer(node)
+            if layer is not None:
                 used, times = [self.names[id(value)] for value in tensors(layer).values()], 1
-            elif node.op == "get_attr" and (name := self.parameter(node.target)) is not None:
+            elif node.op == "get_attr" and (name := self.parameter(node)) is not None:
                 used, times = [name], len(node.users)
             else:
                 continue
@@ -101,10 +155,25 @@ class Graph:
                 count[name] = count.get(name, 0) + times
         return count
 
+    def constant(self, node: fx.Node) -> tuple[bool, Any]:
+        """Whether a node gives the same numbers for any batch, and which."""
+        first, second = (probe[node] for probe in self.probes)
+        return not has_shapes(first) and first == second, first
+
+    def activation_shape(self, node: fx.Node) -> tuple[int, ...] | None:
+        """The shape, after the batch, of a tensor whose first axis is the batch; None if the node gives none."""
+        first, second = (probe[node] for probe in self.probes)
+        if not isinstance(first, Shape) or not isinstance(second, Shape):
+            return None
+        a, b = first.sizes, second.sizes
+        return a[1:] if (a[:1], b[:1]) == (PROBES[:1], PROBES[1:]) and a[1:] == b[1:] else None
+
 
 class _Recorder(fx.Interpreter):
-    def __init__(self, module: fx.GraphModule):
-        super().__init__(module)
+    """Runs a graph with the parameters of its module, and remembers the shapes that every node gives."""
+
+    def __init__(self, module: nn.Module, graph: fx.Graph):
+        super().__init__(module, graph=graph)
         self.results: dict[fx.Node, Any] = {}
 
     def run_node(self, n: fx.Node) -> Any:
@@ -121,6 +190,7 @@ class Shape:
 
 
 def _shapes(result: Any) -> Any:
+    """The result of a node with shapes in place of tensors."""
     if isinstance(result, Tensor):
         return Shape(tuple(result.shape))
     if isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):

@@ -17,7 +17,7 @@ from .randomness import Draws
 IMAGES = 2
 
 
-def try_out(model: str, module: object, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
+def dry_run(model: str, module: object, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
     """The module, if it turns images [N, channels, rows, columns] into [N, classes], each by itself."""
     if not isinstance(module, nn.Module):
         raise UserError(f"--model {model}: got {shortened(module)} from the function, expected an nn.Module")
@@ -82,9 +82,19 @@ def tensors(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers())}
 
 
+def names_by_id(module: nn.Module) -> dict[int, str]:
+    """The name in ``tensors`` of every parameter and buffer; one that several layers share has a single name."""
+    return {id(value): name for name, value in tensors(module).items()}
+
+
+def dtype_of(module: nn.Module) -> torch.dtype:
+    """The type of a module's numbers, in which it takes images."""
+    return next((t.dtype for t in module.parameters() if t.is_floating_point()), torch.float32)
+
+
 def tied(module: nn.Module) -> dict[str, str]:
     """Further names of tensors that several layers share, each with the tensor's name in ``tensors``."""
-    names = {id(value): name for name, value in tensors(module).items()}
+    names = names_by_id(module)
     return {
         name: names[id(value)]
         for prefix, layer in module.named_modules()
@@ -106,10 +116,9 @@ def _same_draws() -> Draws:
 
 def _outputs(model: str, module: nn.Module, images: Tensor, draws: Draws | None) -> Tensor:
     """Of a forward pass, which draws these random numbers."""
-    kind = next((t.dtype for t in module.parameters() if t.is_floating_point()), torch.float32)
     expected = f"a model that takes images {list(images.shape[1:])}"
     with torch.no_grad(), users_code(f"--model {model}", expected), draws or nullcontext():
-        return module(images.to(kind))
+        return module(images.to(dtype_of(module)))
 
 
 def _check_outputs(model: str, outputs: object, classes: int) -> None:

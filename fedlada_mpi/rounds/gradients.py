@@ -61,7 +61,7 @@ def create_engine(network: Network, config: Config, device: torch.device) -> Eng
     """The engine of ``network`` on ``device``; with compiled kernels where they can run (they sum in float32)."""
     if network.forward is None:
         if config.engine == "stacked":
-            raise UserError(f"--engine stacked: {network.in_the_way}; use --engine generic or auto")
+            raise UserError(f"--engine stacked: {network.untraceable_because}; use --engine generic or auto")
         return GenericEngine(network, device)
     engines = [StackedEngine(network, device=device)]
     if device.type == "cuda" and config.compile != "off" and config.precision != "fp64":
@@ -205,7 +205,7 @@ class GenericEngine(Engine):
         self._rows: dict[tuple[int, int, int], list[tuple[dict[str, Tensor], list[Tensor]]]] = {}
         self.draws = False  # whether layers draw random numbers in training
         self.capturable = self.device.type == "cuda" or network.work <= VMAP_WORK
-        why = f": {network.in_the_way}" if network.in_the_way else ""
+        why = f": {network.untraceable_because}" if network.untraceable_because else ""
         how = "functional torch" if self.capturable else "one client after another"
         self.description = f"generic, {how}{why}"
         try:
@@ -214,7 +214,7 @@ class GenericEngine(Engine):
             self.capturable = False
             with users_code(f"--model {network.name}", "a model that autograd can differentiate"):
                 self._try()
-            self.description = f"generic, one client after another: {network.in_the_way or first_line(error)}"
+            self.description = f"generic, one client after another: {network.untraceable_because or first_line(error)}"
 
     def _try(self) -> None:
         """A step of two clients."""

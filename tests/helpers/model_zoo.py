@@ -183,6 +183,17 @@ def frozen_small_maps(classes, image_shape):
     )  # fmt: skip
 
 
+def whole_layers(classes, image_shape):
+    """Layers of torch that are more than one operation, or have hooks."""
+    doubled = nn.Linear(6, 6)
+    doubled.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return nn.Sequential(
+        nn.Conv2d(image_shape[2], 6, 3, 2, 1, padding_mode="circular"), nn.Identity(), nn.ReLU(), nn.Softmax2d(),
+        nn.InstanceNorm2d(6), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Unflatten(1, (4, 6)), doubled, nn.ReLU(),
+        nn.Flatten(), nn.Linear(24, classes),
+    )  # fmt: skip
+
+
 class Skipping(nn.Module):
     """Branches that torchvision's stochastic depth leaves out, for single images and for whole batches."""
 
@@ -207,5 +218,5 @@ def torchvision_resnet(classes, image_shape):
 MODELS = dict(
     resnet18=torchvision_resnet, vgg11=vgg11, lenet=LeNet, mlp=mlp, convnext=ConvNeXt, separable=separable, odd=Odd,
     in_place=InPlace, attention=Attention, shared=Shared, dropping=Dropping, dropped_map=dropped_map, skipping=Skipping,
-    frozen_small_maps=frozen_small_maps,
+    frozen_small_maps=frozen_small_maps, whole_layers=whole_layers,
 )  # fmt: skip

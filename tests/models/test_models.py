@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 from math import prod
 
 import pytest
@@ -10,7 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedlada_mpi import models
-from fedlada_mpi.models import layers
+from fedlada_mpi.models import layers, program
+from fedlada_mpi.models import layout as flat_layout
 from fedlada_mpi.models.columns import Window
 from fedlada_mpi.models.layout import Layout
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine, weighted_loss
@@ -235,6 +237,12 @@ def test_a_layout_by_hand():
     assert flat[:4].tolist() == [weight[0, 0, 1, 1], weight[1, 0, 1, 1], weight[0, 1, 1, 1], weight[1, 1, 1, 1]]
     assert flat[64:66].tolist() == [50, 51]
     assert flat[128:130].tolist() == [weight[0, 0, 0, 0], weight[1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("module", [models, flat_layout, program])
+def test_examples_in_docstrings(module):
+    failed, tried = doctest.testmod(module)
+    assert failed == 0 < tried
 
 
 def test_initialisation_is_a_function_of_the_seed_alone():

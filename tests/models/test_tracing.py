@@ -9,12 +9,14 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 from model_zoo import MODELS
 from ranks import python
 from torch import Tensor, nn
 
 from fedlada_mpi import models
 from fedlada_mpi.models.agreement import disagreement
+from fedlada_mpi.models.tracing import Graph, described, operation
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine, different_gradient
 
 # Nothing here depends on the ranks, and four at once would only wait for each other's cores.
@@ -51,7 +53,7 @@ def gradients(engine, network: models.Network, state: list[dict[str, Tensor]]) -
 @pytest.mark.parametrize("name", MODELS)
 def test_a_users_model_on_stacked_layers_is_the_plain_module(build, name):
     network, plain = build(name), build(name, stacked=False)
-    assert network.in_the_way == ""
+    assert network.untraceable_because == ""
     draw = torch.Generator().manual_seed(3)
     state = [
         {
@@ -81,14 +83,70 @@ class Branching(nn.Module):
         return self.gate(x) if x.abs().sum() > 0 else self.gate(-x)
 
 
-def test_what_is_in_the_way_is_named(monkeypatch):
-    module = type(sys)("own_branching")
-    module.outer = lambda classes, shape: nn.Sequential(nn.Identity(), Branching(classes, shape))
-    monkeypatch.setitem(sys.modules, "own_branching", module)
-    network = models.build("own_branching:outer", 5, (8, 8, 3))
+def mixing(classes, image_shape):
+    size = image_shape[0] * image_shape[1] * image_shape[2]
+    return nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (-1, size)), nn.Linear(size, classes))
+
+
+@pytest.mark.parametrize(
+    ("inner", "words"),
+    [
+        (Branching, ["1 (Branching) cannot be traced", "control flow"]),
+        (mixing, ["1.0 (Flatten) moves or mixes the images of a batch"]),
+    ],
+)
+def test_the_untraceable_layer_is_named(monkeypatch, inner, words):
+    module = type(sys)("own_untraceable")
+    module.outer = lambda classes, shape: nn.Sequential(nn.Identity(), inner(classes, shape))
+    monkeypatch.setitem(sys.modules, "own_untraceable", module)
+    network = models.build("own_untraceable:outer", 5, (8, 8, 3))
     assert network.forward is None
-    assert "1 (Branching) cannot be traced" in network.in_the_way
-    assert "control flow" in network.in_the_way
+    assert all(word in network.untraceable_because for word in words)
+
+
+def hooked(layer):
+    layer.register_forward_hook(lambda module, inputs, output: output * 2)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "recorded"),
+    [
+        (nn.Conv2d(3, 4, 3), F.conv2d),
+        (nn.GroupNorm(1, 3), F.group_norm),
+        (nn.MaxPool2d(2), F.max_pool2d),
+        (nn.ReLU6(), F.hardtanh),
+        (nn.Flatten(), "flatten"),
+        (nn.Softmax(1), F.softmax),
+        # More or less than one operation.
+        (nn.Identity(), None),
+        (nn.InstanceNorm2d(3), None),
+        (nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), None),
+        (hooked(nn.ReLU()), None),
+    ],
+)
+def test_a_layer_of_torch_is_recorded_as_its_operation(layer, recorded):
+    graph = Graph(nn.Sequential(layer), (8, 8, 3))
+    (node,) = (n for n in graph.graph.nodes if n.op not in ("placeholder", "get_attr", "output"))
+    assert (operation(node), described(node)) == (recorded, f"0 ({type(layer).__name__})")
+    assert graph.layer(node) is (layer if recorded is None else None)
+
+
+def test_tracing_leaves_the_weights_of_an_rnn():
+    class Rows(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(24, 5, batch_first=True)
+
+        def forward(self, x):
+            return self.rnn(x.permute(0, 2, 3, 1).flatten(2))[0][:, -1]
+
+    module = Rows()
+    before, images = list(module.rnn._flat_weights), torch.randn(2, 3, 8, 8)
+    expected = module(images)
+    Graph(module, (8, 8, 3))
+    assert all(a is b for a, b in zip(module.rnn._flat_weights, before, strict=True))
+    assert torch.equal(module(images), expected)
 
 
 def test_a_wrong_translation_is_found(build):

@@ -1,0 +1,414 @@
+"""The operations that stacked layers have: each adds its step to a program.
+
+Common layers become those of ``layers.py``; operations without parameters act on all clients at once. A layer of torch
+is the function that it calls, so ``F.conv2d`` stands for ``nn.Conv2d`` too. A method that returns None has no step for
+these arguments; the operation then runs under ``vmap``.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
+
+from . import layers
+from .axes import Axes
+from .columns import Window, pair
+from .fuse_steps import ADDITIONS, FusableStep, Fusion
+from .layers import Stack
+from .layout import Kernel
+from .program import Builder, Value
+from .tracing import Graph, NotTraceable, described, has_hooks, operation
+from .trial import tensors
+
+# What acts on every number by itself, so on any order of the axes.
+ELEMENTWISE_FUNCTIONS: tuple[Any, ...] = (
+    *(F.relu, F.gelu, F.silu, F.tanh, F.sigmoid, F.leaky_relu, F.elu, F.relu6, F.hardswish, F.hardtanh, F.hardsigmoid),
+    *(F.softplus, F.mish, F.selu, F.celu, F.logsigmoid, F.softsign, operator.neg, operator.pow),
+)
+ELEMENTWISE_METHODS: tuple[Any, ...] = (  # in torch, and of tensors by the same name
+    *(torch.relu, torch.tanh, torch.sigmoid, torch.erf, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt),
+    *(torch.rsqrt, torch.abs, torch.square, torch.neg, torch.sin, torch.cos, torch.reciprocal, torch.clamp, torch.pow),
+)
+ELEMENTWISE: dict[Any, Callable[..., Any]] = {
+    **{f: f for f in (*ELEMENTWISE_FUNCTIONS, *ELEMENTWISE_METHODS)},
+    **{f.__name__ + end: f for f in ELEMENTWISE_METHODS for end in ("", "_")},
+}
+BINARY: dict[Any, Callable[[Any, Any], Any]] = {
+    **dict.fromkeys(ADDITIONS, torch.add),
+    **dict.fromkeys((operator.sub, operator.isub, torch.sub, "sub", "sub_"), torch.sub),
+    **dict.fromkeys((operator.mul, operator.imul, torch.mul, "mul", "mul_"), torch.mul),
+    **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, "div", "div_"), torch.div),
+}
+REDUCING: dict[Any, Any] = {torch.mean: torch.mean, "mean": torch.mean, torch.sum: torch.sum, "sum": torch.sum}
+RESHAPING: set[Any] = {torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.unflatten}
+RESHAPING |= {"flatten", "reshape", "view", "squeeze", "unsqueeze", "unflatten", "contiguous", "clone"}
+# What acts on every image by itself, and takes images in any order of memory.
+ON_IMAGES: set[Any] = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d, F.interpolate}
+
+
+def _is_batch(value: Any) -> bool:
+    return isinstance(value, Value) and value.kind == "batch"
+
+
+def _has_values(arguments: Any) -> bool:
+    """Whether a value is anywhere in the arguments of an operation."""
+    found: list[Any] = []
+    map_aggregate(arguments, found.append)
+    return any(isinstance(argument, Value) for argument in found)
+
+
+class Operations(Builder):
+    """Adds the steps of a graph's operations to a program, and notes how these store the weights of products."""
+
+    def __init__(self, graph: Graph, shared: set[str]):
+        super().__init__()
+        self.graph, self.shared = graph, shared
+        self.fusion = Fusion()
+        self.parameters: dict[str, Value] = {}
+        self.kernels: dict[str, Kernel] = {}
+        self.groups: dict[str, int] = {}
+        self.dead: dict[str, list[int]] = {}
+
+    def stacked(self, node: fx.Node, arguments: Any, options: dict[str, Any]) -> Value | None:
+        """The value of a node by stacked layers, or by one operation for all clients.
+
+        None if there is no such way, or if the step waits for the operation behind it.
+        """
+        layer, function = self.graph.layer(node), operation(node)
+        if layer is not None:
+            return self.whole_layer(node, layer, *arguments) if len(arguments) == 1 and not options else None
+        options = {name: value for name, value in options.items() if name != "inplace"}
+        if function in BINARY and len(arguments) == 2 and not options:
+            return self.binary(BINARY[function], *arguments)
+        if function is torch.cat or function is torch.concat:
+            return self.cat(node, *arguments, **options)
+        x, *others = arguments or [None]
+        if not _is_batch(x):
+            return None
+        if function in OPERATIONS:
+            return OPERATIONS[function](self, node, x, *others, **options)
+        if getattr(function, "__module__", "") == "torchvision.ops.stochastic_depth":
+            return self.stochastic_depth(x, *others, **options)
+        if function in RESHAPING:
+            return self.regrouped(x, self.result_shape(node))
+        if function is getattr and others == ["shape"]:
+            return self.size(node, x)
+        if _has_values((others, options)):
+            return None
+        if function in ELEMENTWISE:
+            run = ELEMENTWISE[function]
+            return self.emit(lambda p, value: run(value, *others, **options), [x], x.axes)
+        if function in REDUCING:
+            return self.reduce(x, REDUCING[function], *others, **options)
+        if function in ON_IMAGES and not options.get("return_indices"):
+            pool = POOLING.get(function)
+            pooled = None if pool is None else pool(self, x, *others, **options)
+            return pooled or self.on_images(node, x, lambda images: function(images, *others, **options))
+        return None
+
+    def result_shape(self, node: fx.Node) -> tuple[int, ...]:
+        """Of activations, without the batch."""
+        shape = self.graph.activation_shape(node)
+        if shape is None:
+            raise NotTraceable(f"{described(node)} moves or mixes the images of a batch")
+        return shape
+
+    # Parameters.
+
+    def parameter(self, name: str) -> Value:
+        """One value for all uses, so that autograd adds up their gradients."""
+        shape = tuple(self.graph.tensors[name].shape)
+        return self.parameters.setdefault(name, Value(-1, "parameter", shape=shape, name=name))
+
+    def parameters_of(self, layer: nn.Module) -> dict[str, Value]:
+        """The parameters and buffers of a layer, by its own names for them."""
+        return {name: self.parameter(self.graph.names[id(t)]) for name, t in tensors(layer).items()}
+
+    def used_name(self, parameter: Value | None) -> str | None:
+        """The name of a parameter that a stacked layer uses."""
+        if parameter is None:
+            return None
+        self.used.add(parameter.name)
+        return parameter.name
+
+    def used_once(self, *values: Any) -> bool:
+        """Whether each is a parameter that nothing else uses, or none: stacked layers do not add up gradients."""
+        return all(v is None or (isinstance(v, Value) and v.name and v.name not in self.shared) for v in values)
+
+    # Layers with parameters.
+
+    def whole_layer(self, node: fx.Node, layer: nn.Module, x: Any) -> Value | None:
+        """A layer of torch that is more, or less, than one operation."""
+        if not _is_batch(x) or has_hooks(layer):
+            return None
+        if type(layer) is nn.Identity:
+            return x
+        if type(layer) is nn.InstanceNorm2d and not layer.track_running_stats:
+            return self.group_norm(node, x, x.axes.shape[0], **self.parameters_of(layer), eps=layer.eps)
+        return None
+
+    def conv(
+        self, node: fx.Node, x: Value, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Value | None:  # fmt: skip
+        image = self._map(x)
+        if image is None or not self.used_once(weight, bias):
+            return None
+        channels, rows, columns = x.axes.shape
+        out, inner, *kernel = weight.shape
+        if padding == "valid":
+            padding = 0
+        if padding == "same":
+            reach = [d * (k - 1) for d, k in zip(pair(dilation), kernel, strict=True)]
+            if any(r % 2 for r in reach):
+                return None
+            padding = [r // 2 for r in reach]
+        window = Window(rows, columns, pair(kernel), pair(stride), pair(padding), pair(dilation))
+        self.kernels[weight.name] = (out, inner, *window.kernel)
+        if 1 < groups < channels or (groups == channels > 1 and out != channels):
+            self.groups[weight.name] = groups
+        if groups == 1 and window.dead:
+            self.dead[weight.name] = window.dead
+        axes = Axes.channels_last(out, *window.out)
+        return self._product(
+            node, image, weight, bias, axes,
+            lambda p, v, w, b, activation: layers.conv(p, v, w, b, window, groups, activation),
+        )  # fmt: skip
+
+    def linear(self, node: fx.Node, x: Value, weight: Any, bias: Any = None) -> Value | None:
+        if not self.used_once(weight, bias):
+            return None
+        out, inner = weight.shape
+        axes, last = x.axes, len(x.axes.shape) - 1
+        kernel: Kernel = (out, inner, 1, 1)
+        if last == 0 and axes.parts == (3,) and axes.order == (1, 2, 0):
+            kernel = (out, axes.sizes[0], axes.sizes[1], axes.sizes[2])  # over a flattened map
+            x = self.emit(lambda p, value: value.flatten(2), [x], Axes.plain((inner,)))
+        x = self._last_axis_last(x)
+        self.kernels[weight.name] = kernel
+        return self._product(node, x, weight, bias, x.axes.resized(last, out), layers.linear)
+
+    def _product(
+        self, node: fx.Node, x: Value, weight: Value, bias: Value | None, axes: Axes, run: Callable[..., Tensor]
+    ) -> Value | None:
+        """A step that may apply the activation behind it."""
+        w, b = self.used_name(weight), self.used_name(bias)
+
+        def emit(residual: Value | None, activation: str) -> Value:
+            return self.emit(lambda p, v: run(p, v, w, b, activation), [x], axes)
+
+        return self.fusion.add(node, FusableStep(emit))
+
+    def group_norm(
+        self, node: fx.Node, x: Value, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> Value | None:
+        if not x.axes.simple or len(x.axes.shape) not in (1, 3) or not self.used_once(weight, bias):
+            return None
+        w, b, shape = self.used_name(weight), self.used_name(bias), x.axes.shape
+        image = x if len(shape) == 3 else self.regrouped(x, (*shape, 1, 1))
+        image = self.arranged(image, (1, 2, 0))
+
+        def emit(residual: Value | None, activation: str) -> Value:
+            relu, reads = activation == "relu", [image] if residual is None else [image, residual]
+            value = self.emit(
+                lambda p, v, r=None: layers.norm(p, v, w, b, groups, eps, residual=r, relu=relu), reads, image.axes
+            )
+            return self.regrouped(value, shape)
+
+        if len(shape) != 3:
+            return emit(None, "")
+        return self.fusion.add(node, FusableStep(emit, ("relu",), image.axes))
+
+    def layer_norm(
+        self, node: fx.Node, x: Value, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
+    ) -> Value | None:
+        if len(tuple(normalized_shape)) != 1 or not self.used_once(weight, bias):
+            return None
+        x = self._last_axis_last(x)
+        w, b = self.used_name(weight), self.used_name(bias)
+        return self.emit(lambda p, value: layers.layer_norm(p, value, w, b, eps), [x], x.axes)
+
+    # Layers without parameters.
+
+    def dropout(self, node: fx.Node, x: Value, p: Any = 0.5, training: Any = True) -> Value:
+        """Drawn in the user's order of the elements, so that every engine drops the same ones."""
+        if not training or p == 0:
+            return x
+        axes, atoms = x.axes, Axes.plain(x.axes.sizes)
+
+        def run(stack: Stack, value: Tensor) -> Tensor:
+            with stack.draws or nullcontext():
+                kept = F.dropout(axes.as_seen(value), p, True)
+            return atoms.arranged(kept.reshape(*kept.shape[:2], *axes.sizes), axes.order)
+
+        return self.emit(run, [x], axes)
+
+    def stochastic_depth(self, x: Value, p: float, mode: str, training: bool = True) -> Value:
+        """torchvision's: an image, or all of a client's batch, skips a branch."""
+        if not training or p == 0:
+            return x
+
+        def run(stack: Stack, value: Tensor) -> Tensor:
+            images = value.shape[1] if mode == "row" else 1
+            noise = value.new_empty(len(value), images, *(1,) * (value.dim() - 2))
+            with stack.draws or nullcontext():
+                noise.bernoulli_(1 - p)
+            return value * (noise / (1 - p) if p < 1 else noise)
+
+        return self.emit(run, [x], x.axes)
+
+    def max_pool(
+        self, x: Value, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+        ceil_mode: bool = False, return_indices: bool = False,
+    ) -> Value | None:  # fmt: skip
+        image = self._map(x)
+        sizes = [pair(size) for size in (kernel_size, stride or kernel_size, padding, dilation)]
+        if image is None or any(a != b for a, b in sizes) or sizes[3] != (1, 1) or ceil_mode or return_indices:
+            return None
+        (side, _), (step, _), (border, _), _ = sizes
+        channels, rows, columns = x.axes.shape
+        axes = Axes.channels_last(channels, *Window(rows, columns, *sizes[:3]).out)
+        return self.emit(lambda p, v: layers.max_pool(p, v, side, step, border), [image], axes)
+
+    def average_pool(self, x: Value, output_size: Any) -> Value | None:
+        """Where the whole map becomes one pixel."""
+        if output_size not in (1, (1, 1), [1, 1]) or len(x.axes.shape) != 3:
+            return None
+        return self.reduce(x, torch.mean, (2, 3), True)
+
+    def on_images(self, node: fx.Node, x: Value, function: Callable[[Tensor], Tensor]) -> Value | None:
+        image = self._map(x)
+        if image is None:
+            return None
+        axes = Axes.channels_last(*self.result_shape(node))
+        return self.emit(lambda p, value: layers.on_images(value, function), [image], axes)
+
+    # Axes.
+
+    def _map(self, x: Value) -> Value | None:
+        """Channels last in memory, if it is a map."""
+        return self.arranged(x, (1, 2, 0)) if x.axes.simple and len(x.axes.shape) == 3 else None
+
+    def _last_axis_last(self, x: Value) -> Value:
+        """With the user's last axis also last in memory."""
+        x = x if x.axes.simple else self.seen(x)
+        last = len(x.axes.shape) - 1
+        return self.arranged(x, [*(atom for atom in x.axes.order if atom != last), last])
+
+    def permute(self, node: fx.Node, x: Value, *dims: Any, **options: Any) -> Value | None:
+        if options:
+            return None
+        return self._in_order(x, dims[0] if isinstance(dims[0], (list, tuple)) else dims)
+
+    def transpose(self, node: fx.Node, x: Value, *dims: int, **options: Any) -> Value | None:
+        if options:
+            return None
+        order = list(range(len(x.axes.shape) + 1))
+        a, b = dims
+        order[a], order[b] = order[b], order[a]
+        return self._in_order(x, order)
+
+    def _in_order(self, x: Value, dims: Sequence[int]) -> Value | None:
+        """The same memory with the user's axes in another order, the batch first."""
+        batch, *order = [d % (len(x.axes.shape) + 1) for d in dims]
+        if batch != 0:
+            return None
+        value = copy.copy(x)
+        value.axes = x.axes.permuted([d - 1 for d in order])
+        return value
+
+    def size(self, node: fx.Node, x: Value, dim: int | None = None) -> Value:
+        """The batch is known only when the program runs."""
+        shape = x.axes.shape
+
+        def run(p: Stack, value: Tensor) -> Any:
+            sizes = torch.Size((value.shape[1], *shape))
+            return sizes if dim is None else sizes[dim]
+
+        return self.new(run, [x], "other")
+
+    # Arithmetic.
+
+    def binary(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Value | None:
+        batches = [_is_batch(v) for v in (a, b)]
+        if all(batches):
+            if a.axes != b.axes:
+                if not (a.axes.simple and b.axes.simple) or len(a.axes.shape) != len(b.axes.shape):
+                    return None
+                b = self.arranged(b, a.axes.order)
+            sizes = tuple(max(pair) for pair in zip(a.axes.sizes, b.axes.sizes, strict=True))
+            return self.emit(lambda p, x, y: function(x, y), [a, b], Axes(sizes, a.axes.parts, a.axes.order))
+        x, other = (a, b) if batches[0] else (b, a)
+        if not _is_batch(x):
+            return None
+        turned = function if batches[0] else lambda first, second: function(second, first)
+        if isinstance(other, (int, float)):
+            return self.emit(lambda p, value: turned(value, other), [x], x.axes)
+        if not isinstance(other, Value) or other.kind != "parameter" or not x.axes.simple:
+            return None
+        axes, rank, shape = x.axes, len(x.axes.shape), other.shape
+        shape = shape[1:] if len(shape) == rank + 1 and shape[0] == 1 else shape
+        shape = (1,) * (rank - len(shape)) + tuple(shape)
+        if len(shape) != rank or any(s not in (1, size) for s, size in zip(shape, axes.shape, strict=True)):
+            return None
+        along = [axis for axis, size in enumerate(shape) if size == axes.shape[axis] and size > 1]
+        if function is torch.mul and len(along) == 1 and axes.order[-1] == along[0] and self.used_once(other):
+            name = str(self.used_name(other))
+            return self.emit(lambda p, value: layers.scale(p, value, name), [x], axes)
+        plain = Axes.plain(shape)
+
+        def with_parameter(p: Stack, value: Tensor, parameter: Tensor) -> Tensor:
+            return turned(value, plain.arranged(parameter.reshape(-1, 1, *shape), axes.order))
+
+        return self.emit(with_parameter, [x, other], axes)
+
+    def cat(self, node: fx.Node, values: Any, dim: int = 0, axis: int | None = None) -> Value | None:
+        if not all(map(_is_batch, values)):
+            return None
+        shape = self.result_shape(node)
+        where = (dim if axis is None else axis) % (len(shape) + 1) - 1
+        if where < 0:
+            return None
+        values = [v if v.axes.simple else self.seen(v) for v in values]
+        values = [self.arranged(v, values[0].axes.order) for v in values]
+        axes = values[0].axes.resized(where, shape[where])
+        place = axes.place(where)
+        return self.emit(lambda p, *parts: torch.cat(parts, place), values, axes)
+
+    def reduce(self, x: Value, function: Any, dim: Any = None, keepdim: bool = False) -> Value | None:
+        rank = len(x.axes.shape) + 1
+        dims = sorted(d % rank for d in ([dim] if isinstance(dim, int) else dim or [0]))
+        if dims[0] == 0:
+            return None
+        x = x if x.axes.simple else self.seen(x)
+        places, axes = [x.axes.place(d - 1) for d in dims], x.axes
+        for d in dims:
+            axes = axes.resized(d - 1, 1)
+        value = self.emit(lambda p, v: function(v, places, keepdim=True), [x], axes)
+        if keepdim:
+            return value
+        return self.regrouped(value, [size for d, size in enumerate(axes.shape, 1) if d not in dims])
+
+
+OPERATIONS: dict[Any, Callable[..., Value | None]] = {
+    F.conv2d: Operations.conv,
+    F.linear: Operations.linear,
+    F.group_norm: Operations.group_norm,
+    F.layer_norm: Operations.layer_norm,
+    F.dropout: Operations.dropout,
+    **dict.fromkeys((torch.permute, "permute"), Operations.permute),
+    **dict.fromkeys((torch.transpose, "transpose"), Operations.transpose),
+    "size": Operations.size,
+}
+POOLING: dict[Any, Callable[..., Value | None]] = {
+    F.max_pool2d: Operations.max_pool,
+    F.adaptive_avg_pool2d: Operations.average_pool,
+}
