@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ..support.errors import first_line
+from .dry_run import outputs_with, tensors, tied
+from .network import Network
 from .randomness import Draws
-from .trial import outputs_with, tensors, tied
-
-if TYPE_CHECKING:
-    from . import Network
 
 CLIENTS, IMAGES = 2, 2
 DOUBLE = 2_000_000  # parameters up to which double precision is tried; beyond, it would take too much memory

@@ -21,12 +21,12 @@ from torch.fx.node import map_aggregate
 from . import layers
 from .axes import Axes
 from .columns import Window, pair
+from .dry_run import tensors
 from .fuse_steps import ADDITIONS, FusableStep, Fusion
 from .layers import Stack
 from .layout import Kernel
 from .program import Builder, Value
 from .tracing import Graph, NotTraceable, described, has_hooks, operation
-from .trial import tensors
 
 # What acts on every number by itself, so on any order of the axes.
 ELEMENTWISE_FUNCTIONS: tuple[Any, ...] = (

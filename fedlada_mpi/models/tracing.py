@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..support.errors import first_line
-from .trial import dtype_of, names_by_id, tensors
+from .dry_run import dtype_of, names_by_id, tensors
 
 PROBES = (3, 2)  # images of two batches; what differs between them depends on the number of images
 

@@ -20,9 +20,9 @@ from torch.func import grad_and_value, vmap
 from ..gpu.side_stream import SideStream
 from ..models import Network
 from ..models.agreement import perturbed
+from ..models.dry_run import outputs_with, tied
 from ..models.layers import Kernels, Stack
 from ..models.randomness import Draws
-from ..models.trial import outputs_with, tied
 from ..settings import Config
 from ..support.errors import UserError, first_line
 from ..support.user_code import users_code
