@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..settings import SETTINGS
 from ..support.errors import UserError
 
-KINDS = ("dirichlet", "iid", "pathological", "natural")
+KINDS = SETTINGS["partition"].choices
 # Settings that only some partitions have.
 USED_BY = {
     "dirichlet": ("dirichlet",),

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..settings import PRESETS
+from ..settings import PRESETS, SETTINGS, check_value
 from ..support.errors import UserError, did_you_mean
 from .manifest import data_root
-from .partition import KINDS, Rule
+from .partition import Rule
 from .sources import LOADERS
 
 DEFAULT_CLIENTS = 100
 DEFAULT_SILOS = 10
 OWN = ("imagefolder", "npz")  # data sets of the user, whose name is that of the raw data
 LARGEST = 1024  # pixels of a side that images may be resized to
+# Settings of a preparation that runs have, too, with the same range.
+OF_RUNS = {
+    name: name for name in ("clients", "partition", "dirichlet", "exhausted", "classes_per_client", "size_sigma")
+}
+OF_RUNS |= {"validation": "validation", "seed": "partition_seed"}
 IMAGES_PER_CLIENT = 20  # of a small folder of images, which gets fewer clients
 
 
@@ -95,15 +99,12 @@ class PrepareSettings:
         return min(DEFAULT_SILOS, clients) if self.silos is None else self.silos
 
     def check(self) -> None:
-        for name, value, known in (
-            ("dataset", self.dataset, tuple(LOADERS)),
-            ("partition", self.partition, KINDS),
-            ("exhausted", self.exhausted, ("refill", "exact")),
-        ):
-            if value not in known:
-                raise UserError(
-                    f"--{name}: got {value!r}, expected one of {', '.join(known)}{did_you_mean(value, known)}"
-                )
+        if self.dataset not in LOADERS:
+            known = f"one of {', '.join(LOADERS)}{did_you_mean(self.dataset, LOADERS)}"
+            raise UserError(f"--dataset: got {self.dataset!r}, expected {known}")
+        for name, setting in OF_RUNS.items():
+            if (value := getattr(self, name)) is not None:
+                check_value(SETTINGS[setting], value, name)
         if self.dataset == "digits" and self.raw is not None:
             raise UserError("--raw has no effect on the digits, which ship with the package: leave it out")
         if self.dataset != "imagefolder":
@@ -120,22 +121,10 @@ class PrepareSettings:
             raise UserError(f"--resize: got {self.resize}, expected 1 to {LARGEST} pixels, such as 32")
         if self.test_share is not None and not 0 < self.test_share < 1:
             raise UserError(f"--test-share: got {self.test_share}, expected a share of the images, such as 0.1")
-        for name in ("clients", "silos", "classes_per_client"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name.replace('_', '-')}: got {value}, expected at least 1")
+        if self.silos is not None and self.silos < 1:
+            raise UserError(f"--silos: got {self.silos}, expected at least 1")
         if self.workers < 0:
             raise UserError(f"--workers: got {self.workers}, expected 0 (all cores) or more")
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"--seed: got {self.seed}, expected 0 to {2**32 - 1}")
-        if self.dirichlet is not None and not 0 < self.dirichlet < math.inf:
-            raise UserError(f"--dirichlet: got {self.dirichlet}, expected more than 0")
-        if not 0 <= self.size_sigma <= 10:
-            raise UserError(f"--size-sigma: got {self.size_sigma}, expected 0 (equal sizes) to 10")
-        if not 0 <= self.validation < 1:
-            raise UserError(
-                f"--validation: got {self.validation}, expected a share of the training images, such as 0.1"
-            )
         if self.size_sigma and self.partition == "natural":
             raise UserError(
                 "--size-sigma has no effect on --partition natural, whose sizes are the data's own: leave it out"

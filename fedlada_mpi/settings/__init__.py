@@ -4,7 +4,7 @@ from fedlada_mpi.settings import Config, SETTINGS
 from fedlada_mpi.algorithms import resolve          the settings of a run, with those of its method
 """
 
-from .checks import norm_groups, trimmed
+from .checks import check_value, norm_groups, trimmed
 from .configurable import Configurable
 from .fields import DATASETS, MOST, SETTINGS, Config, Setting, coerce, flag, grouped, hyper
 from .files import differences, dumps, is_record, load
@@ -23,6 +23,7 @@ __all__ = [
     "Resolved",
     "Setting",
     "add_arguments",
+    "check_value",
     "chosen",
     "coerce",
     "differences",

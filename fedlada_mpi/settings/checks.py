@@ -19,26 +19,28 @@ SCHEDULES = {"lr_decay": ("exponential", "step"), "lr_step": ("step",), "lr_hori
 NOT_ROUNDED = {"sums": ("exact",), "robust": ("median", "trimmed"), "precision": ("fp64",)}
 
 
+def check_value(setting: Setting, value: Any, name: str) -> None:
+    """Refuse a value out of the setting's range, NaN included; ``name`` is that of its option."""
+    if setting.path:
+        check_path(value, f"--{flag(name)}")
+    if setting.choices and value not in setting.choices:
+        hint = did_you_mean(str(value), setting.choices)
+        raise UserError(f"--{flag(name)}: got {shortened(value)}, expected one of {', '.join(setting.choices)}{hint}")
+    for bound, holds, text in (
+        (setting.least, operator.ge, "at least"),
+        (setting.most, operator.le, "at most"),
+        (setting.above, operator.gt, "more than"),
+        (setting.below, operator.lt, "less than"),
+    ):
+        if bound is not None and not holds(value, bound):
+            raise UserError(f"--{flag(name)}: got {value}, expected {text} {bound}")
+
+
 def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[str, Setting]) -> None:
     """Ranges, choices and contradictions."""
     by_hand = {n for n, s in sources.items() if s in ("file", "flag")}
     for name, setting in known.items():
-        value = values[name]
-        if setting.path:
-            check_path(value, f"--{flag(name)}")
-        if setting.choices and value not in setting.choices:
-            hint = did_you_mean(str(value), setting.choices)
-            raise UserError(
-                f"--{flag(name)}: got {shortened(value)}, expected one of {', '.join(setting.choices)}{hint}"
-            )
-        for bound, fails, text in (
-            (setting.least, operator.lt, "at least"),
-            (setting.most, operator.gt, "at most"),
-            (setting.above, operator.le, "more than"),
-            (setting.below, operator.ge, "less than"),
-        ):
-            if bound is not None and fails(value, bound):
-                raise UserError(f"--{flag(name)}: got {value}, expected {text} {bound}")
+        check_value(setting, values[name], name)
     if values["norm"]:
         norm_groups(values["norm"])
         if ":" not in values["model"]:

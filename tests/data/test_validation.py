@@ -94,9 +94,9 @@ def test_another_share_is_refused_and_replaced_by_force(made, capsys):
 @pytest.mark.parametrize(
     ("share", "words"),
     [
-        (1.0, "--validation: got 1.0, expected a share of the training images, such as 0.1"),
-        (-0.1, "--validation: got -0.1, expected a share"),
-        (float("nan"), "--validation: got nan, expected a share"),
+        (1.0, "--validation: got 1.0, expected less than 1"),
+        (-0.1, "--validation: got -0.1, expected at least 0"),
+        (float("nan"), "--validation: got nan, expected at least 0"),
         (0.0001, "--validation: got 0.0001 of 1500 training images, which is none: give more"),
         (0.9999, "--validation: got 0.9999, which leaves no training image of class 0: give less"),
     ],

@@ -79,7 +79,7 @@ MISTAKES = {
     "a flag without effect": ("--dataset digits --partition iid --dirichlet 0.1", "--dirichlet has no effect"),
     "sizes of natural owners": ("--dataset digits --partition natural --size-sigma 1", "--size-sigma has no effect"),
     "a negative concentration": ("--dataset digits --dirichlet -1", "expected more than 0"),
-    "a seed out of range": ("--dataset digits --seed -1", "expected 0 to 4294967295"),
+    "a seed out of range": ("--dataset digits --seed -1", "got -1, expected at least 0"),
     "a target below a file": ("--dataset digits --out MINE/out", "cannot be written"),
 }  # fmt: skip
 
