@@ -1,4 +1,4 @@
-"""What a person sees of a run, printed by the root: the banner, progress, and the summary."""
+"""What a person sees of a run, printed by the root: progress, and the summary."""
 
 from __future__ import annotations
 
@@ -7,19 +7,13 @@ import shlex
 import shutil
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from tqdm import tqdm
 
-from ..algorithms import Algorithm
-from ..data.manifest import Manifest
-from ..rounds.costs import Costs
 from ..rounds.watcher import Watcher
 from ..rundir.columns import LOSS, OBJECTIVE, TOTALS
-from ..settings import Config
 from ..support.launcher import TERMINAL
-from ..support.version import __version__
 
 
 def amount(count: float) -> str:
@@ -33,84 +27,6 @@ def amount(count: float) -> str:
 
 def plural(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
-
-
-@dataclass(frozen=True)
-class Overview:
-    """What the banner shows of a run."""
-
-    config: Config
-    manifest: Manifest
-    algorithm: Algorithm
-    start: int  # the round that the run is resumed after, 0 for a new one
-    parameters: int
-    arithmetic: str  # which types it computes in
-    engine: str
-    on_cpu: bool
-    ranks_on_node: int
-    clients_per_rank: list[int]  # of those that train
-    cuda_aware: bool
-    environment: dict[str, Any]
-    sums_changed: str  # how the order of sums differs from before a resume
-    model_notes: list[str]  # on the model, and on its arithmetic here
-    costs: Costs
-
-    def banner(self) -> str:
-        rows = [*self._what_runs(), *self._where(), *self._costs(), ("files", self.config.out)]
-        rows += [("note", note) for note in self._notes()]
-        width = max(len(name) for name, _ in rows)
-        lines = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
-        return f"fedlada_mpi {__version__}\n{lines}"
-
-    def _what_runs(self) -> list[tuple[str, str]]:
-        c, m = self.config, self.manifest
-        resumed = f", resumed after round {self.start}" if self.start else ""
-        return [
-            ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}, preset {c.preset}"),
-            ("data", f"{m.dataset}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients"),
-            ("model", f"{c.model}, {self.parameters:,} parameters, {self.arithmetic}, {self.engine}"),
-        ]
-
-    def _where(self) -> list[tuple[str, str]]:
-        e, owned = self.environment, self.clients_per_rank
-        threads = f", {plural(e['threads'], 'thread')} per rank" if self.on_cpu else ""
-        aware = "" if self.cuda_aware else "not "
-        each = plural(max(owned), "client")
-        if len(owned) > 1:
-            each = f"{each if min(owned) == max(owned) else f'{min(owned)} to {each}'} each"
-        return [
-            (
-                "ranks",
-                f"{e['ranks']} ({self.ranks_on_node} on this node), {each}, of "
-                f"{plural(self.manifest.silos, 'silo file')}",
-            ),
-            ("device", f"{e['device']}{threads}"),
-            ("MPI", f"{e['mpi']}, {aware}CUDA-aware; transport: {e['transport']}"),
-        ]
-
-    def _costs(self) -> list[tuple[str, str]]:
-        a, costs = self.algorithm, self.costs
-        about = "about " if self.config.sampling == "bernoulli" else ""
-        down = f"{'+'.join(a.down)} down {amount(costs.bytes_down)}"
-        up = f"{'+'.join(a.up)} up {amount(costs.bytes_up)}"
-        who = f"{about}{plural(costs.participants, 'participant')}"
-        at_once = plural(costs.clients_at_once, "client")
-        return [
-            ("a round", f"{who}; {down}, {up}; MPI moves {amount(costs.bytes_mpi)}"),
-            ("memory", f"about {amount(costs.memory)} per rank, for up to {at_once} at once"),
-        ]
-
-    def _notes(self) -> list[str]:
-        notes = list(self.model_notes)
-        if 0 < self.costs.clients_that_fit < self.costs.most_participants:
-            fit = plural(self.costs.clients_that_fit, "client")
-            notes.append(f"no more than {fit} at once in a GPU's memory; a rank's others train in turns")
-        if self.sums_changed:
-            notes.append(f"resumed with {self.sums_changed}: sums are rounded in another order, the last digits differ")
-        if idle := self.clients_per_rank.count(0):
-            cure = "leave out --silo-per-rank" if self.config.silo_per_rank else f"{self.manifest.clients} would do"
-            notes.append(f"{plural(idle, 'rank')} without clients: {cure}")
-        return notes
 
 
 def terminal() -> int:

@@ -21,7 +21,7 @@ from ..rundir.provenance import Segments
 from ..rundir.sinks import Sinks
 from ..settings import dumps
 from .assemble import Session
-from .overview import environment
+from .banner import environment
 
 
 class Journal(Watcher):

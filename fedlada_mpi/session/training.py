@@ -21,9 +21,9 @@ from ..settings import Config
 from ..support.disk import WriteError
 from ..support.errors import CallbackError
 from .assemble import Session, root_only_serves
+from .banner import Banner
 from .console import Progress, closing_lines
 from .journal import Journal
-from .overview import overview
 
 
 class Training:
@@ -129,7 +129,7 @@ class Training:
         return status
 
     def announce(self, memory: np.ndarray, sums_changed: str) -> None:
-        self.print(overview(self.session, memory, sums_changed).banner())
+        self.print(str(Banner(self.session, memory, sums_changed)))
 
     def rounds(self, server: Server) -> str:
         return server.run(self.start)

@@ -15,7 +15,7 @@ from fedlada_mpi.algorithms import create
 from fedlada_mpi.mpi.shared_window import SharedWindowTransport
 from fedlada_mpi.mpi.transport import HostTransport
 from fedlada_mpi.rounds.costs import Costs, RankMemory, chunk_count, most_participants
-from fedlada_mpi.session import overview
+from fedlada_mpi.session import banner
 from fedlada_mpi.session.assemble import Session
 from fedlada_mpi.session.console import amount
 from fedlada_mpi.session.training import Training
@@ -40,7 +40,7 @@ def one_each(shared_tmp):
 @pytest.fixture
 def sessions(monkeypatch) -> list[Session]:
     """The sessions of the runs of a test, with their ``costs`` on the root."""
-    ended, run, of = [], Training.run, overview.costs
+    ended, run, of = [], Training.run, banner.costs
 
     def kept(session, memory):
         session.costs = of(session, memory)
@@ -52,7 +52,7 @@ def sessions(monkeypatch) -> list[Session]:
         finally:
             ended.append(self.session)
 
-    monkeypatch.setattr(overview, "costs", kept)
+    monkeypatch.setattr(banner, "costs", kept)
     monkeypatch.setattr(Training, "run", remembered)
     return ended
 

@@ -42,7 +42,7 @@ class Collector(ABC):
     """Takes what the clients of a rank send."""
 
     def __init__(self, algorithm: Algorithm, size: int, dtype: torch.dtype, device: torch.device):
-        self.algorithm = algorithm
+        self.algorithm, self.dtype = algorithm, dtype
         self.vectors = named_rows(algorithm.up, size, dtype, device)
         self._clear()
 
@@ -77,6 +77,10 @@ class Aggregation(Collector):
     ):  # fmt: skip
         super().__init__(algorithm, transport.size, dtype, transport.device)
         self.world, self.config, self.transport = world, config, transport
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """What else a kind of aggregation holds."""
 
     @abstractmethod
     def reduce(self, participants: np.ndarray, communicates: bool) -> None:

@@ -10,10 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms import Algorithm
-from ...mpi import World
-from ...mpi.transport import Transport
-from ...settings import Config
 from .base import Aggregation, Sent
 from .grid import GRIDS, Grid, block
 
@@ -55,11 +51,9 @@ class Contributions:
 class Buffered(Aggregation):
     """Contributions are kept until all have trained; the ranks share a table of all participants' numbers."""
 
-    def __init__(
-        self, world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype
-    ):  # fmt: skip
-        super().__init__(world, config, algorithm, transport, dtype)
-        self.contributions = Contributions(algorithm.up, transport.size, dtype, transport.device)
+    def _allocate(self) -> None:
+        size, device = self.transport.size, self.transport.device
+        self.contributions = Contributions(self.algorithm.up, size, self.dtype, device)
         self.columns: dict[int, int] = {}  # in the table, by participant
         self.table = np.zeros((0, 0))
 
@@ -132,13 +126,11 @@ class ExactSums(Buffered):
 
     grid: Grid | None
 
-    def __init__(
-        self, world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype
-    ):  # fmt: skip
-        super().__init__(world, config, algorithm, transport, dtype)
-        self.grid = GRIDS[dtype] if config.sums == "exact" else None
-        rows = len(algorithm.up) if self.grid else 0
-        self.integers = torch.zeros(rows, transport.size, dtype=transport.dtype, device=transport.device)
+    def _allocate(self) -> None:
+        super()._allocate()
+        self.grid = GRIDS[self.dtype] if self.config.sums == "exact" else None
+        rows, t = len(self.vectors) if self.grid else 0, self.transport
+        self.integers = torch.zeros(rows, t.size, dtype=t.dtype, device=t.device)
 
     def _weights(self, name: str, weights: np.ndarray) -> np.ndarray:
         return (weights > 0).astype(float) if name in self.algorithm.uniform else weights

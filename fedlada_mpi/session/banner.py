@@ -1,0 +1,123 @@
+"""The banner of a run, and what else says where it is computed and what it costs."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import mpi
+from ..mpi.plan import cuda_aware
+from ..rounds.costs import Costs, RankMemory
+from ..rounds.device import arithmetic, device_name, precision_notes
+from ..rundir import provenance
+from ..support.rng import fixed_number
+from ..support.version import __version__
+from .assemble import Session
+from .console import amount, plural
+
+
+def environment(session: Session) -> dict[str, Any]:
+    """What the run runs on."""
+    return {
+        "fedlada_mpi": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "mpi": mpi.implementation(),
+        "ranks": session.world.size,
+        "device": device_name(session.device),
+        "cpu": provenance.cpu_model(),
+        "threads": torch.get_num_threads(),
+        "transport": session.silo.transport.kind,
+        "host": platform.node(),
+        "command": sys.argv,
+    }
+
+
+def costs(session: Session, memory: np.ndarray) -> Costs:
+    a, manifest, transport = session.algorithm, session.manifest, session.silo.transport
+    rank_of = np.zeros(manifest.clients, np.int64)
+    for rank, clients in enumerate(session.owners.clients_of):
+        rank_of[clients] = rank
+    vector_bytes = session.network.layout.numel * session.dtype.itemsize
+    participants = fixed_number(manifest.clients, session.config.participation)
+    down = (len(a.down) - 1) * transport.bytes_per_vector + transport.bytes_rounded
+    bytes_mpi = down + session.silo.aggregation.bytes_moved(participants)
+    ranks = [RankMemory(*map(int, row)) for row in memory]
+    return Costs.of(session.config, a, vector_bytes, bytes_mpi, rank_of, session.start, ranks)
+
+
+class Banner:
+    """What a run prints of itself before its first round."""
+
+    def __init__(self, session: Session, memory: np.ndarray, sums_changed: str = ""):
+        """``memory``: a row for every rank's ``RankMemory``; ``sums_changed``: how the order of sums has changed."""
+        self.session, self.config, self.sums_changed = session, session.config, sums_changed
+        self.costs = costs(session, memory)
+        trains = zip(map(len, session.owners.clients_of), session.owners.only_serves, strict=True)
+        self.clients_per_rank = [count for count, only_serves in trains if count or not only_serves]
+
+    def __str__(self) -> str:
+        rows = [*self._what_runs(), *self._where(), *self._costs(), ("files", self.config.out)]
+        rows += [("note", note) for note in self._notes()]
+        width = max(len(name) for name, _ in rows)
+        lines = "\n".join(f"  {name:<{width}}  {value}" for name, value in rows)
+        return f"fedlada_mpi {__version__}\n{lines}"
+
+    def _what_runs(self) -> list[tuple[str, str]]:
+        session, c, m = self.session, self.config, self.session.manifest
+        resumed = f", resumed after round {session.start}" if session.start else ""
+        computed = f"{arithmetic(c.precision, session.device)}, {session.silo.trainer.engine.description}"
+        return [
+            ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}, preset {c.preset}"),
+            ("data", f"{m.dataset}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients"),
+            ("model", f"{c.model}, {session.network.layout.numel:,} parameters, {computed}"),
+        ]
+
+    def _where(self) -> list[tuple[str, str]]:
+        session, e, owned = self.session, environment(self.session), self.clients_per_rank
+        threads = f", {plural(e['threads'], 'thread')} per rank" if session.device.type == "cpu" else ""
+        aware = "" if cuda_aware() else "not "
+        each = plural(max(owned), "client")
+        if len(owned) > 1:
+            each = f"{each if min(owned) == max(owned) else f'{min(owned)} to {each}'} each"
+        return [
+            (
+                "ranks",
+                f"{e['ranks']} ({session.world.node.size} on this node), {each}, of "
+                f"{plural(session.manifest.silos, 'silo file')}",
+            ),
+            ("device", f"{e['device']}{threads}"),
+            ("MPI", f"{e['mpi']}, {aware}CUDA-aware; transport: {e['transport']}"),
+        ]
+
+    def _costs(self) -> list[tuple[str, str]]:
+        a, costs = self.session.algorithm, self.costs
+        about = "about " if self.config.sampling == "bernoulli" else ""
+        down = f"{'+'.join(a.down)} down {amount(costs.bytes_down)}"
+        up = f"{'+'.join(a.up)} up {amount(costs.bytes_up)}"
+        who = f"{about}{plural(costs.participants, 'participant')}"
+        at_once = plural(costs.clients_at_once, "client")
+        return [
+            ("a round", f"{who}; {down}, {up}; MPI moves {amount(costs.bytes_mpi)}"),
+            ("memory", f"about {amount(costs.memory)} per rank, for up to {at_once} at once"),
+        ]
+
+    def _notes(self) -> list[str]:
+        notes = [*self.session.network.notes, *precision_notes(self.config.precision, self.session.device)]
+        if 0 < self.costs.clients_that_fit < self.costs.most_participants:
+            fit = plural(self.costs.clients_that_fit, "client")
+            notes.append(f"no more than {fit} at once in a GPU's memory; a rank's others train in turns")
+        if self.sums_changed:
+            notes.append(f"resumed with {self.sums_changed}: sums are rounded in another order, the last digits differ")
+        if idle := self.clients_per_rank.count(0):
+            cure = (
+                "leave out --silo-per-rank"
+                if self.config.silo_per_rank
+                else f"{self.session.manifest.clients} would do"
+            )
+            notes.append(f"{plural(idle, 'rank')} without clients: {cure}")
+        return notes
