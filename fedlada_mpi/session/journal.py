@@ -38,11 +38,12 @@ class Journal(Watcher):
         self.out = Path(config.out)
         self.sinks = Sinks(config, session.start)  # which may refuse; with its settings, the directory is a run's
         write_atomically(self.out / "config.json", dumps(config))
-        self.recorder = Recorder(self.out, session.start, self.sinks, history.records if history else None)
+        known = history.records if history else None
         if history is None:
-            history = self._read()
+            history = self._read()  # before anything is written, as it may refuse damaged files
         else:
             history.mark_changed()
+        self.recorder = Recorder(self.out, session.start, self.sinks, known)
         here = {**environment(session), **provenance.commit(), "nodes": provenance.nodes(session.ranks)}
         earlier = history.segments.until(session.start)
         history.segments = Segments(earlier, session.start, session.started, {**here, **(about or {})})
