@@ -61,9 +61,9 @@ class Silo:
         self.sizes, self.owned = sizes, owned
         self.x_previous = torch.zeros_like(s.x)  # x before the last step
         self.previous_known = False  # before the first step of a run, unless its checkpoint has it
-        # The vectors that the root sends after a step, of those that this rank has; the root's own are not sent.
-        self.sent = tuple(algorithm.down)
-        self.watchers: list[Watcher] = []  # the same on every rank, but for those behind them that the root has
+        # The vectors that the root sends after a step. Others are its own, unless any rank may have to serve.
+        self.sent = (*algorithm.down, *(algorithm.private if world.tolerant else ()))
+        self.watchers: list[Watcher] = []  # the same on every rank
         self.nonfinite: list[int] = []  # participants of this rank in the last round
         self.clock = Clock()
 

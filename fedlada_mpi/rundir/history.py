@@ -1,7 +1,6 @@
 """What a run has recorded so far: on the root and, where any rank may have to serve, on all of them.
 
-history = History.read(out, start, ...)                       from the files of a run that is resumed
-other = History.received(out, ..., history.message())         the same on another rank
+other = History.received(history.message(), clients, best)    the same on another rank
 other.apply(history.change(record), x)                        and after another round
 """
 

@@ -96,9 +96,7 @@ class Session:
         evaluations = Evaluations(world, config, evaluator, s.x, data, held_out)
         aggregation = aggregate.create(world, config, a, transport, dtype)
         about = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
-        silo = Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *about)
-        silo.sent = (*a.down, *(a.private if world.tolerant else ()))
-        return silo
+        return Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *about)
 
     def _network(self) -> models.Network:
         c, m = self.config, self.manifest

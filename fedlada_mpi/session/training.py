@@ -27,7 +27,8 @@ from .journal import Journal
 
 
 class Training:
-    """
+    """The course of a run; ``recovery`` has one that goes on where ranks are lost.
+
     >>> training = Training(world, config, directory, start=0)
     >>> training.run()
     'finished'

@@ -9,7 +9,7 @@ from ...mpi import World
 from ...mpi.transport import Transport
 from ...settings import Config
 from .base import Aggregation, Collector, Part, Sent
-from .buffered import ExactSums
+from .buffered import WeightedSums
 from .grid import GRIDS
 from .plain import PlainSums, RankSums
 from .robust import ClippedSums, Median, TrimmedMean
@@ -17,7 +17,7 @@ from .robust import ClippedSums, Median, TrimmedMean
 __all__ = ["Aggregation", "Collector", "Part", "RankSums", "Sent", "create", "wire_type"]
 
 ROBUST: dict[str, type[Aggregation]] = {"clip": ClippedSums, "median": Median, "trimmed": TrimmedMean}
-SUMS: dict[str, type[Aggregation]] = {"fast": PlainSums, "exact": ExactSums}
+SUMS: dict[str, type[Aggregation]] = {"fast": PlainSums, "exact": WeightedSums}
 
 
 def create(

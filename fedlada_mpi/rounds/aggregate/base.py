@@ -94,8 +94,8 @@ class Aggregation(Collector):
         numbers = {name: total / totals[name] for name, total in self.scalars.items()}
         return means | {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
-    def distances(self, step: Tensor) -> float:
-        """The weighted sum of ||offset_i||^2; where ``is_plain_mean`` is false, of ||offset_i - step||^2.
+    def distances(self, x_previous: Tensor, x: Tensor) -> float:
+        """The weighted sum of ||offset_i||^2; where ``is_plain_mean`` is false, of ||offset_i - (x_previous - x)||^2.
 
         Of this rank's participants, or on the root of all. Collective.
         """

@@ -107,8 +107,10 @@ class Buffered(Aggregation):
     def bytes_per_client(self) -> int:
         return self.contributions.bytes_per_client
 
-    def _distances_to_step(self, step: Tensor) -> float:
-        """The weighted sum of ||offset_i - step||^2 on the root, 0 elsewhere."""
+    def distances(self, x_previous: Tensor, x: Tensor) -> float:
+        if self.is_plain_mean:
+            return super().distances(x_previous, x)
+        step = x_previous - x
         far, size = [], block(step)
         for row in self.contributions.rows("offset"):
             pieces = zip(row.split(size), step.split(size), strict=True)
@@ -117,11 +119,12 @@ class Buffered(Aggregation):
         return float(weighted.sum()) if self.world.rank == 0 else 0.0
 
 
-class ExactSums(Buffered):
-    """Sums that are the same on any number of ranks: of whole numbers, on a grid for each coordinate.
+class WeightedSums(Buffered):
+    """Sums of all participants' vectors: plain ones or, with ``--sums exact``, the same on any number of ranks.
 
-    Every coordinate has a grid of its own, of spacing 2^g, from the largest exponent that it has on any rank.
-    Contributions are rounded to whole multiples of it, which are integers; their sums are exact, in any order.
+    Those are of whole numbers. Every coordinate has a grid of its own, of spacing 2^g, from the largest exponent that
+    it has on any rank. Contributions are rounded to whole multiples of it, which are integers; their sums are exact, in
+    any order.
     """
 
     grid: Grid | None

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...mpi.slices import over_participants
 from ...settings import trimmed
-from .buffered import Buffered, ExactSums
+from .buffered import Buffered, WeightedSums
 
 
-class ClippedSums(ExactSums):
+class ClippedSums(WeightedSums):
     """Sums of contributions that are no longer than the median one; exact or plain ones, as ``--sums`` says."""
 
     is_plain_mean = False
@@ -34,9 +34,6 @@ class ClippedSums(ExactSums):
         """The factors that clip the participants' norms to their median."""
         median = np.median(norms[self.included])
         return np.divide(median, norms, out=np.ones_like(norms), where=norms > median)
-
-    def distances(self, step: Tensor) -> float:
-        return self._distances_to_step(step)
 
 
 class CoordinateMean(Buffered):
@@ -63,9 +60,6 @@ class CoordinateMean(Buffered):
 
     def means(self, weight: float, participants: int) -> dict[str, Tensor]:
         return super().means(1.0, 1)
-
-    def distances(self, step: Tensor) -> float:
-        return self._distances_to_step(step)
 
     def bytes_moved(self, participants: int) -> int:
         return len(self.vectors) * (participants + 1) * self.transport.bytes_per_vector // self.world.size

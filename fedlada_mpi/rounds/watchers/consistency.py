@@ -32,7 +32,7 @@ class Consistency(Watcher):
         silo = self.silo
         if "offset" not in silo.algorithm.up:
             return [0.0]
-        return [silo.aggregation.distances(silo.x_previous - silo.s.x)]
+        return [silo.aggregation.distances(silo.x_previous, silo.s.x)]
 
     def columns(self, done: Finished) -> Mapping[str, Any]:
         silo, mean = self.silo, _mean(self.silo, done)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from ...data.manifest import Manifest
-from ...data.owners import Ownership, owned_clients
+from ...data.owners import Ownership, owned_clients, shared_out
 from ...rounds.server import Server
 from ...rounds.watcher import Finished, Watcher
 from ...rundir import checkpoint
@@ -47,15 +47,14 @@ def owners_left(
     again.
     """
     only_serves = [rank < servers for rank in original_ranks]
-    nobody = np.empty(0, np.int64)
     if not adopt or len(original_ranks) == original_size:
-        owned = [nobody] * servers + owned_clients(manifest, original_size - servers, silo_per_rank)
+        owned = shared_out(manifest, original_size, servers, silo_per_rank).clients_of
         return Ownership([owned[rank] for rank in original_ranks], only_serves)
     trains = [not serves for serves in only_serves]
     if not any(trains):
         trains = [True] * len(original_ranks)
     shares = iter(owned_clients(manifest, sum(trains), silo_per_rank))
-    return Ownership([next(shares) if own else nobody for own in trains], only_serves)
+    return Ownership([next(shares) if own else np.empty(0, np.int64) for own in trains], only_serves)
 
 
 class _Recorded(Watcher):
