@@ -23,7 +23,7 @@ def moved(device: torch.device, **settings) -> dict[str, torch.Tensor]:
     for _ in range(2):
         bench.round()
     layout = bench.network.layout
-    return {k: flat(layout, v) for k, v in bench.sums.items()}
+    return {k: flat(layout, v) for k, v in bench.sums.vectors.items()}
 
 
 def flat(layout, vector: torch.Tensor) -> torch.Tensor:
@@ -86,7 +86,7 @@ def gradient(precision: str, device: torch.device, **settings) -> torch.Tensor:
     config = resolve({**plain, **shape, **settings}).config
     bench = Bench(config, 3, device)
     bench.round()
-    return flat(bench.network.layout, bench.sums["offset"])
+    return flat(bench.network.layout, bench.sums.vectors["offset"])
 
 
 ZOO = [
@@ -175,7 +175,7 @@ def test_work_on_the_side_stream_changes_no_bit(compiler, monkeypatch):
         bench = Bench(resolve(settings).config, 4, CUDA)
         bench.round()
         bench.round()
-        found.append(bench.sums["offset"])
+        found.append(bench.sums.vectors["offset"])
         monkeypatch.setattr(SideStream, "submit", lambda self, work, *reads: work())
     assert torch.equal(*found)
 
