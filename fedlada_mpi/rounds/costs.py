@@ -28,6 +28,15 @@ def chunk_count(clients: int, limit: int) -> int:
     return -(-clients // limit) if limit else min(clients, 1)
 
 
+def stack_width(config: Config) -> int:
+    """How many rows every stack of clients has; 0: as many as there are clients in it.
+
+    The bits of a product depend on how many others are computed with it, not on which: under ``--sums exact`` all
+    stacks have one width, and those with fewer clients are padded.
+    """
+    return config.max_clients_at_once if config.sums == "exact" else 0
+
+
 MOST_ROUNDS = 5000  # that are drawn in advance, which takes a third of a second
 
 
@@ -93,7 +102,7 @@ class Costs:
         at_once = []
         for count, rank in zip(most, ranks, strict=True):
             turns = chunk_count(count, config.max_clients_at_once or rank.clients_that_fit)
-            at_once.append(-(-count // turns) if turns else 0)
+            at_once.append((stack_width(config) or -(-count // turns)) if turns else 0)
         needed = [
             rank.resident + count * rank.per_client + participants * rank.kept
             for count, participants, rank in zip(at_once, most, ranks, strict=True)

@@ -91,6 +91,15 @@ def set_precision(precision: str) -> torch.dtype:
     return torch.float64 if precision == "fp64" else torch.float32
 
 
+def refuse_unrepeatable(refuse: bool) -> None:
+    """Whether torch refuses operations on a GPU that may give other bits each time."""
+    if refuse:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without which torch refuses products
+        deterministic: Any = torch.utils.deterministic
+        deterministic.fill_uninitialized_memory = False  # as would take time in every step
+    torch.use_deterministic_algorithms(refuse)
+
+
 def set_onednn(enabled: bool) -> None:
     """Whether torch may compute with oneDNN on the CPU."""
     switches: Any = torch.backends.mkldnn

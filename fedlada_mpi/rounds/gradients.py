@@ -26,6 +26,7 @@ from ..models.randomness import Draws
 from ..settings import Config
 from ..support.errors import UserError, first_line
 from ..support.user_code import users_code
+from .device import refuse_unrepeatable
 
 
 class Engine(ABC):
@@ -62,6 +63,8 @@ def create_engine(network: Network, config: Config, device: torch.device) -> Eng
     if network.forward is None:
         if config.engine == "stacked":
             raise UserError(f"--engine stacked: {network.untraceable_because}; use --engine generic or auto")
+        if config.sums == "exact" and device.type == "cuda":
+            refuse_unrepeatable(True)
         return GenericEngine(network, device)
     engines = [StackedEngine(network, device=device)]
     if device.type == "cuda" and config.compile != "off" and config.precision != "fp64":

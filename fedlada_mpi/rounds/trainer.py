@@ -25,7 +25,7 @@ from ..support.errors import UserError
 from .aggregate import Collector, Part, Sent
 from .batches import Batch, LocalData, Plan, all_batches, gather, local_steps, plan
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts, rows
-from .costs import chunk_count
+from .costs import chunk_count, stack_width
 from .gradients import Engine
 
 
@@ -45,6 +45,7 @@ class Trainer:
         self.buffers = ClientBuffers(config, algorithm, engine.network.layout, data, device, dtype, self.compute)
         self.client_state = ClientState(algorithm.client_state)
         self.memory = MemoryEstimate(self.buffers, engine, data)
+        self.width = stack_width(config)
         self.side_stream = SideStream(device)
         self.steps = _steps(self.buffers, "plan", capture)
         self.full_pass = _steps(self.buffers, "all_batches", capture)
@@ -75,21 +76,21 @@ class Trainer:
         """Rows of the rank's participants that train together."""
         rows = np.flatnonzero(np.isin(self.data.client_ids, participants))
         limit = self.config.max_clients_at_once or self.memory.clients_that_fit
-        return chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit)
+        return chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit, alike=self.width > 0)
 
     def _train(self, s: Vectors, r: Round, chunk: np.ndarray, collector: Collector) -> list[int]:
         """Train the clients of a chunk: begin, their local steps, then what they send."""
-        data, buffers = self.data, self.buffers
-        clients, sizes = data.client_ids[chunk], data.sizes[chunk]
+        data, buffers, stack = self.data, self.buffers, self._stack(chunk)
+        clients, sizes = data.client_ids[stack], data.sizes[stack]
         steps = local_steps(self.config, sizes)
-        if len(chunk) > buffers.capacity:
+        if len(stack) > buffers.capacity:
             self.steps.clear()
             self.full_pass.clear()
             self.engine.release_buffers()
-            buffers.allocate(len(chunk))
+            buffers.allocate(len(stack))
         buffers.plan.load(self._planned(r.t, chunk), data.labels)
         buffers.lr.fill_(r.lr)
-        parts = buffers.parts(s, len(chunk))
+        parts = buffers.parts(s, len(stack))
         self._begin(parts, r, clients, steps)
         # Clients that take fewer steps than others leave after theirs; the longest come first.
         schedule = [(int((steps >= length).sum()), length) for length in np.unique(steps).tolist()]
@@ -103,15 +104,20 @@ class Trainer:
             done = length
         if self.plans_ahead:  # while the GPU computes
             self._plan_ahead(r.t + 1)
+        clients, sizes, steps = (each[: len(chunk)] for each in (clients, sizes, steps))
         weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
         losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
         finite = self._finish(parts, r, clients, weights, losses, collector)
         return clients[~finite].tolist()
 
+    def _stack(self, chunk: np.ndarray) -> np.ndarray:
+        """The rows of a chunk, and its last one again for what is missing to the width of all stacks."""
+        return np.pad(chunk, (0, max(0, self.width - len(chunk))), "edge")
+
     def _plan_of(self, t: int, chunk: np.ndarray) -> tuple[Any, ...]:
         """The arguments of ``plan`` for the batches of a chunk in round ``t``."""
-        data, buffers = self.data, self.buffers
-        clients, starts, sizes = data.client_ids[chunk], data.starts[chunk], data.sizes[chunk]
+        data, buffers, stack = self.data, self.buffers, self._stack(chunk)
+        clients, starts, sizes = data.client_ids[stack], data.starts[stack], data.sizes[stack]
         return self.config, t, clients, starts, sizes, buffers.batch_width, buffers.dtype
 
     def _planned(self, t: int, chunk: np.ndarray) -> Plan:
@@ -199,8 +205,13 @@ class Trainer:
         losses: np.ndarray,
         collector: Collector,
     ) -> np.ndarray:
-        """Add what the clients send, and store their state; returns which have a finite loss and finite vectors."""
-        sent = [self.algorithm.finish(c, s, r) for c, s in parts]
+        """Add what the clients send, and store their state; returns which have a finite loss and finite vectors.
+
+        The first rows of ``parts`` are theirs, further ones were added to the stack.
+        """
+        own = slice(0, len(clients))
+        sent = [{name: v[own] for name, v in self.algorithm.finish(c, s, r).items()} for c, s in parts]
+        parts = [(rows(c, own), s) for c, s in parts]
         scalars = {name: sent[0].pop(name).double().flatten() for name in self.algorithm.scalars}
         norms2, total = torch.zeros(2, len(clients), dtype=torch.float64, device=self.device)
         for vectors in sent:
@@ -238,11 +249,17 @@ def _row_norms(rows: Tensor) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in rows])
 
 
-def chunks(rows: np.ndarray, steps: np.ndarray, limit: int) -> Iterator[np.ndarray]:
+def chunks(rows: np.ndarray, steps: np.ndarray, limit: int, alike: bool = False) -> Iterator[np.ndarray]:
     """Participants that train together, at most ``limit`` (0: all); longest first, so that those still running are a
-    prefix."""
-    if len(rows):
-        yield from np.array_split(rows[np.argsort(-steps, kind="stable")], chunk_count(len(rows), limit))
+    prefix. ``alike``: only those with the same number of steps, so that none leaves before the others."""
+    groups = (
+        [rows[steps == count] for count in np.unique(steps)[::-1]]
+        if alike
+        else [rows[np.argsort(-steps, kind="stable")]]
+    )
+    for group in groups:
+        if len(group):
+            yield from np.array_split(group, chunk_count(len(group), limit))
 
 
 class LocalStep(Protocol):

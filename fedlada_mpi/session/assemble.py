@@ -60,8 +60,8 @@ class Session:
         self.owners = owners(self.manifest)
         threads = asked_threads(world)
         self.device = world.collectively(lambda: choose_device(world, config, threads))
-        if config.sums == "exact" and self.device.type == "cpu":
-            # No library promises that a product has the same bits alone and in a stack; who asks for stacks gets them.
+        if config.sums == "exact":
+            # Stacks of one client, unless wider ones are asked for: the same on any number of ranks (``stack_width``).
             config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.config, self.dtype = config, set_precision(config.precision)
         world.collectively(self._verify)

@@ -112,7 +112,7 @@ class Banner:
             fit = plural(self.costs.clients_that_fit, "client")
             notes.append(f"no more than {fit} at once in a GPU's memory; a rank's others train in turns")
         if self.sums_changed:
-            notes.append(f"resumed with {self.sums_changed}: sums are rounded in another order, the last digits differ")
+            notes.append(f"resumed with {self.sums_changed}: rounded in another order, the last digits differ")
         if idle := self.clients_per_rank.count(0):
             cure = (
                 "leave out --silo-per-rank"

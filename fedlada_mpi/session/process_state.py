@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..rounds.device import release_freed_memory, set_onednn
+from ..rounds.device import refuse_unrepeatable, release_freed_memory, set_onednn
 
 _lock = threading.Lock()
 _running = 0
@@ -43,6 +43,7 @@ def _actions() -> list[Callable[[], object]]:
     for switches in (torch.backends.cuda.matmul, torch.backends.cudnn):
         actions.append(partial(setattr, switches, *_precision(switches)))
     actions.append(partial(set_onednn, bool(torch.backends.mkldnn.enabled)))
+    actions.append(partial(refuse_unrepeatable, torch.are_deterministic_algorithms_enabled()))
     return actions
 
 

@@ -210,7 +210,7 @@ def test_another_order_of_sums_after_a_resume_is_noted(before, data, out, capsys
     capsys.readouterr()
     run_here(data, out, rounds=2, resume=True, **settings)
     if is_root():
-        notes = [line for line in capsys.readouterr().out.splitlines() if "sums are rounded in another order" in line]
+        notes = [line for line in capsys.readouterr().out.splitlines() if "rounded in another order" in line]
         assert len(notes) == bool(before)
         for name in (name for name in before if before[name] != now[name]):
             assert f"{name} {before[name]} before and {now[name]} now" in notes[0]

@@ -117,7 +117,9 @@ class Aggregation(Collector):
 
     @property
     def order(self) -> dict[str, Any]:
-        """What the order of the sums over ranks depends on, and with it their last bits."""
+        """What the last bits of a round depend on: the order of the sums over ranks, or the clients in a stack."""
+        if self.config.sums == "exact":
+            return {"max_clients_at_once": self.config.max_clients_at_once}
         by_file = self.config.silo_per_rank and self.world.size > 1
         ranks = {"ranks": self.world.size, "transport": self.transport.kind, "silo_per_rank": by_file}
-        return {} if self.config.sums == "exact" else {**ranks, "nodes": self.transport.nodes}
+        return {**ranks, "nodes": self.transport.nodes}
