@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from method_cases import BY_TIER, CASES, PAPER
 from reference import Round
+from tiers import slow
 from training_runs import disagreement, make_data, run_here, run_reference
 
 from fedlada_mpi import algorithms
@@ -21,8 +22,13 @@ EXACT = 1e-9
 KNOWN: dict[str, list[Round]] = {}
 
 
-VARIATIONS = [(method, change) for method, case in CASES.items() for change in case.variations]
-UNEQUAL = [(method, change) for method, case in CASES.items() for change in case.unequal]
+def by_tier(pairs):
+    """Those of the paper's methods whenever tests run, the others with --all."""
+    return [pair if pair[0] in PAPER else slow(*pair) for pair in pairs]
+
+
+VARIATIONS = by_tier((method, change) for method, case in CASES.items() for change in case.variations)
+UNEQUAL = by_tier((method, change) for method, case in CASES.items() for change in case.unequal)
 
 
 def label(value) -> str:

@@ -6,6 +6,7 @@ import json
 import math
 
 import numpy as np
+import pytest
 from synthetic_runs import rows_of, run, write_run
 
 from fedlada_mpi.analysis import figures, page, tables
@@ -24,6 +25,7 @@ def diagnosed(directory, method: str, numbers: dict[int, dict[str, float]]) -> N
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+@pytest.mark.slow
 def test_diagnostics_are_shown_where_they_were_recorded(tmp_path):
     first = dict.fromkeys(DIAGNOSED, 0.5) | {"step_cosine": None, "direction_cosine": None, "step_change": None}
     diagnosed(tmp_path / "runs" / "a", "fedcm", {2: first, 4: dict.fromkeys(DIAGNOSED, 0.25)})

@@ -97,6 +97,7 @@ def test_a_broken_run_is_left_out_only_where_that_was_asked_for(runs, tmp_path, 
     assert [path.name for path in (tmp_path / "records").iterdir()] == ["good"]
 
 
+@pytest.mark.slow
 def test_values_of_any_type(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(page, "plotly", lambda: "")
     folder, add = runs

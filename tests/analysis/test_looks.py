@@ -72,6 +72,7 @@ def test_text_on_the_page_has_contrast():
             assert min(contrast(colours[text], colours[on]) for on in ("paper", "soft")) >= 4.5, (text, colours)
 
 
+@pytest.mark.slow
 def test_figures_for_a_paper(tmp_path: Path):
     """As wide as a column or the text, as a vector graphic, with a caption instead of a title."""
     for seed in (0, 1):

@@ -149,6 +149,7 @@ def test_clients_one_by_one(tmp_path):
     assert load.read(tmp_path / "runs" / "old").clients == {}
 
 
+@pytest.mark.slow
 def test_an_unreadable_file_of_clients_is_named(tmp_path):
     directory = with_clients(tmp_path / "runs" / "a", [0.5, 0.7, 0.9])
     (directory / "clients.h5").write_bytes(b"garbage")

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tiers import slow
 
 from fedlada_mpi.data.sources import cifar, decode, load, raw_available, statistics
 from fedlada_mpi.data.sources.raw import find_raw
@@ -278,7 +279,7 @@ def test_training_images_in_numeric_order(tiny):
     assert means == pytest.approx([0, 40, 180, 200], abs=2)
 
 
-@pytest.mark.parametrize("pack", [lambda root: root, zipped])
+@pytest.mark.parametrize("pack", [lambda root: root, slow(zipped)])
 def test_decoding_in_processes(tiny, monkeypatch, pack):
     raw = pack(tiny)
     alone = load("tinyimagenet", raw, 1)

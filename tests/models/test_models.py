@@ -8,6 +8,7 @@ from math import prod
 import pytest
 import torch
 import torch.nn.functional as F
+from tiers import slow
 from torch import nn
 
 from fedlada_mpi import models
@@ -58,7 +59,7 @@ def test_number_of_parameters(name, classes, side, parameters):
     assert network.layout.numel == sum(p.numel() for p in network.module.parameters()) == parameters
 
 
-@pytest.mark.parametrize("side", [32, 64])
+@pytest.mark.parametrize("side", [32, slow(64)])
 def test_resnet18_is_torchvisions(side):
     torchvision = pytest.importorskip("torchvision")
     network = models.build("resnet18", 10, (side, side, 3))

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from model_zoo import MODELS
 from ranks import python
+from tiers import slow
 from torch import Tensor, nn
 
 from fedlada_mpi import models
@@ -50,7 +51,7 @@ def gradients(engine, network: models.Network, state: list[dict[str, Tensor]]) -
     return losses, by_name, engine.logits(values[1], images[0])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [slow(name) if name == "resnet18" else name for name in MODELS])
 def test_a_users_model_on_stacked_layers_is_the_plain_module(build, name):
     network, plain = build(name), build(name, stacked=False)
     assert network.untraceable_because == ""

@@ -37,7 +37,14 @@ def campaign(tmp_path_factory):
     ("ranks", "method", "adopt", "faults", "lost"),
     [
         (4, "fedlada", False, {2: ("reduce", 3, 1e-3)}, 1),
-        pytest.param(4, "scaffold", False, {1: ("train", 5, BEFORE), 3: ("recovery", 1, 1e-3)}, 2, marks=two_losses),
+        pytest.param(
+            4,
+            "scaffold",
+            False,
+            {1: ("train", 5, BEFORE), 3: ("recovery", 1, 1e-3)},
+            2,
+            marks=[two_losses, pytest.mark.slow],
+        ),
         slow(3, "scaffold", True, {1: ("train", 5, BEFORE)}, 1),
         (4, "fedadam", False, {0: ("bcast", 4, 1e-3)}, 1),
         slow(3, "fedcm", False, {0: ("results", 1, BEFORE)}, 1),
