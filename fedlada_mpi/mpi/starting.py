@@ -61,7 +61,8 @@ def initialise() -> None:
     except (OSError, AttributeError):  # a library that is linked in another way
         MPI.Init_thread()
         return
-    if init(None, None, ctypes.c_int(MPI.THREAD_MULTIPLE), ctypes.byref(ctypes.c_int())):
+    level = getattr(MPI, f"THREAD_{mpi4py.rc.thread_level}".upper()) if mpi4py.rc.threads else MPI.THREAD_SINGLE
+    if init(None, None, ctypes.c_int(level), ctypes.byref(ctypes.c_int())):
         raise RuntimeError("MPI_Init_thread failed")
     for comm in (MPI.COMM_SELF, MPI.COMM_WORLD):
-        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        comm.Set_errhandler(MPI.ERRORS_RETURN)  # which become exceptions

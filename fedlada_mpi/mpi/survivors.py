@@ -47,7 +47,7 @@ class Survivors(Messages):
     ranks of that world. If ranks 1 and 2 of 4 are lost, ``size`` is 2 and ``original_ranks`` is [0, 3].
     """
 
-    hint = ""  # what to do where this rank gives up
+    hint = "run it again, with --resume to go on from a checkpoint"  # where this rank gives up
     release: Callable[[], object] = staticmethod(lambda: None)  # gives back what this process holds
 
     def __init__(self) -> None:

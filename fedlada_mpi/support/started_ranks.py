@@ -85,7 +85,7 @@ class StartedRanks:
         self._kill_orphans()
         code = exit_status(self.process.wait())
         again = "run it again, with --resume to go on from a checkpoint"
-        if self.process.returncode < 0:
+        if self.process.returncode < 0 and self.received.second is None:
             sys.stderr.write(f"error: mpirun was ended by signal {-self.process.returncode}, and its ranks: {again}\n")
         elif code == 0 and not self.record.complete:  # which mpirun says also where all were killed
             sys.stderr.write(f"error: all ranks were lost: {again}\n")
@@ -132,6 +132,9 @@ class StartedRanks:
         return self.process.returncode is not None or self._ending() is not None
 
     def _ending(self) -> os.waitid_result | None:
+        """How mpirun has ended, if ``process.wait`` has not taken note of it."""
+        if self.process.returncode is not None:
+            return None
         return os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
 
     def end_all(self) -> None:

@@ -114,6 +114,26 @@ def test_a_signal_before_all_have_joined_ends_them_at_once(place, number, capfd)
     assert "stopped before all ranks had started" in capfd.readouterr().err
 
 
+def test_two_signals_end_ranks_that_do_not_listen(place, monkeypatch, capfd):
+    monkeypatch.setattr(started_ranks, "AFTER_SECOND", 0.2)
+    monkeypatch.setattr(started_ranks, "TO_END", 0.2)
+    monkeypatch.setattr(started_ranks, "SAME", 0.0)
+
+    def interrupt() -> None:
+        wait_until(lambda: len(place.pids) == 2)
+        for _ in range(2):
+            time.sleep(0.3)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    code = place.start("trap '' USR1 TERM; touch \"$FEDLADA_START/joined\"; RANKS; while true; do wait; done")
+    thread.join()
+    assert code == 128 + signal.SIGKILL
+    assert all(map(gone, place.pids))
+    assert capfd.readouterr().err == "\nstopping after this round; Ctrl-C again stops at once\n"
+
+
 def test_ranks_do_not_outlive_mpirun(place, capfd):
     assert place.start("RANKS; kill -9 $$") == 128 + signal.SIGKILL
     assert all(map(gone, place.pids))
