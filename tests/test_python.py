@@ -415,6 +415,22 @@ def test_what_a_callback_raises_reaches_the_caller(settings, out, raised):
     assert train(**settings, resume=True).summary["status"] == "finished"
 
 
+@pytest.mark.ranks
+def test_a_run_whose_lock_was_taken_writes_no_more(settings, out):
+    other = {"token": "t", "host": "elsewhere", "pid": 1, "started": "", "job": "", "restart": 0}
+
+    def take(record):
+        if record["round"] == 2:
+            (out / "run.lock").write_text(json.dumps(other))
+
+    with pytest.raises(UserError, match=r"run\.lock was taken over by process 1 on elsewhere: nothing more is written"):
+        train(**settings, checkpoint_every=1, on_round=take)
+    barrier()
+    assert [path.name for path in (out / "checkpoint").iterdir()] == ["round_000001"]
+    assert not (out / "summary.json").exists()
+    assert json.loads((out / "run.lock").read_text()) == other
+
+
 def surroundings() -> dict[str, object]:
     """What a training could leave changed in its process."""
     return {
