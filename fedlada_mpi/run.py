@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,11 +22,11 @@ from typing import Any, NoReturn, TextIO
 
 from .algorithms import resolve
 from .data.datasets import ensure
-from .rundir import files, results
+from .rundir import files
 from .session.launch import launched
 from .session.plan import Request
 from .settings import SETTINGS, Parser, add_arguments, grouped, is_record, load
-from .support import launcher, signals
+from .support import launcher, signals, start_record
 from .support.errors import DIVERGED, DivergedError, UserError
 
 # Of the command, in addition to the settings.
@@ -116,29 +117,46 @@ def _add_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        count, argv = launcher.to_start(argv)
+        if count:
+            return _start_ranks(count, argv)
+    except UserError as error:
+        return _ended_by(error)
     # Before torch and MPI are imported: a signal in those seconds must not kill the process.
     with signals.handled(interrupt=True):
         try:
-            count, argv = launcher.to_start(argv)
             request, print_only = parse(argv)
             if print_only:
-                _print_on_root(request.resolve()[0].table())
-                return 0
-            if count:
-                # What is refused is reported once, before the ranks start.
-                resolved, directory = request.resolve()
-                config = resolved.config
-                ensure(config, directory, count - (not config.server_trains), print)
-                code = launcher.start("fedlada_mpi.run", count, argv)
-                if code == 0 and results.finished(Path(config.out)) is None:
-                    # The launcher says 0 also where all ranks were killed.
-                    raise UserError(f"all ranks were lost: --resume {config.out} goes on from the last checkpoint")
-                return code
+                return _print_settings(request)
             with launched(request) as ended:
                 return signals.STOPPED if ended.status == "stopped" else 0
         except (UserError, DivergedError) as error:
-            _print_on_root(f"error: {error}", sys.stderr)
-            return 2 if isinstance(error, UserError) else DIVERGED
+            return _ended_by(error)
+
+
+def _start_ranks(count: int, argv: Sequence[str]) -> int:
+    """What is refused is reported once, before the ranks start."""
+    try:
+        request, print_only = parse(argv)
+        if print_only:
+            return _print_settings(request)
+        resolved, directory = request.resolve()
+        config = resolved.config
+        ensure(config, directory, count - (not config.server_trains), print)
+        return launcher.start("fedlada_mpi.run", count, argv)
+    except KeyboardInterrupt:  # before they have started
+        return 128 + signal.SIGINT
+
+
+def _print_settings(request: Request) -> int:
+    _print_on_root(request.resolve()[0].table())
+    return 0
+
+
+def _ended_by(error: UserError | DivergedError) -> int:
+    _print_on_root(f"error: {error}", sys.stderr)
+    return 2 if isinstance(error, UserError) else DIVERGED
 
 
 def _print_on_root(text: str, stream: TextIO | None = None) -> None:
@@ -151,6 +169,7 @@ def _print_on_root(text: str, stream: TextIO | None = None) -> None:
 def command(argv: Sequence[str] | None = None) -> NoReturn:
     """The command: ``main``, and the end of this process."""
     code = main(argv)
+    start_record.report_end(code)
     if signals.tolerant():
         # MPI_Finalize may wait for ranks that are lost, or have left.
         sys.stdout.flush()

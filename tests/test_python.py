@@ -25,6 +25,7 @@ from training_runs import CLASSES, SHAPE, make_data, run_here, without_times
 import fedlada_mpi
 from fedlada_mpi import Algorithm, Data, UserError, hyper, load, train
 from fedlada_mpi.mpi import world
+from fedlada_mpi.rounds.callback import is_false
 from fedlada_mpi.support import signals
 
 SIZES = [4, 6, 5, 3]
@@ -380,14 +381,31 @@ def test_a_callback_sees_and_stops(settings, out):
     assert resumed.summary["status"] == "finished"
 
 
+@pytest.mark.parametrize("answer", [False, np.False_, np.array(False), torch.tensor(False)])
+def test_what_stops_a_run(answer):
+    assert is_false(answer)
+
+
+@pytest.mark.parametrize(
+    "answer", [None, True, 0, 0.0, "", [], np.True_, np.float32(0), np.array([False]), torch.tensor(0), object()]
+)
+def test_what_does_not(answer):
+    assert not is_false(answer)
+
+
+class OwnEnd(BaseException):
+    """No ``Exception``."""
+
+
 @pytest.mark.ranks
-def test_what_a_callback_raises_reaches_the_caller(settings, out):
+@pytest.mark.parametrize("raised", [LookupError, KeyboardInterrupt, GeneratorExit, StopIteration, SystemExit, OwnEnd])
+def test_what_a_callback_raises_reaches_the_caller(settings, out, raised):
     def fail(record):
-        raise LookupError("no such\nround")
+        raise raised("no such\nround")
 
     before = surroundings()
     kind, message = (
-        (LookupError, "no such\nround") if is_root() else (UserError, "on_round failed on rank 0: LookupError")
+        (raised, "no such\nround") if is_root() else (UserError, f"on_round failed on rank 0: {raised.__name__}")
     )
     with pytest.raises(kind, match=message):
         train(**settings, checkpoint_every=1, on_round=fail)
@@ -395,6 +413,22 @@ def test_what_a_callback_raises_reaches_the_caller(settings, out):
     assert surroundings() == before
     assert not (out / "run.lock").exists()
     assert train(**settings, resume=True).summary["status"] == "finished"
+
+
+@pytest.mark.ranks
+def test_a_run_whose_lock_was_taken_writes_no_more(settings, out):
+    other = {"token": "t", "host": "elsewhere", "pid": 1, "started": "", "job": "", "restart": 0}
+
+    def take(record):
+        if record["round"] == 2:
+            (out / "run.lock").write_text(json.dumps(other))
+
+    with pytest.raises(UserError, match=r"run\.lock was taken over by process 1 on elsewhere: nothing more is written"):
+        train(**settings, checkpoint_every=1, on_round=take)
+    barrier()
+    assert [path.name for path in (out / "checkpoint").iterdir()] == ["round_000001"]
+    assert not (out / "summary.json").exists()
+    assert json.loads((out / "run.lock").read_text()) == other
 
 
 def surroundings() -> dict[str, object]:

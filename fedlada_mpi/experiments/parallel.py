@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from ..gpu import mps
 from ..rundir import lock
-from ..support.launcher import exit_status
-from ..support.processes import usable_cores
+from ..support.processes import exit_status, usable_cores
 from . import PlannedRun
 from .live import LiveTable
 from .starting import STOPS, StopSignals, claimed, print_failed

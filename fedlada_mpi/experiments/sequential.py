@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ..rundir import lock
-from ..support.launcher import exit_status
+from ..support.processes import exit_status
 from ..support.signals import STOPPED
 from . import PlannedRun
 from .starting import STOPS, StopSignals, claimed, print_failed

@@ -20,7 +20,8 @@ from . import PlannedRun
 # What ranks on other nodes take from the environment of the launcher. srun passes on everything, mpirun only what it is
 # asked to.
 PASSED_ON = ("FEDLADA_DATA", "OMP_NUM_THREADS")
-STOPS = (STOPPED, 128 + signal.SIGINT, 128 + signal.SIGTERM)  # statuses of a run that was stopped by a signal
+# Statuses of a run that was stopped by a signal; other than ``STOPPED`` while it started.
+STOPS = (STOPPED, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGUSR1)
 
 
 @contextmanager

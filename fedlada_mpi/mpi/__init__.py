@@ -9,6 +9,7 @@ MPI itself takes to start.
 import os
 
 from ..support import signals
+from .starting import initialise, limited
 
 # MPI reads these when it starts, with the first import below.
 # Open MPI's UCX window component complains on every machine without UCX; shared windows do not use it.
@@ -17,7 +18,10 @@ if signals.tolerant():
     # In Open MPI's collectives over several nodes, ranks wait for dead ones in communicators that we cannot revoke.
     os.environ.setdefault("OMPI_MCA_coll", "^han")
 
-from .survivors import Member, RankLost, is_root, several_ranks
+with limited():
+    initialise()
+
+from .survivors import RankLost, is_root, several_ranks
 from .world import World, implementation
 
-__all__ = ["Member", "RankLost", "World", "implementation", "is_root", "several_ranks"]
+__all__ = ["RankLost", "World", "implementation", "is_root", "several_ranks"]

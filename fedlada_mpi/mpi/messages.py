@@ -19,6 +19,8 @@ from mpi4py import MPI
 from ..support.errors import UserError
 from .wait_limit import WaitLimit
 
+LOOK = 1.0  # seconds between looks at what may keep the others
+
 T = TypeVar("T")
 P = ParamSpec("P")
 S = TypeVar("S", bound="Messages")
@@ -57,17 +59,24 @@ class Messages:
     @waits
     def wait_for(self, request: MPI.Request) -> None:
         """Test a request until it is complete, and sleep in between."""
-        start = time.perf_counter()
+        start, looks = time.perf_counter(), 0
         while not request.Test():
+            waited = time.perf_counter() - start
+            if waited > (looks + 1) * LOOK:
+                looks += 1
+                self.still_waiting()
             # For a twentieth of the time waited so far: short waits end promptly, long ones take no core.
-            time.sleep(min(max(2e-5, (time.perf_counter() - start) / 20), 1e-3))
+            time.sleep(min(max(2e-5, waited / 20), 1e-3))
         self.seconds_waiting += time.perf_counter() - start
+
+    def still_waiting(self) -> None:
+        """Called every ``LOOK`` seconds while this rank waits for others."""
 
     @waits
     def broadcast_json(self, message: dict[str, Any] | None = None) -> dict[str, Any]:
         """The root's message, on every rank; what the others pass is ignored."""
-        if self.size == 1:
-            return message or {}
+        if self.size == 1:  # a copy, as ranks get it: whoever changes it does not change the root's
+            return cast("dict[str, Any]", json.loads(json.dumps(message or {})))
         self.barrier()
         text = np.frombuffer(json.dumps(message).encode(), np.uint8) if self.rank == 0 else None
         length = np.array(0 if text is None else len(text), np.int64)

@@ -80,7 +80,8 @@ def _device_buffers_work(world: World, device: torch.device) -> bool:
     probe = torch.full((4,), float(world.rank + 1), device=device)
     torch.cuda.synchronize(device)
     try:
-        world.comm.Allreduce(MPI.IN_PLACE, probe)
+        with world.wait_limit:
+            world.comm.Allreduce(MPI.IN_PLACE, probe)
     except (MPI.Exception, TypeError, ValueError):
         return False
     return bool((probe == world.size * (world.size + 1) / 2).all())

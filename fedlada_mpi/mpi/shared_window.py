@@ -87,12 +87,13 @@ class SharedWindowTransport(Transport):
         if self.device.type == "cuda":
             for segment in {0, self.node.rank}:
                 torch.cuda.cudart().cudaHostUnregister(self._segments[segment].ctypes.data)
-        if self._window is not None:
-            self._window.Unlock_all()
-            self._window.Free()
-        if self.node.rank == 0:
-            self.leaders.Free()
-        self.node.Free()
+        with self.world.wait_limit:
+            if self._window is not None:
+                self._window.Unlock_all()
+                self._window.Free()
+            if self.node.rank == 0:
+                self.leaders.Free()
+            self.node.Free()
 
     def _segment(self, window: MPI.Win, rank: int) -> np.ndarray:
         memory, _ = window.Shared_query(rank)

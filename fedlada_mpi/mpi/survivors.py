@@ -13,33 +13,31 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import NamedTuple, NoReturn, cast
+from typing import NoReturn, cast
 
 import numpy as np
 from mpi4py import MPI
 
 from ..support import signals
-from ..support.errors import OtherRankError, UserError
+from ..support.errors import NO_ANSWER, OtherRankError, UserError
+from ..support.processes import ProcessId, this_process
 from .messages import Messages, waits
 from .watchdog import Watchdog
 
 SETTLE = 0.5  # seconds in which MPI learns of all ranks that die at once, as those of a node do
-MEMBER = 400  # bytes of a ``Member`` as JSON
+MEMBER = 600  # bytes of a ``ProcessId`` as JSON
+UNNOTICED = 10  # looks at a neighbour that has ended, in which MPI should have noticed
+GRACE = 2.0  # seconds for the first rank of a node to say why it gives up, and to release what it holds
 
 # What a call raises where another rank has died. Its error class seldom says so.
 RankLost = MPI.Exception
 
 _remaining: MPI.Intracomm = MPI.COMM_WORLD  # without the ranks that are lost
-
-
-class Member(NamedTuple):
-    """The process of a rank."""
-
-    host: str
-    pid: int
 
 
 class Survivors(Messages):
@@ -49,17 +47,23 @@ class Survivors(Messages):
     ranks of that world. If ranks 1 and 2 of 4 are lost, ``size`` is 2 and ``original_ranks`` is [0, 3].
     """
 
+    hint = "run it again, with --resume to go on from a checkpoint"  # where this rank gives up
+    release: Callable[[], object] = staticmethod(lambda: None)  # gives back what this process holds
+
     def __init__(self) -> None:
         super().__init__()
+        self.agreed = False  # whether the ranks have agreed on how the run, or an attempt, has ended
+        self._unnoticed = 0
         self.tolerant = tolerant()
         self.communicators: list[MPI.Comm] = []  # in which this rank may be waiting
-        self.members: list[Member] = []  # by original rank; empty unless ``tolerant``
+        self.members: list[ProcessId] = []  # by original rank; empty unless ``tolerant``
         self._join_remaining()
         self.original_size = self.size
         self.original_ranks = list(range(self.size))
         self._abandoned: list[ExitStack] = []
         self.watchdog = Watchdog(self._next_on_node()) if self.tolerant else None
 
+    @waits
     def _join_remaining(self) -> None:
         """Join all ranks there are. If one is lost meanwhile, the others agree on that and start over."""
         global _remaining
@@ -89,11 +93,11 @@ class Survivors(Messages):
         self.node.Allgather(np.array(self.rank, np.int64), ranks)
         self.neighbours = sorted(ranks.tolist())
 
-    def _all_members(self) -> list[Member]:
-        mine = json.dumps([platform.node(), os.getpid()]).encode().ljust(MEMBER)
+    def _all_members(self) -> list[ProcessId]:
+        mine = json.dumps(this_process()).encode().ljust(MEMBER)
         table = np.empty((self.size, MEMBER), np.uint8)
         self.comm.Allgather(np.frombuffer(mine, np.uint8), table)
-        return [Member(*json.loads(row.tobytes())) for row in table]
+        return [ProcessId(*json.loads(row.tobytes())) for row in table]
 
     @waits
     def agree(self, flags: int, good: int) -> int:
@@ -105,12 +109,15 @@ class Survivors(Messages):
             return flags
         if flags != good:
             self._revoke()
-        return _agreed(self.comm, flags)
+        agreed = _agreed(self.comm, flags)
+        self.agreed = True
+        return agreed
 
     @waits
     def shrink(self) -> None:
         """Go on with the ranks that are left."""
         global _remaining
+        self.agreed = False
         self._revoke()
         time.sleep(SETTLE)
         before, comm = self.comm, _shrunk(self.comm)
@@ -119,15 +126,46 @@ class Survivors(Messages):
         self.original_ranks = [self.original_ranks[rank] for rank in kept]
         _remaining = comm
         for original in lost:  # its process may only have been stopped, and would go on writing when it wakes up
-            member = self.members[original]
-            if member.host == platform.node():
-                with suppress(OSError):
-                    os.kill(member.pid, signal.SIGKILL)
+            self.members[original].kill()
         # What was shared with lost ranks is never freed: that takes all of them, and MPI may still write to it.
         self._abandoned.append(self.at_close)
         self._join(comm)
         if self.watchdog:
-            self.watchdog.pids = self._next_on_node()
+            self.watchdog.processes = self._next_on_node()
+
+    def still_waiting(self) -> None:
+        """End the run where a neighbour has exited: MPI tells of processes that were killed, not of such ones."""
+        gone = self.watchdog.gone if self.watchdog else []
+        known = self.comm.Get_failed() if gone else None
+        unknown = [process for process in gone if not self._is_among(process, known)]
+        self._unnoticed = self._unnoticed + 1 if unknown else 0
+        if self._unnoticed < UNNOTICED:
+            return
+        me = this_process()
+        for member in self.members:
+            if member != me:
+                member.kill()
+        rank = self.members.index(unknown[0])
+        self.leave(f"waits for rank {rank}, whose process {unknown[0].pid} has exited")
+
+    def _is_among(self, process: ProcessId, failed: MPI.Group | None) -> bool:
+        rank = self.original_ranks.index(self.members.index(process))
+        return failed is not None and MPI.Group.Translate_ranks(self.comm.Get_group(), [rank], failed) != [
+            MPI.UNDEFINED
+        ]
+
+    def leave(self, why: str) -> NoReturn:
+        """Give up: end this process with one line, and without MPI, which may be waiting for what is lost."""
+        # One message is enough: when the first rank of a node gives up, the launcher ends the others meanwhile.
+        time.sleep(GRACE if self.node.rank else 0)
+        sys.stdout.flush()
+        sys.stderr.write(f"error: rank {self.rank} of {self.size} on {platform.node()} {why}: {self.hint}\n")
+        sys.stderr.flush()
+        # In a thread, because the disk may hang, too.
+        releasing = threading.Thread(target=self.release, daemon=True)
+        releasing.start()
+        releasing.join(GRACE)
+        os._exit(NO_ANSWER)
 
     def die(self, error: BaseException) -> NoReturn:
         """Print the error and end this process as if it had been killed: the others go on without it."""
@@ -157,10 +195,11 @@ class Survivors(Messages):
         if self.comm is not _remaining:
             self.comm.Free()
 
-    def _next_on_node(self) -> list[int]:
-        """The process that this rank watches: that of the next rank of its node, if there is another."""
+    def _next_on_node(self) -> list[ProcessId]:
+        """The process that this rank watches: that of the next rank of its node, if there is another in sight."""
         after = self.neighbours[(self.neighbours.index(self.rank) + 1) % len(self.neighbours)]
-        return [self.members[self.original_ranks[after]].pid] if after != self.rank else []
+        process = self.members[self.original_ranks[after]]
+        return [process] if after != self.rank and process.is_visible else []
 
 
 def tolerant() -> bool:

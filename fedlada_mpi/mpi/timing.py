@@ -13,14 +13,16 @@ from .world import World
 
 
 def plain_bcast(world: World, vector: Tensor) -> None:
-    world.comm.Bcast(vector.numpy())
+    with world.wait_limit:
+        world.comm.Bcast(vector.numpy())
 
 
 def plain_reduce(world: World, vector: Tensor) -> None:
-    if world.rank == 0:
-        world.comm.Reduce(MPI.IN_PLACE, vector.numpy())
-    else:
-        world.comm.Reduce(vector.numpy(), None)
+    with world.wait_limit:
+        if world.rank == 0:
+            world.comm.Reduce(MPI.IN_PLACE, vector.numpy())
+        else:
+            world.comm.Reduce(vector.numpy(), None)
 
 
 def slowest_rank(world: World, action: Callable[[], None], repeats: int) -> float:
@@ -33,10 +35,12 @@ def slowest_seconds(world: World, action: Callable[[], None], repeats: int, warm
     seconds = np.empty(repeats)
     for i in range(-warm_up, repeats):
         world.barrier()  # lets slower ranks have the cores
-        world.comm.Barrier()  # ends on all ranks at nearly the same time
+        with world.wait_limit:
+            world.comm.Barrier()  # ends on all ranks at nearly the same time
         start = time.perf_counter()
         action()
         if i >= 0:
             seconds[i] = time.perf_counter() - start
-    world.comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
+    with world.wait_limit:
+        world.comm.Allreduce(MPI.IN_PLACE, seconds, MPI.MAX)
     return seconds.tolist()

@@ -74,7 +74,8 @@ class Transport(ABC):
         A transport that rounds sends ``vector - before`` in bf16. Then the root's vector, too, becomes ``before`` plus
         the rounded change, and all ranks hold the same bits.
         """
-        self.bcast([vector])
+        with self.world.wait_limit:
+            self.bcast([vector])
 
     def close(self) -> None:  # noqa: B027  (most have nothing to free)
         """Free the buffers."""

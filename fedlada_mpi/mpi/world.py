@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import os
-import platform
+import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from mpi4py import MPI
 
-from ..support.errors import NO_ANSWER, DivergedError, UserError
+from ..support.errors import DivergedError, UserError
 from ..support.launcher import launched_processes
+from ..support.start_record import report_joined
 from .heartbeat import Heartbeat, Peer
 from .messages import waits
+from .starting import limited
 from .survivors import RankLost, Survivors, tolerant
 from .wait_limit import WaitLimit
 
 _LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
-
-GRACE = 2.0  # seconds for the first rank of a node to say why it gives up, and to release what it holds
 
 _opening = threading.Lock()  # MPI does not take two collectives on one communicator at once
 _open: list[World] = []
@@ -50,11 +49,13 @@ class World(Survivors):
     def __init__(self) -> None:
         _check_launcher()
         with _opening:
-            super().__init__()
+            with limited():
+                super().__init__()
             self._excepthook_before = _open[0]._excepthook_before if _open else sys.excepthook
             _open.append(self)
             sys.excepthook = _end_all_ranks
         self.heartbeat: Heartbeat | None = None
+        report_joined()
 
     def limit_waiting(self, seconds: int, hint: str, release: Callable[[], object]) -> None:
         """From now on, end this process if it waits for other ranks for longer than ``seconds`` (0: never), or while
@@ -63,28 +64,17 @@ class World(Survivors):
         The message ends with ``hint``. Before the end, ``release`` gives back what the process holds.
         """
 
+        self.hint, self.release = hint, release
+
         def give_up() -> bool:
             ended = self.watchdog is not None and self.watchdog.end_stuck()
             if not ended:
-                leave(f"has waited {seconds} s for other ranks: one of them hangs, or its node cannot be reached")
+                self.leave(f"has waited {seconds} s for other ranks: one of them hangs, or its node cannot be reached")
             return ended
 
         def missed(host: str, silent: float) -> None:
             if self.wait_limit.waiting:
-                leave(f"waits for other ranks, and {host} has given no sign of life for {silent:.0f} s")
-
-        def leave(why: str) -> NoReturn:
-            # One message is enough: when the first rank of a node gives up, the launcher ends the others meanwhile.
-            time.sleep(GRACE if self.node.rank else 0)
-            sys.stdout.flush()
-            sys.stderr.write(f"error: rank {self.rank} of {self.size} on {platform.node()} {why}: {hint}\n")
-            sys.stderr.flush()
-            # In a thread, because the disk may hang, too.
-            releasing = threading.Thread(target=release, daemon=True)
-            releasing.start()
-            releasing.join(GRACE)
-            # Not by MPI, which may be waiting for the same node.
-            os._exit(NO_ANSWER)
+                self.leave(f"waits for other ranks, and {host} has given no sign of life for {silent:.0f} s")
 
         self.wait_limit.close()
         self.wait_limit = WaitLimit(seconds if self.size > 1 else 0, give_up)
@@ -162,7 +152,9 @@ def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: Trace
     world = _open[-1]
     world.print_failure(error)
     code = 2 if isinstance(error, UserError) else 1
-    if tolerant():  # an abort would not end the others, which have agreed on the end
+    if tolerant():  # where an abort would not end the others
+        if not world.agreed and not isinstance(error, RankLost) and world.size > 1:
+            os.kill(os.getpid(), signal.SIGKILL)  # they learn of a rank that was killed, not of one that has exited
         os._exit(code)
     if world.size > 1:
         world.comm.Abort(code)

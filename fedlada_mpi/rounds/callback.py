@@ -6,6 +6,9 @@ from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, TypeAlias
 
+import numpy as np
+from torch import Tensor
+
 from ..support.errors import CallbackError
 from .watcher import Watcher
 
@@ -18,6 +21,13 @@ class Callback(Watcher):
 
     def recorded(self, record: dict[str, Any]) -> bool:
         try:
-            return self.on_round(deepcopy(record)) is not False
-        except (Exception, SystemExit) as error:
+            return not is_false(self.on_round(deepcopy(record)))
+        except BaseException as error:  # an interrupt, too: the other ranks wait for the next order
             raise CallbackError(f"on_round failed on rank 0: {type(error).__name__}: {error}") from error
+
+
+def is_false(answer: object) -> bool:
+    """Whether it is ``False``, as Python, numpy or torch has it; 0, None and what is empty are not."""
+    if isinstance(answer, (np.generic, np.ndarray, Tensor)) and answer.shape == ():
+        answer = answer.item()
+    return answer is False

@@ -208,5 +208,8 @@ class MemoryEstimate:
         device = self.buffers.device
         if device.type != "cuda":
             return 0
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+        # Of what torch holds, the buffers of clients make way for larger ones; the rest, such as the images, stays.
+        buffers = self.buffers.capacity * self.buffers.state_bytes
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = torch.cuda.mem_get_info(device)[0] + unused + buffers
         return max(1, self.buffers.capacity, int(0.8 * free / self.per_client))

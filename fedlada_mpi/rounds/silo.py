@@ -14,7 +14,7 @@ from ..algorithms import Algorithm, Round, Vectors
 from ..mpi import World
 from ..mpi.transport import Transport
 from ..rundir import checkpoint
-from ..rundir.columns import PARTS
+from ..rundir.columns import ALL_PHASES, PARTS
 from ..rundir.metrics import Clock
 from ..settings import Config
 from ..support.errors import DivergedError, UserError
@@ -144,6 +144,8 @@ class Silo:
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
         numbers = [self.aggregation.loss, *chain(*sums), float(stop_requested()), wait, float(len(self.nonfinite))]
         ranks = self.world.gather([*numbers, *watched, *self.clock.take()])
+        # Now that all ranks have evaluated.
+        ranks[:, len(self.numbers) + ALL_PHASES.index("total")] = self.clock.lap()
         for watcher in self.watchers:
             watcher.after(order)
         return ranks

@@ -30,6 +30,7 @@ from ..settings import DATASETS, Config, differences
 from ..support import disk
 from ..support.errors import UserError
 from ..support.inputs import read_json, require_regular
+from . import lock
 from .files import CHECKPOINT_NAMES, CHECKPOINTS, checkpoint_folder, complete_checkpoints
 
 KEEP_CHECKPOINTS = 2
@@ -87,6 +88,7 @@ def save(
     checksums: dict[str, int] = {}  # of this rank's files
 
     def prepare() -> None:
+        lock.refuse_if_taken(out)
         with disk.writing(temporary):
             remove_unfinished(out)
             temporary.mkdir(parents=True)

@@ -3,15 +3,17 @@
     with hold(directory):
         ...
 
-A lock whose owner is gone does not block. On the same host, the process is looked up. A requeued SLURM job recognises
-the lock of its earlier start. On other hosts, the owner's heartbeat, which renews the file's time, has stopped.
+A lock whose owner is gone does not block. On the same machine, the process is looked up. A requeued SLURM job
+recognises the lock of its earlier start. On other machines, and in other containers, which may bear the same host name,
+the owner's heartbeat, which renews the file's time, has stopped. An owner whose lock was taken does not renew it, and
+``refuse_if_taken`` keeps it from writing on.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
+import sys
 import threading
 import time
 import uuid
@@ -23,7 +25,7 @@ from typing import Any
 from ..support import disk
 from ..support.errors import UserError
 from ..support.inputs import read_json
-from ..support.processes import is_alive, start_time
+from ..support.processes import ProcessId, is_alive, this_process
 
 NAME = "run.lock"  # held by the run that writes to the directory
 GRID = "grid.lock"  # held by a grid from before it starts that run until after its end
@@ -33,6 +35,9 @@ SILENT_SECONDS = 2.5 * BEAT_SECONDS  # the same, for the other ranks of a run th
 UNWRITTEN_SECONDS = 5.0  # after which an empty lock counts as left by a process that was killed while it took it
 
 
+_held: dict[Path, str] = {}  # by this process: the path of a lock, and its token
+
+
 class Busy(UserError):
     """Another process is working in the directory."""
 
@@ -40,9 +45,7 @@ class Busy(UserError):
 def _me() -> dict[str, Any]:
     return {
         "token": uuid.uuid4().hex,
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "started": start_time(os.getpid()),
+        **this_process()._asdict(),
         "job": os.environ.get("SLURM_JOB_ID", ""),
         "restart": int(os.environ.get("SLURM_RESTART_COUNT") or 0),
     }
@@ -94,8 +97,14 @@ def _describe(holder: dict[str, Any]) -> str:
     return f"process {holder.get('pid', '?')} on {holder.get('host', '?')}{job}"
 
 
+def _process(holder: dict[str, Any]) -> ProcessId:
+    """Who holds a lock; earlier versions wrote less."""
+    more = (str(holder.get(name, "")) for name in ProcessId._fields[2:])
+    return ProcessId(holder.get("host", ""), holder.get("pid", 0), *more)
+
+
 def _abandoned(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> bool:
-    if holder.get("host") == me["host"]:
+    if holder.get("host") == me["host"] and ("boot" not in holder or _process(holder).is_visible):
         return not is_alive(holder["pid"], str(holder.get("started", "")))
     if holder.get("job") and holder["job"] == me["job"] and holder.get("restart", 0) < me["restart"]:
         return True
@@ -109,7 +118,7 @@ def _abandoned(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> bool:
         return False
 
 
-def _take(path: Path, me: dict[str, Any], gone: Container[tuple[str, int]] = ()) -> None:
+def _take(path: Path, me: dict[str, Any], gone: Container[ProcessId] = ()) -> None:
     for _ in range(10):
         try:
             handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
@@ -124,7 +133,7 @@ def _take(path: Path, me: dict[str, Any], gone: Container[tuple[str, int]] = ())
             if not holder and not _abandoned(path, holder, me):
                 time.sleep(1)
                 continue
-            if (holder.get("host"), holder.get("pid")) in gone:
+            if _process(holder) in gone:
                 _await_silence(path, holder, me)
             elif not _abandoned(path, holder, me):
                 raise _busy(path, _describe(holder)) from None
@@ -153,8 +162,21 @@ def _await_silence(path: Path, holder: dict[str, Any], me: dict[str, Any]) -> No
 
 def is_mine(directory: Path, name: str = NAME) -> bool:
     """Whether this process holds the lock."""
-    holder = _read(directory / name) or {}
-    return (holder.get("host"), holder.get("pid")) == (socket.gethostname(), os.getpid())
+    return _process(_read(directory / name) or {}) == this_process()
+
+
+def refuse_if_taken(directory: Path, name: str = NAME) -> None:
+    """Raise Busy if this process held the directory's lock, and holds it no longer: what it writes would be mixed with
+    what others write."""
+    path = directory / name
+    if path not in _held:
+        return
+    holder = _read(path)
+    if holder is None:
+        raise Busy(f"{path} was removed while it was held, and others may have written there: nothing more is written")
+    # A file that cannot be read for once says nothing.
+    if holder and holder.get("token") != _held[path]:
+        raise Busy(f"{path} was taken over by {_describe(holder)}: nothing more is written there")
 
 
 def _remove(path: Path, holder: dict[str, Any]) -> None:
@@ -169,18 +191,24 @@ def _remove(path: Path, holder: dict[str, Any]) -> None:
 
 
 @contextmanager
-def hold(directory: Path, name: str = NAME, gone: Container[tuple[str, int]] = ()) -> Iterator[None]:
+def hold(directory: Path, name: str = NAME, gone: Container[ProcessId] = ()) -> Iterator[None]:
     """Hold the directory's lock inside the block; raises Busy if another process does.
 
-    ``gone``: hosts and pids of processes that seem to be lost; their lock is taken over once its heartbeat has stopped.
+    ``gone``: processes that seem to be lost; their lock is taken over once its heartbeat has stopped.
     """
     path, me, done = directory / name, _me(), threading.Event()
     with disk.writing(path, "then run it again"):
         directory.mkdir(parents=True, exist_ok=True)
         _take(path, me, gone)
+    _held[path] = me["token"]
 
     def beat() -> None:
         while not done.wait(BEAT_SECONDS):
+            try:
+                refuse_if_taken(directory, name)
+            except Busy as error:
+                sys.stderr.write(f"note: {error}\n")
+                return
             with suppress(OSError):
                 os.utime(path)
 
@@ -191,6 +219,7 @@ def hold(directory: Path, name: str = NAME, gone: Container[tuple[str, int]] = (
     finally:
         done.set()
         thread.join()
+        del _held[path]
         holder = _read(path)
         if holder and holder.get("token") == me["token"]:
             with suppress(OSError):  # left behind, it would not block anyone

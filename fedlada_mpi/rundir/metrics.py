@@ -28,7 +28,7 @@ MOST = 1e100  # larger numbers are damage, and their sums and squares would over
 
 
 class Clock:
-    """Seconds by phase, of one round at a time; ``total`` is all the time since the last ``take``."""
+    """Seconds by phase, of one round at a time, and in ``total`` all the time from one ``lap`` to the next."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(ALL_PHASES, 0.0)
@@ -42,11 +42,15 @@ class Clock:
 
     def take(self) -> list[float]:
         """The seconds of ALL_PHASES since the last call; counts from zero again."""
-        now = time.perf_counter()
-        self.seconds["total"], self.since = now - self.since, now
         taken = [self.seconds[phase] for phase in ALL_PHASES]
         self.seconds = dict.fromkeys(ALL_PHASES, 0.0)
         return taken
+
+    def lap(self) -> float:
+        """The seconds since the last call, in which the phases of all ranks lie."""
+        now = time.perf_counter()
+        seconds, self.since = now - self.since, now
+        return seconds
 
 
 def read(out: Path) -> bytes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..settings import Config, Resolved, is_record, load
 from ..support.errors import UserError
+from ..support.processes import ProcessId
 from ..support.user_code import Given
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ class Plan:
         return Config(**{**self.settings, **given})
 
 
-def make(request: Request, at_end: ExitStack, gone: Container[tuple[str, int]] = ()) -> Plan:
+def make(request: Request, at_end: ExitStack, gone: Container[ProcessId] = ()) -> Plan:
     """On the root. Unless there is nothing left to do, it holds the output directory until the end of the run.
 
-    ``gone``: hosts and numbers of processes that hold it no longer.
+    ``gone``: processes that hold it no longer.
     """
     from ..rundir import claim, lock, results
 

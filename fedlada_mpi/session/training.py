@@ -123,7 +123,7 @@ class Training:
             with closing(progress):
                 if journal.note:
                     self.print(f"note: {journal.note}")
-                self.session.silo.clock.take()  # services take seconds to start, which are no part of the first round
+                self.session.silo.clock.lap()  # services take seconds to start, which are no part of the first round
                 status = self.rounds(Server(self.session.silo, own))
             summary = journal.finish(status)
             self.print(closing_lines(summary, journal.history.records, str(self.out)))

@@ -12,13 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from .errors import UserError
 from .signals import handlers
+from .start_record import FOLDER, StartRecord
+from .started_ranks import Signals, StartedRanks, end_with_parent
 
 # The number of processes, as set by Open MPI's mpirun, an srun step, MPICH's and Intel's mpiexec, MVAPICH, Flux.
 _LAUNCHERS = (
@@ -31,8 +31,6 @@ _LAUNCHERS = (
 )
 TERMINAL = "FEDLADA_TERMINAL"  # set for ranks whose output is shown on a terminal
 MOST = 4096  # ranks on one machine; more is taken for a typing error
-SAME = 0.2  # seconds within which two signals count as one
-AFTER_SECOND = 5.0  # seconds from a second signal until ranks that have not ended are killed
 
 
 def launched_processes() -> int:
@@ -92,56 +90,24 @@ def start(module: str, count: int, arguments: Sequence[str]) -> int:
     """Run ``python -m module`` on new ranks; returns their exit code.
 
     The ranks are in a session of their own, so that Ctrl-C reaches only this process: it ends them after the current
-    round, and a second one at once.
+    round, and a second one at once. Until they have all joined, the first one does.
     """
     mpirun = _mpirun()
     command = [mpirun, *tolerance(mpirun), "-n", str(count), sys.executable, "-m", module, *arguments]
     environment = {**settings(), **os.environ}
     if sys.stderr.isatty():
         environment[TERMINAL] = str(shutil.get_terminal_size().columns)
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
-    try:
-        forwarder = _Forwarder(process)
-        with handlers((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), forwarder):
-            return forwarder.wait()
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-class _Forwarder:
-    """Passes signals on to mpirun: the first asks the ranks to stop after the round, the second ends them."""
-
-    def __init__(self, process: subprocess.Popen[bytes]):
-        self.process = process
-        self.first: float | None = None
-        self.second: float | None = None
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if self.first is None:
-            self.first = now
-            self.process.send_signal(signal.SIGUSR1)  # mpirun passes it on; with any other, it ends the ranks
-            if number == signal.SIGINT:
-                sys.stderr.write("\nstopping after this round; Ctrl-C again stops at once\n")
-        elif now - self.first > SAME:
-            self.second = self.second or now
-            self.process.terminate()
-
-    def wait(self) -> int:
-        while True:
-            try:
-                code = self.process.wait(0.2)
-            except subprocess.TimeoutExpired:
-                if self.second is not None and time.monotonic() - self.second > AFTER_SECOND:
-                    os.killpg(self.process.pid, signal.SIGKILL)
-            else:
-                return exit_status(code)
-
-
-def exit_status(returncode: int) -> int:
-    """As a shell has it: 128 and the number of the signal that ended a process."""
-    return returncode if returncode >= 0 else 128 - returncode
+    received = Signals()
+    with StartRecord() as record, handlers((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP), received):
+        environment[FOLDER] = str(record.folder)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True, preexec_fn=end_with_parent()
+        )
+        ranks = StartedRanks(process, module, record, received)
+        try:
+            return ranks.wait()
+        finally:
+            ranks.end_all()
 
 
 def tolerance(mpirun: str) -> list[str]:

@@ -1,13 +1,16 @@
-"""Processes of this machine: usable cores, memory, whether a process is alive, and a map over worker processes."""
+"""Processes: usable cores, memory, which process is which and whether it is alive, a map over worker processes."""
 
 from __future__ import annotations
 
 import math
 import os
+import platform
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -58,6 +61,85 @@ def is_alive(pid: int, started: str = "") -> bool:
     except PermissionError:
         pass
     return not started or start_time(pid) in ("", started)
+
+
+class ProcessId(NamedTuple):
+    """One process among those of all machines: a host name may be that of several containers, and pids are reused.
+
+    What the system does not tell, or an earlier version did not write, is empty.
+    """
+
+    host: str
+    pid: int
+    started: str = ""  # ``start_time``
+    boot: str = ""  # of the kernel that runs it
+    namespace: str = ""  # in which its pid counts
+
+    @property
+    def is_visible(self) -> bool:
+        """Whether the pid means the same here: this process runs on the same machine, and in the same container."""
+        return self[3:] == this_process()[3:]
+
+    @property
+    def state(self) -> str:
+        """As ``state`` has it; X also if its pid is another process's now."""
+        now = state(self.pid)
+        return now if not self.started or start_time(self.pid) == self.started else "X"
+
+    def kill(self) -> None:
+        """End it at once; does nothing if it has ended, or may be a process of another machine or container."""
+        if not self.is_visible:
+            return
+        with suppress(OSError):
+            # The handle stays with this process, whatever becomes of its pid.
+            handle = os.pidfd_open(self.pid) if hasattr(os, "pidfd_open") else None
+            try:
+                if self.state == "X":
+                    return
+                if handle is None:
+                    os.kill(self.pid, signal.SIGKILL)
+                else:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                if handle is not None:
+                    os.close(handle)
+
+
+def this_process() -> ProcessId:
+    pid = os.getpid()
+    boot = namespace = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    with suppress(OSError):
+        namespace = os.readlink("/proc/self/ns/pid")
+    return ProcessId(platform.node(), pid, start_time(pid), boot, namespace)
+
+
+def children(pid: int) -> set[int]:
+    """The processes that a process has started and not waited for; none where /proc does not tell."""
+    found: set[int] = set()
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found.update(map(int, path.read_text().split()))
+    return found
+
+
+def session_members(session: int) -> list[int]:
+    """The processes of a session that have not ended; none where /proc does not tell."""
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*") if _is_member(path, session)]
+
+
+def _is_member(path: Path, session: int) -> bool:
+    try:
+        now, _, _, number = (path / "stat").read_text().rsplit(")", 1)[1].split()[:4]
+    except (OSError, IndexError, ValueError):
+        return False
+    return now not in "ZX" and int(number) == session
+
+
+def exit_status(returncode: int) -> int:
+    """As a shell has it: 128 and the number of the signal that ended a process."""
+    return returncode if returncode >= 0 else 128 - returncode
 
 
 def process_map(function: Callable[[T], R], items: Sequence[T], workers: int) -> Iterator[R]:

@@ -4,7 +4,7 @@
 
 Rank, place, number of the call and delay: 0 is before the call, less than 0 a stop (SIGSTOP) in place of the kill, and
 null makes the file DEPARTING in the environment, for others to act on, and waits. "asked" is no departure: the rank is
-asked to stop (SIGTERM).
+asked to stop (SIGTERM), with "exit" it leaves without a word, and with "interrupt" Ctrl-C reaches it.
 """
 
 from __future__ import annotations
@@ -52,6 +52,10 @@ def arm(place: str, number: int, delay: float | str | None) -> None:
             if delay is None:
                 Path(os.environ["DEPARTING"]).touch()
                 time.sleep(3600)
+            if delay == "exit":
+                os._exit(1)
+            if delay == "interrupt":
+                raise KeyboardInterrupt
             if delay == "asked":
                 signal.raise_signal(signal.SIGTERM)
                 return original(*arguments, **options)
@@ -68,10 +72,10 @@ def arm(place: str, number: int, delay: float | str | None) -> None:
 
 def hurry() -> None:
     """Ranks that are stopped are ended after 2 s; nodes may be silent for 10 s, who holds the directory for 12 s."""
-    from fedlada_mpi.mpi import heartbeat, watchdog
+    from fedlada_mpi.mpi import heartbeat, survivors, watchdog
     from fedlada_mpi.rundir import lock
 
-    watchdog.PERIOD = 0.5
+    watchdog.PERIOD, survivors.UNNOTICED = 0.5, 2
     heartbeat.PERIOD, heartbeat.SILENT = 0.5, 20
     lock.BEAT_SECONDS, lock.SILENT_SECONDS = 5.0, 12.0
 

@@ -102,6 +102,37 @@ def test_too_few_silos_before_the_first_round_end_all_ranks(campaign):
     assert printed.count("error: 2 silos left, and --min-silos is 3: start again") == 1
 
 
+def test_one_that_exits_ends_the_run_which_can_be_resumed(campaign):
+    """MPI does not tell the others of such a one."""
+    words = campaign.words({1: ("checkpoint", 2, "exit")}, "scaffold", False)
+    status, printed = campaign.run(3, words)
+    out = Path(words[-1])
+    assert status not in (0, -1), printed
+    assert printed.count("error: ") == 1, printed
+    assert "waits for rank 1, whose process" in printed
+    status, printed = campaign.run(3, ["{}", "--resume", str(out)])
+    assert status == 0, printed
+    assert campaign.compare("scaffold", 3, False, out, status) == 0
+
+
+def test_an_interrupt_of_one_rank_ends_all(campaign):
+    words = campaign.words({2: ("train", 3, "interrupt")}, "fedavg", False)
+    status, printed = campaign.run(3, words)
+    assert status == 1, printed
+    assert printed.count("Traceback") == 1, printed
+    assert "KeyboardInterrupt" in printed
+
+
+def test_what_is_recorded_where_one_rank_is_left(campaign):
+    words = campaign.words({1: ("train", 3, BEFORE)}, "fedavg", True)
+    status, printed = campaign.run(2, words)
+    out = Path(words[-1])
+    assert campaign.compare("fedavg", 2, True, out, status) == 1, printed
+    records = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["bytes_up"] == sum(record["bytes_up"] for record in records)
+
+
 @pytest.mark.slow
 def test_a_defect_ends_all_ranks(campaign):
     words = campaign.words({1: ("defect", 2, BEFORE)}, "fedavg", False)

@@ -67,3 +67,42 @@ def test_a_rank_that_hangs_ends_the_run(mpirun, tmp_path):
     resumed = mpirun(1, *settings, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert "resumed after round 2" in resumed.stdout
+
+
+ASLEEP = """
+import sys, time
+from mpi4py import MPI
+from fedlada_mpi.run import main
+from fedlada_mpi.mpi import World
+barrier = World.barrier
+def sleepy(self):
+    barrier(self)
+    if MPI.COMM_WORLD.rank == 1 and sys._getframe(1).f_code.co_name == sys.argv[1]:
+        time.sleep(600)
+World.barrier = sleepy
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "setting"), [("over_participants", "--robust=median"), ("_allreduce", "--sums=exact")]
+)
+def test_a_rank_asleep_between_the_barrier_and_the_call(mpirun, tmp_path, digits_dir, function, setting):
+    settings = (setting, "--rounds", 4, "--dataset", digits_dir, "--out", tmp_path / "run", "--patience", 2)
+    done = mpirun(3, function, *settings, "--device", "cpu", command=("-c", ASLEEP))
+    assert done.returncode == 4, done.stdout + done.stderr
+    assert "has waited 2 s for other ranks" in done.stderr
+
+
+STARTS = """
+import os, time
+if os.environ["OMPI_COMM_WORLD_RANK"] == "1":
+    time.sleep(600)
+import fedlada_mpi.mpi
+"""
+
+
+def test_the_start_has_a_limit_too(mpirun):
+    done = mpirun(2, command=("-c", STARTS), env={"FEDLADA_START_LIMIT": "1.5"})
+    assert done.returncode == 4, done.stderr
+    assert "has waited 1.5 s for the other ranks to start" in done.stderr

@@ -129,3 +129,11 @@ def test_closing_leaves_no_thread_behind():
     own.limit_waiting(3600, "", lambda: None)
     own.close()
     assert set(threading.enumerate()) == before
+
+
+@pytest.mark.ranks
+def test_a_broadcast_message_is_the_receivers_own(ranks):
+    """On one rank, too: who adds to what was received does not add to what the root keeps."""
+    kept = {"records": [1]}
+    ranks.broadcast_json(kept)["records"].append(2)
+    assert kept == {"records": [1]}

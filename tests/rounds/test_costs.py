@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from method_cases import CASES
 from ranks import SIZE, communicator, is_root
 from training_runs import make_data, run_here
@@ -14,7 +17,9 @@ from training_runs import make_data, run_here
 from fedlada_mpi.algorithms import create
 from fedlada_mpi.mpi.shared_window import SharedWindowTransport
 from fedlada_mpi.mpi.transport import HostTransport
+from fedlada_mpi.rounds.clients import MemoryEstimate
 from fedlada_mpi.rounds.costs import Costs, RankMemory, chunk_count, most_participants
+from fedlada_mpi.rounds.evaluate import Evaluations
 from fedlada_mpi.session import banner
 from fedlada_mpi.session.assemble import Session
 from fedlada_mpi.session.console import amount
@@ -214,3 +219,30 @@ def test_another_order_of_sums_after_a_resume_is_noted(before, data, out, capsys
         assert len(notes) == bool(before)
         for name in (name for name in before if before[name] != now[name]):
             assert f"{name} {before[name]} before and {now[name]} now" in notes[0]
+
+
+def test_how_many_clients_fit_into_what_is_free(monkeypatch):
+    """Images and other live data take their part of what torch holds; the clients' own buffers make way."""
+    buffers = SimpleNamespace(device=SimpleNamespace(type="cuda"), capacity=2, state_bytes=100, compute=None)
+    memory = MemoryEstimate(buffers, None, None)
+    memory.__dict__["per_client"] = 100
+    for name, value in {"mem_get_info": (1000, 5000), "memory_reserved": 3000, "memory_allocated": 2700}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    assert memory.clients_that_fit == 12  # 0.8 * (1000 + 300 + 2 * 100) / 100
+
+
+@pytest.mark.ranks
+def test_no_phase_is_longer_than_its_round(data, out, monkeypatch):
+    """The rank that evaluates longest, too, whom the root waits for."""
+    evaluate = Evaluations.__call__
+
+    def slowly(self, *arguments):
+        if communicator().rank == SIZE - 1:
+            time.sleep(0.3)
+        return evaluate(self, *arguments)
+
+    monkeypatch.setattr(Evaluations, "__call__", slowly)
+    run_here(data, out, rounds=1, local_steps=1)
+    if is_root():
+        seconds = json.loads((out / "metrics.jsonl").read_text())["seconds"]
+        assert max(seconds.values()) == seconds["total"]

@@ -12,7 +12,7 @@ from ranks import python
 
 from fedlada_mpi.rundir import lock
 from fedlada_mpi.support import disk
-from fedlada_mpi.support.processes import start_time
+from fedlada_mpi.support.processes import ProcessId, start_time
 
 
 def owned_by(directory, **changes):
@@ -47,7 +47,7 @@ def test_a_lock_of_a_dead_process_or_a_reused_number_is_taken_over(tmp_path):
 
 def test_a_rank_that_seems_lost_is_when_its_heart_does_not_beat(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "SILENT_SECONDS", 1.5)
-    gone = {("elsewhere", 1)}
+    gone = {ProcessId("elsewhere", 1)}
     owned_by(tmp_path)
     begin = time.monotonic()
     with lock.hold(tmp_path, gone=gone):
@@ -59,6 +59,40 @@ def test_a_rank_that_seems_lost_is_when_its_heart_does_not_beat(tmp_path, monkey
     beats.start()
     with pytest.raises(lock.Busy), lock.hold(tmp_path, gone=gone):
         pass
+
+
+@pytest.mark.parametrize("name", ["boot", "namespace"])
+def test_another_container_with_this_host_name_holds_while_its_heart_beats(name, tmp_path):
+    """Its pid says nothing here: there may be no such process, or it may be another's."""
+    owned_by(tmp_path, **{**lock._me(), "pid": 2**22 + 1, name: "another"})
+    with pytest.raises(lock.Busy, match=f"process {2**22 + 1} on"), lock.hold(tmp_path):
+        pass
+    os.utime(tmp_path / lock.NAME, (0, 0))
+    with lock.hold(tmp_path):
+        pass
+
+
+def test_a_lock_that_was_taken_is_not_renewed_and_nothing_more_is_written(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
+    beaten = threading.Event()
+    with lock.hold(tmp_path):
+        lock.refuse_if_taken(tmp_path)
+        monkeypatch.setattr(lock.os, "utime", lambda path: beaten.set())
+        assert beaten.wait(100)
+        owned_by(tmp_path)
+        (thread,) = (thread for thread in threading.enumerate() if thread.name.endswith("(beat)"))
+        thread.join(100)
+        assert not thread.is_alive()
+        with pytest.raises(
+            lock.Busy, match=r"run.lock was taken over by process 1 on elsewhere: nothing more is written"
+        ):
+            lock.refuse_if_taken(tmp_path)
+        (tmp_path / lock.NAME).unlink()
+        with pytest.raises(lock.Busy, match="was removed while it was held"):
+            lock.refuse_if_taken(tmp_path)
+        owned_by(tmp_path)
+    assert capfd.readouterr().err.count("note: ") == 1
+    assert (tmp_path / lock.NAME).exists(), "it is another's"
 
 
 def test_a_requeued_job_takes_over_its_own_lock_at_once(tmp_path, monkeypatch):

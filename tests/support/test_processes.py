@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 from ranks import python
 from repository import ROOT
 
-from fedlada_mpi.support.processes import is_alive, process_map, start_time, usable_cores
+from fedlada_mpi.support.processes import is_alive, process_map, start_time, this_process, usable_cores
 
 # The first item is the last to finish. There is no `if __name__ == "__main__"`.
 SCRIPT = """
@@ -66,3 +67,17 @@ def test_which_processes_are_alive():
     assert not is_alive(me, "1"), "another process that had this number"
     assert not is_alive(gone.pid)
     assert start_time(gone.pid) == ""
+
+
+@pytest.mark.parametrize("other", [{"started": "1"}, {"boot": "another"}, {"namespace": "another"}])
+def test_only_the_very_process_is_killed(other):
+    """Not one that has its number now, nor one that has it here, where it is counted on another machine."""
+    process = subprocess.Popen(["sleep", "60"])
+    named = this_process()._replace(pid=process.pid, started=start_time(process.pid))
+    named._replace(**other).kill()
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.2)
+    named.kill()
+    assert process.wait(100) == -signal.SIGKILL
+    assert named.state == "X"
+    named.kill()  # which has ended

@@ -12,11 +12,12 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from ...mpi import Member, RankLost, World
+from ...mpi import RankLost, World
 from ...rounds.device import uses_gpu
 from ...rundir import checkpoint, claim, lock
 from ...settings import Config
 from ...support.errors import DivergedError, OtherRankError, UserError
+from ...support.processes import ProcessId
 from .. import plan
 from ..assemble import Session
 from ..plan import Plan, Request, one_at_a_time
@@ -63,7 +64,7 @@ class Attempts:
         """To the end, on all ranks alike; raises what ended the run, if it was an error."""
         again = False
         while True:
-            error: Exception | None = None
+            error: BaseException | None = None
             flags = ENDED
             try:
                 if again:
@@ -75,7 +76,12 @@ class Attempts:
                 flags = RANK_LOST
             except (UserError, DivergedError) as raised:
                 error = raised
-            except Exception as raised:
+            except SystemExit as raised:
+                # Python would end this rank alone and leave the others waiting; as an error it ends all of them.
+                error, flags = RuntimeError(f"sys.exit({raised.code!r}) was called during the run"), DEFECT
+                if not self.world.tolerant:
+                    raise error from raised
+            except BaseException as raised:  # an interrupt, too: the others must not wait for this rank
                 if not self.world.tolerant:
                     raise
                 if _is_out_of_memory(raised):
@@ -111,11 +117,7 @@ class Attempts:
             self.training = SurvivableTraining(*about, snapshot=self.snapshot, departures=self.departures)
         else:
             self.training = Training(*about)
-        try:
-            self.status = self.training.run()
-        except SystemExit as error:
-            # Python would end this rank alone and leave the others waiting; as an exception it ends all of them.
-            raise RuntimeError(f"sys.exit({error.code!r}) was called during the run") from error
+        self.status = self.training.run()
 
     def _make_plan(self) -> Plan:
         if self.own_plan is None:
@@ -152,7 +154,7 @@ class Attempts:
             self.start = world.broadcast_json(world.on_root(self._last_checkpoint))["start"]
             self.snapshot = None
 
-    def _gone(self) -> set[Member]:
+    def _gone(self) -> set[ProcessId]:
         """The processes of lost ranks."""
         world = self.world
         return {member for rank, member in enumerate(world.members) if rank not in world.original_ranks}
@@ -170,6 +172,6 @@ class Attempts:
         return {"start": checkpoint.latest(Path(self.config.out), self.config)}
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: BaseException) -> bool:
     """Whether this rank's machine has no memory left: the others may go on."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate memory" in str(error))
