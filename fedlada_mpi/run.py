@@ -166,10 +166,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _print_on_root(text: str, stream: TextIO | None = None) -> None:
-    from .mpi import is_root
+    with suppress(UserError):  # without MPI there is nobody else
+        from .mpi import is_root
 
-    if is_root():
-        print(text, file=stream)
+        if not is_root():
+            return
+    print(text, file=stream)
 
 
 def command(argv: Sequence[str] | None = None) -> NoReturn:

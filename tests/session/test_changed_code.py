@@ -171,6 +171,29 @@ def test_python_runs_no_code_of_strangers(stranger, capsys):
     assert not Path("ran").exists()
 
 
+BY_RANK = """
+import os, sys
+os.environ["XDG_STATE_HOME"] = os.path.abspath(f"state of rank {os.environ['OMPI_COMM_WORLD_RANK']}")
+from fedlada_mpi.run import main
+sys.exit(main(["--resume", "run", "--rounds", "2"]))
+"""
+
+
+def test_on_several_ranks_the_root_decides(stranger, mpirun):
+    def go_on():
+        return mpirun(2, command=("-c", BY_RANK), cwd=Path.cwd())
+
+    done = go_on()
+    assert done.returncode == 2
+    assert done.stderr.count("error:") == 1
+    assert "names code, algorithm mine.py:Mine," in done.stderr
+    assert not Path("ran").exists()
+    Path("of the stranger").rename("state of rank 0")  # the other knows nothing of the code
+    done = go_on()
+    assert done.returncode == 0, done.stderr
+    assert Path("ran").exists()
+
+
 def test_trust_is_given_once(stranger):
     assert main(["--resume", "run", "--rounds", "2", "--trust"]) == 0
     assert Path("ran").exists()
