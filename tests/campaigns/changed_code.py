@@ -3,9 +3,9 @@
     python -m tests.campaigns.changed_code --trials 60 --seed 0
 
 A trial writes a method, a model and what they import, in one of several layouts. Of a run, or of a grid, that was
-started with them, the next start must refuse every edit of that code and of nothing else, name the file, and go on where
-that is accepted. Of a stranger's run, no command may run a line of code without --trust. Prints one row per kind: what
-was tried | how often. Ends with 1 if anything was otherwise, naming the trial.
+started with them, the next start must refuse every edit of that code and of nothing else, name the file, and go on
+where that is accepted. Of a stranger's run, no command may run a line of code without --trust. Prints one row per kind:
+what was tried | how often. Ends with 1 if anything was otherwise, naming the trial.
 """
 
 # ruff: noqa: E402  (the path comes first)
@@ -152,13 +152,8 @@ class Campaign:
     def grid(self) -> None:
         project = self.project()
         settings = [f'{setting} = "{name}"' for setting, name in project.names.items()]
-        settings += [
-            f'dataset = "{self.data}"',
-            'device = "cpu"',
-            "participation = 0.04",
-            "local_steps = 1",
-            "rounds = 1",
-        ]
+        quick = ['device = "cpu"', "participation = 0.04", "local_steps = 1", "rounds = 1"]
+        settings += [f'dataset = "{self.data}"', *quick]
         (project.folder / "mine.toml").write_text("\n".join(["[base]", *settings]) + "\n")
         grid = ["mine.toml", "--runs", "runs", "--all"]
         code, output = self.command(project, *grid, module="fedlada_mpi.grid")

@@ -222,21 +222,6 @@ def test_without_a_home_runs_go_on_and_only_trust_is_lost(quick, monkeypatch, ca
     assert not Path("relative").exists()
 
 
-def test_a_model_is_not_unpickled(quick, capsys):
-    """A file that would run code when it is read."""
-    import torch
-
-    class Evil:
-        def __reduce__(self):
-            return open, ("ran", "w")
-
-    assert main(quick) == 0
-    torch.save({"weight": Evil()}, "run/model.pt")
-    with pytest.raises(UserError, match=r"cannot read run/model\.pt as a state_dict"):
-        _ = load("run").model
-    assert not Path("ran").exists()
-
-
 def test_a_cached_copy_of_a_file_is_not_run(quick):
     """Python would take compiled code that claims to belong to the file; its digest does not cover it."""
     import py_compile
