@@ -33,6 +33,8 @@ def train(
     overwrite: bool = False,
     on_round: OnRound | None = None,
     quiet: bool = False,
+    accept_changed_code: bool = False,
+    trust: bool = False,
     **settings: Any,
 ) -> Run:
     """Train as ``python -m fedlada_mpi.run`` does, with the same results to the bit.
@@ -49,6 +51,8 @@ def train(
     ``on_round``: called after every round, on rank 0, with what the round adds to ``metrics.jsonl``; where it returns
     ``False``, the run stops with a checkpoint. What it raises ends the run on all ranks.
     ``quiet``: print nothing.
+    ``accept_changed_code``: with ``resume``, go on although the code of the method or the model has changed.
+    ``trust``: run code that only the ``config.json`` of a run names and that this user has not run here before.
 
     On several ranks, each must call ``train`` with the same arguments; each gets the same ``Run``. Raises ``UserError``
     for what a user can fix and ``DivergedError`` for a training that left the finite numbers, both on every rank.
@@ -62,7 +66,7 @@ def train(
     own = {"algorithm": _method(algorithm), "model": _model(model)}
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     given |= {name: value for name, value in own.items() if value is not None}
-    request = Request(given, config, resume, overwrite, data, on_round, quiet)
+    request = Request(given, config, resume, overwrite, data, on_round, quiet, accept_changed_code, trust)
     with signals.handled():
         try:
             with launched(request) as ended:
@@ -97,7 +101,7 @@ def _in_python(message: str) -> str:
     """A message that names the command's options, with keywords in their place; commands in it stay as they are."""
     if "python -m " in message:
         return message
-    alone = {"resume": "resume=True", "overwrite": "overwrite=True"}
+    alone = {name: f"{name.replace('-', '_')}=True" for name in ("resume", "overwrite", "accept-changed-code", "trust")}
     return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda m: alone.get(m[1], m[1].replace("-", "_")), message)
 
 
@@ -118,4 +122,6 @@ def _run(ended: Launched) -> Run:
     if session is not None:
         mean, std = session.manifest.mean, session.manifest.std
         trained = Model(session.trained_module(), mean, std, session.dtype)
-    return Run(Path(config.out), found["config"], found["summary"], found["metrics"], trained)
+    # Who trains a model has named its code, or agreed to it.
+    agreed = {"trust": True, "accept_changed_code": True}
+    return Run(Path(config.out), found["config"], found["summary"], found["metrics"], trained, **agreed)

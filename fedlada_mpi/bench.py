@@ -26,10 +26,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from .support.errors import UserError
+
+try:
+    from . import mpi
+except UserError as missing:
+    print(f"error: {missing}", file=sys.stderr)
+    raise SystemExit(2) from None
 import torch
 import torch.nn.functional as F
 
-from . import algorithms, models, mpi
+from . import algorithms, models
 from .algorithms import Round, Vectors, resolve
 from .algorithms.fedlada import LocalAdam
 from .gpu.graphs import capture_on
@@ -52,7 +60,6 @@ from .rounds.gradients import create_engine
 from .rounds.trainer import Trainer
 from .rounds.vectors import named_rows
 from .settings import Config, Parser
-from .support.errors import UserError
 from .support.processes import start_time
 from .support.version import __version__
 

@@ -69,6 +69,16 @@ def _parser() -> Parser:
         metavar="COMMAND",
         help='what starts the ranks, such as "srun --mpi=pmix" [$FEDLADA_LAUNCHER, else one rank]',
     )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="run those again that other code of your own made",
+    )
+    parser.add_argument(
+        "--accept-changed-code",
+        action="store_true",
+        help="keep those; unfinished ones go on with the new code",
+    )
     launching.add_argument(parser)
     return parser
 
@@ -94,6 +104,10 @@ def act(arguments: argparse.Namespace) -> int:
                 f"-n {count} starts the ranks without a launcher: got --launcher, too; leave one of them out"
             )
         grid = replace(grid, runs=[replace(run, ranks=count) for run in grid.runs])
+    if arguments.overwrite and arguments.accept_changed_code:
+        raise UserError("--overwrite and --accept-changed-code contradict each other: give one of them")
+    asked = {"overwrite": arguments.overwrite, "accept_changed_code": arguments.accept_changed_code}
+    grid = replace(grid, runs=[replace(run, **asked) for run in grid.runs])
     if arguments.count:
         print(len(grid.runs))
     elif arguments.command is not None:

@@ -15,7 +15,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -26,11 +26,11 @@ from .rundir import files
 from .session.launch import launched
 from .session.plan import Request
 from .settings import SETTINGS, Parser, add_arguments, grouped, is_record, load
-from .support import launcher, signals, start_record
+from .support import code_digest, launcher, signals, start_record
 from .support.errors import DIVERGED, DivergedError, UserError
 
 # Of the command, in addition to the settings.
-OPTIONS = ("config", "resume", "overwrite", "print_config", "ranks")
+OPTIONS = ("config", "resume", "overwrite", "print_config", "ranks", "accept_changed_code", "trust")
 
 
 class _Parser(Parser):
@@ -56,6 +56,12 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
         help="continue the run in DIR with its settings; without DIR: that in --out, or start it",
     )
     earlier.add_argument("--overwrite", action="store_true", help="discard a run that is already in --out")
+    parser.add_argument(
+        "--accept-changed-code", action="store_true", help="with --resume: go on although the user's code has changed"
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="run code that a run's record names and that you have not run here before"
+    )
     parser.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
     launcher.add_argument(parser)
     _add_settings(parser, argv)
@@ -69,7 +75,9 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
         settings.setdefault("out", options.resume)
         if Path(settings["out"]).resolve() != Path(options.resume).resolve():
             raise UserError(f"--resume {options.resume} goes on in that directory: leave --out {settings['out']} out")
-    return Request(settings, config, options.resume is not None, options.overwrite), options.print_config
+    # What is not trusted, ``_check_trust`` has refused.
+    consent = {"accept_changed_code": options.accept_changed_code, "trust": True}
+    return Request(settings, config, options.resume is not None, options.overwrite, **consent), options.print_config
 
 
 def _settings_file(options: argparse.Namespace) -> str | None:
@@ -93,15 +101,18 @@ def _add_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     """
     from .algorithms import built_in_hypers, find, names
 
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first = Parser(add_help=False)
     chooses = ("algorithm", "dataset", "preset")  # what presets depend on
     for name in chooses:
         first.add_argument(f"--{name}")
+    first.add_argument("--model")
     first.add_argument("--config")
     first.add_argument("--resume", nargs="?", const="")
+    first.add_argument("--trust", action="store_true")
     chosen, _ = first.parse_known_args(argv)
     path = _settings_file(chosen) or None
     file = load(path) if path else {}
+    _check_trust(chosen, path, file)
     method = chosen.algorithm or file.get("algorithm")
     method = method if isinstance(method, str) else SETTINGS["algorithm"].default
     hypers, values = find(method).hypers, {}
@@ -114,6 +125,19 @@ def _add_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     parser.epilog = f"methods: {', '.join(names())}"
     others = {name: setting for name, setting in built_in_hypers().items() if name not in hypers}
     add_arguments(parser, others, shown=False)
+
+
+def _check_trust(chosen: argparse.Namespace, path: str | None, file: Mapping[str, Any]) -> None:
+    """Before any rank imports code that a record names; the root decides, as others may have another home."""
+    given = {name: getattr(chosen, name) for name in code_digest.SETTINGS if getattr(chosen, name) is not None}
+    request = Request(given, path, bool(chosen.resume), trust=chosen.trust)
+    if launcher.launched_processes() > 1 and code_digest.named(request.of_record(file)):
+        from .mpi import World
+
+        with World() as world:
+            world.on_root(lambda: request.check_trust(file))
+    else:
+        request.check_trust(file)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -160,10 +184,12 @@ def _ended_by(error: UserError | DivergedError) -> int:
 
 
 def _print_on_root(text: str, stream: TextIO | None = None) -> None:
-    from .mpi import is_root
+    with suppress(UserError):  # without MPI there is nobody else
+        from .mpi import is_root
 
-    if is_root():
-        print(text, file=stream)
+        if not is_root():
+            return
+    print(text, file=stream)
 
 
 def command(argv: Sequence[str] | None = None) -> NoReturn:

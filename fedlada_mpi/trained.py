@@ -17,15 +17,17 @@ from . import models
 from .analysis.load import read
 from .data.arrays import array
 from .data.datasets import directory_of
-from .data.manifest import read_manifest
+from .data.manifest import Manifest, read_manifest
 from .data.shards import read_test
 from .data.sources.base import check_shapes
 from .data.sources.imagefolder import read_photos
 from .data.sources.npz import channels_last
 from .models.initial import load_initial
 from .rounds.evaluate import BATCH
+from .rundir import checkpoint
 from .rundir.results import MODEL, SUMMARY
-from .settings import SETTINGS, Config
+from .settings import SETTINGS, Config, recorded_code
+from .support import code_digest, trust
 from .support.errors import UserError, shortened
 from .support.inputs import check_path, read_json, reason
 from .support.user_code import Given
@@ -71,8 +73,12 @@ class Run:
         summary: dict[str, Any],
         metrics: Mapping[str, Any],
         model: Model | str | None = None,
+        trust: bool = False,
+        accept_changed_code: bool = False,
     ):
+        """``trust``, ``accept_changed_code``: as in ``load``."""
         self.dir, self.config, self.summary = directory, config, summary
+        self._trust, self._accept = trust, accept_changed_code
         self.metrics = {name: np.asarray(values) for name, values in metrics.items()}
         self._given = model
 
@@ -90,6 +96,10 @@ class Run:
         if not (self.dir / MODEL).is_file():
             raise UserError(f"{self.dir} has no {MODEL}, as the run has not ended: go on with resume=True")
         about, config = self._images, self.config
+        if given is None:
+            self._check_code()
+        else:
+            trust.check({"model": given}, (), self.dir, True)
         try:
             network = models.build(
                 given or config["model"],
@@ -114,6 +124,26 @@ class Run:
             raise UserError(str(error).removeprefix("--init: ")) from None
         return Model(network.module, about["mean"], about["std"], dtype)
 
+    def _check_code(self) -> None:
+        """Refuse a user's model that others may have written, or that has changed since the training."""
+        named = {"model": self.config["model"]}
+        before = {"model": recorded_code(self.dir / "config.json").get("model", {})}
+        if code_digest.only_given(named["model"], before["model"]):
+            raise UserError(
+                f"{self.dir}: its model {named['model']} cannot be made again by its name: give the module or function "
+                "that it was trained with, load(DIR, model=...)"
+            )
+        try:
+            trust.check(named, named, self.dir / "config.json", self._trust)
+        except UserError as error:
+            raise UserError(f"{error}, in Python load(DIR, trust=True)") from None
+        changed = code_digest.changed(before, code_digest.of_settings(named)) if before["model"] else []
+        if changed and not self._accept:
+            raise UserError(
+                f"{self.dir}: {', '.join(changed)} changed since this model was trained: restore the code, or take it "
+                "as it is by --accept-changed-code, in Python load(DIR, accept_changed_code=True)"
+            )
+
     @property
     def classes(self) -> list[str]:
         """The names of the classes, in the order of their numbers."""
@@ -124,7 +154,7 @@ class Run:
         """Shape, normalisation and classes of the images; runs of version 0.1 have them only in their data."""
         about = self.summary.get("data")
         if about is None:
-            about = read_manifest(self._shards).about_images
+            about = self._manifest().about_images
         try:
             rows, columns, channels = map(int, about["image_shape"])
             mean, std = ([float(value) for value in about[name]] for name in ("mean", "std"))
@@ -141,14 +171,24 @@ class Run:
                 f"{self.dir / SUMMARY}: got {shortened(about)} as 'data', expected shape and mean"
             ) from None
 
-    @property
-    def _shards(self) -> Path:
-        return directory_of(Config(**{name: self.config[name] for name in SETTINGS if name in self.config}))
+    def _manifest(self) -> Manifest:
+        """Of the run's shards; refused if they are others than those that it was trained on."""
+        known = {name: self.config[name] for name in SETTINGS if name in self.config}
+        manifest = read_manifest(directory_of(Config(**known)))
+        about = self.summary.get("data")
+        recorded = str(about.get("digest", "")) if isinstance(about, dict) else ""
+        expected = recorded or checkpoint.data_digest(self.dir)
+        if expected and expected != manifest.digest:
+            raise UserError(
+                f"{self.dir} was trained on other data: got {manifest.digest[:12]} in {manifest.root}, expected "
+                f"{expected[:12]}: put those shards there again, or give evaluate images and labels"
+            )
+        return manifest
 
     def evaluate(self, images: Any = None, labels: Any = None) -> dict[str, float]:
         """``loss`` (mean cross-entropy) and ``accuracy`` on these images, by default on the run's test images."""
         if images is None and labels is None:
-            images, labels = read_test(read_manifest(self._shards))
+            images, labels = read_test(self._manifest())
         elif images is None or labels is None:
             raise UserError("evaluate: got images or labels alone, expected both, or none for the run's test images")
         pixels, targets = self._pixels(images), array(labels, "labels")
@@ -199,9 +239,13 @@ class Run:
             yield model(wide / torch.full_like(model.mean, 255))
 
 
-def load(directory: str | os.PathLike[str], model: Any = None) -> Run:
+def load(
+    directory: str | os.PathLike[str], model: Any = None, trust: bool = False, accept_changed_code: bool = False
+) -> Run:
     """The run in a directory; ``model`` is the module or function it was trained with, where that cannot be imported.
 
+    A model of a user's own is made by its code: what this user has not run by name on this machine is refused without
+    ``trust``, what has changed since the training without ``accept_changed_code``.
     The run may still be going on, or have been killed: it then has the rounds so far, and no model.
     """
     path = Path(directory)
@@ -220,4 +264,4 @@ def load(directory: str | os.PathLike[str], model: Any = None) -> Run:
         raise UserError(f"{path / SUMMARY} holds {type(summary).__name__}, expected results by name")
     metrics = {"round": found.rounds, **found.series}
     named = model if model is None or isinstance(model, str) else Given(model)
-    return Run(path, found.settings, summary, metrics, named)
+    return Run(path, found.settings, summary, metrics, named, trust, accept_changed_code)

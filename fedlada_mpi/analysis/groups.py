@@ -80,7 +80,7 @@ class Stat:
 
 @dataclass
 class Group:
-    """Runs with the same settings and different seeds."""
+    """Runs with the same settings and code, and different seeds."""
 
     settings: dict[str, Any]
     runs: list[RecordedRun]
@@ -99,6 +99,11 @@ class Group:
     def method_name(self) -> str:
         recorded = next((run.method for run in self.runs if run.method), "")
         return recorded if recorded and self.method not in algorithms.names() else method_name(self.method)
+
+    @property
+    def code(self) -> str:
+        """Of a user's own method and model, the same in all runs: two of one name may be two methods."""
+        return self.runs[0].code
 
     @property
     def done(self) -> int:
@@ -211,7 +216,7 @@ def group(runs: Iterable[RecordedRun]) -> list[Group]:
     repeated: dict[tuple, int] = {}
     for run in runs:
         values = {**run.settings, "dataset": kind(run.settings["dataset"])}
-        key = tuple((n, values[n]) for n in identity(values))
+        key = (*((n, values[n]) for n in identity(values)), run.code)
         seeds = by_identity.setdefault(key, {})
         repeated[key] = repeated.get(key, 0) + (run.seed in seeds)
         if run.seed not in seeds or run.done > seeds[run.seed].done:
@@ -233,6 +238,7 @@ def _order(one: Group) -> tuple:
         methods.index(one.method) if one.method in methods else len(methods),
         one.method,
         [_sortable(value) for value in one.settings.values()],
+        one.code,
     )
 
 
@@ -269,7 +275,27 @@ def labels(groups: Sequence[Group]) -> list[str]:
         varied = {n for n, v in one.settings.items() if n != "dataset" and any(g.settings[n] != v for g in same_method)}
         shown = varied if len(varied) == 1 else set(own) - shared
         names.append(" ".join([one.method_name, *(show(n, v) for n, v in one.settings.items() if n in shown)]))
-    return names
+    return _told_apart(_told_apart(names, groups, _place), groups, _code)
+
+
+def _told_apart(names: Sequence[str], groups: Sequence[Group], mark: Callable[[Group], str]) -> list[str]:
+    """The names; those that groups of one problem share with the mark of each, where their marks differ."""
+    alike: dict[tuple[str, str], set[str]] = {}
+    for one, name in zip(groups, names, strict=True):
+        alike.setdefault((one.problem, name), set()).add(mark(one))
+    return [
+        f"{name} ({mark(one)})" if len(alike[one.problem, name]) > 1 else name
+        for one, name in zip(groups, names, strict=True)
+    ]
+
+
+def _place(one: Group) -> str:
+    """The file or module of a user's own method."""
+    return one.method.rpartition(":")[0] or "built-in"
+
+
+def _code(one: Group) -> str:
+    return f"code {one.code}" if one.code else "code not recorded"
 
 
 def by_problem(groups: Sequence[Group]) -> dict[str, list[Group]]:

@@ -14,6 +14,7 @@ from .. import algorithms, settings
 from ..rundir import client_values, metrics
 from ..rundir.columns import ALL_PHASES, NUMBERS, OPTIONAL
 from ..rundir.metrics import parse
+from ..support import code_digest
 from ..support.errors import UserError, printable
 from ..support.inputs import check_path, read_json, reason
 from ..support.processes import process_map, usable_cores
@@ -34,6 +35,7 @@ class RecordedRun:
     by_rank: dict[str, np.ndarray] = field(default_factory=dict)
     status: str = "unfinished"
     method: str = ""  # the label of a user's own, where the run has recorded it
+    code: str = ""  # a short digest of a user's own method and model, where the run has recorded it
     skipped: int = 0
     clients: dict[str, np.ndarray] = field(default_factory=dict)  # each one's values, where they were last evaluated
     damaged: str = ""  # a file that could not be read, and why
@@ -122,6 +124,7 @@ def read(directory: Path) -> RecordedRun:
     except OSError as error:
         raise UserError(f"{directory / metrics.METRICS} cannot be read: {reason(error)}") from None
     run = RecordedRun(directory, values, *_columns(records), by_rank=_by_rank(records), skipped=skipped)
+    run.code = code_digest.summary(settings.recorded_code(directory / "config.json"))
     run.left = {r["round"]: len(r["left"]) for r in records if isinstance(r.get("left"), list)}
     try:
         run.clients = client_values.latest(directory / client_values.CLIENTS, run.done)

@@ -20,7 +20,7 @@ from .. import algorithms
 from ..rundir import metrics
 from ..rundir.files import to_json, write_atomically
 from ..rundir.results import SUMMARY
-from ..settings import SETTINGS
+from ..settings import CODE, SETTINGS
 from ..support.errors import UserError, printable
 from ..support.inputs import check_path, read_json
 from . import load, usage
@@ -60,7 +60,7 @@ def _record(run: Path, out: Path, at_once: float | None) -> int:
         summary = None
     nodes = _nodes(summary)
     # Version 0.1.0 wrote the settings of all methods, whose names mean other things for some of them since.
-    known = {*SETTINGS, *algorithms.recorded_hypers(settings.get("algorithm", ""), settings)}
+    known = {*SETTINGS, CODE, *algorithms.recorded_hypers(settings.get("algorithm", ""), settings)}
     own = {n: _named(v) for n, v in settings.items() if n in known} | {"out": f"runs/{out.name}", "data_dir": ""}
     files: dict[str, str | bytes] = {"config.json": to_json(_anonymous(own, nodes), 2) + "\n"}
     if isinstance(summary, dict):

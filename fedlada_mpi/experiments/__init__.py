@@ -17,7 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ from .. import settings
 from ..algorithms import resolve, settings_of
 from ..rundir import metrics
 from ..rundir.results import finished_rounds
+from ..support import code_digest
+from ..support.code_digest import Code, Files
 from ..support.errors import UserError, did_you_mean, shortened
-from ..support.inputs import check_path, require_regular
+from ..support.inputs import check_path, read_json, require_regular
 
 FOLDER = Path(__file__).parent
 
@@ -38,7 +40,11 @@ class PlannedRun:
     given: dict[str, Any]
     rounds: int
     directory: Path
+    code: Code = field(default_factory=dict)  # digests of a user's own method and model
+    defaults: dict[str, Any] = field(default_factory=dict)  # values of the settings that a user's own method declares
     ranks: int | None = None  # that the run starts on this machine by itself, without a launcher
+    overwrite: bool = False  # where it was made by other code
+    accept_changed_code: bool = False
 
     def command(self, launcher: Sequence[str] = ()) -> list[str]:
         """The command that starts or resumes this run."""
@@ -53,8 +59,9 @@ class PlannedRun:
             else:
                 arguments += [f"--{settings.flag(name)}", str(value)]
         arguments += ["-n", str(self.ranks)] if self.ranks else []
-        run = [sys.executable, "-m", "fedlada_mpi.run", *arguments, "--out", str(self.directory), "--resume"]
-        return [*launcher, *run]
+        arguments += ["--accept-changed-code"] if self.accept_changed_code else []
+        how = "--overwrite" if self.overwrite and self.changed() else "--resume"
+        return [*launcher, sys.executable, "-m", "fedlada_mpi.run", *arguments, "--out", str(self.directory), how]
 
     def rounds_done(self) -> int:
         """The last round in metrics.jsonl, read from its end."""
@@ -69,9 +76,23 @@ class PlannedRun:
         return records[-1]["round"] if records else 0
 
     def finished(self) -> bool:
-        """Whether the run has all its rounds, and has written its results."""
+        """Whether the run has all its rounds, has written its results, and is not to be overwritten."""
         rounds = finished_rounds(self.directory)
-        return rounds is not None and rounds >= self.rounds
+        return rounds is not None and rounds >= self.rounds and not (self.overwrite and self.changed())
+
+    def changed(self) -> list[str]:
+        """What of a user's own code is not as it was when the run in the directory began, unless that is accepted."""
+        if not self.code or self.accept_changed_code:
+            return []
+        try:
+            record = read_json(self.directory / "config.json")
+        except (OSError, ValueError):
+            return []
+        if not isinstance(record, dict):
+            return []
+        before = {name: record[name] for name in self.defaults if name in record}
+        differ = [f"{n} from {before[n]} to {v}" for n, v in self.defaults.items() if n in before and before[n] != v]
+        return [*code_digest.changed(settings.as_code(record.get(settings.CODE)), self.code), *differ]
 
 
 @dataclass(frozen=True)
@@ -141,9 +162,10 @@ def _expand(path: Path, root: Path, changes: Mapping[str, Any]) -> Experiment:
     if not isinstance(base, dict) or not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
         raise UserError("expected a table [base] and tables [[runs]]")
     runs: dict[Path, PlannedRun] = {}
+    codes: dict[str, Files] = {}
     for block in blocks:
         for given in _crossed({**base, **block, **changes}):
-            run = _run(given, root)
+            run = _run(given, root, codes)
             first = runs.setdefault(run.directory, run)
             if first.rounds != run.rounds:
                 raise UserError(f"{run.directory.name} has {first.rounds} and {run.rounds} rounds: keep one of them")
@@ -161,12 +183,24 @@ def _crossed(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(choice) for choice in itertools.product(*axes)]
 
 
-def _run(given: Mapping[str, Any], root: Path) -> PlannedRun:
+def _run(given: Mapping[str, Any], root: Path, codes: dict[str, Files]) -> PlannedRun:
+    """One run; ``codes`` has the digests of names that other runs have."""
     if "out" in given:
         raise UserError("out does not belong in a grid's file: give the directory of all its runs with --runs")
     resolved = resolve({}, given)
     values = resolved.config.record()
-    return PlannedRun({k: values[k] for k in given}, values["rounds"], root / directory_name(values))
+    named = code_digest.named(values)
+    for name in named.values():
+        codes[name] = codes.get(name) or code_digest.of(name)
+    # A directory of shards may have a preset, which takes reading it.
+    own = "algorithm" in named and values["dataset"] in settings.DATASETS
+    return PlannedRun(
+        {k: values[k] for k in given},
+        values["rounds"],
+        root / directory_name(values),
+        {setting: codes[name] for setting, name in named.items()},
+        resolved.config.hyper if own else {},
+    )
 
 
 def directory_name(values: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from ..rundir import lock
 from ..support.processes import exit_status, usable_cores
 from . import PlannedRun
 from .live import LiveTable
-from .starting import STOPS, StopSignals, claimed, print_failed
+from .starting import STOPS, OtherCodeError, StopSignals, claimed, print_failed
 
 LOG = "log.txt"  # what a run prints
 SECONDS = 0.1  # between two looks at the runs
@@ -92,6 +92,10 @@ class Parallel:
                 to_do = held.enter_context(claimed(run))
             except lock.Busy as busy:
                 self._say(index, str(busy))
+                return
+            except OtherCodeError as other:
+                self.failed.append(index)
+                self._say(index, str(other), error=True)
                 return
             if not to_do:
                 self._say(index, "already finished")

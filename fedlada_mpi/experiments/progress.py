@@ -14,6 +14,7 @@ from ..rundir.results import finished
 from . import PlannedRun
 
 FINISHED, RUNNING, STOPPED, FAILED, NOT_STARTED = "finished", "running", "stopped", "failed", "not started"
+OTHER_CODE = "other code"  # finished, by code that has changed since
 WAITING = (STOPPED, NOT_STARTED)
 RECENT = 50  # rounds whose mean time is a run's speed
 CENTURY = 3.2e9  # seconds; more cannot be expected
@@ -43,7 +44,7 @@ def measure(run: PlannedRun) -> RunProgress:
     """The progress of a run."""
     summary = finished(run.directory)
     if summary is not None and summary["rounds"] >= run.rounds:
-        return _of_summary(run, summary)
+        return _of_summary(run, summary, OTHER_CODE if run.changed() else FINISHED)
     holder = lock.owner(run.directory) or lock.owner(run.directory, lock.GRID) or ""
     try:
         records, _ = metrics.parse(metrics.read(run.directory))
@@ -65,13 +66,13 @@ def measure(run: PlannedRun) -> RunProgress:
     )
 
 
-def _of_summary(run: PlannedRun, summary: Mapping[str, Any]) -> RunProgress:
+def _of_summary(run: PlannedRun, summary: Mapping[str, Any], state: str) -> RunProgress:
     """Of a finished run, whose summary is much smaller than its metrics."""
     tables = (summary.get("final"), summary.get("best"))
     last, best = (_number(table.get("test_acc")) if isinstance(table, dict) else None for table in tables)
     seconds, done = _number(summary.get("seconds")), summary["rounds"]
     pace = None if seconds is None or not done else seconds / done
-    return RunProgress(run.directory.name, FINISHED, run.rounds, done, last, best, pace)
+    return RunProgress(run.directory.name, state, run.rounds, done, last, best, pace)
 
 
 def _number(value: Any) -> float | None:
@@ -126,7 +127,7 @@ def closing_line(runs: Sequence[RunProgress], now: float, at_once: int = 0) -> s
 
     ``at_once``: how many will be at work until then, if that is known; otherwise as many as now.
     """
-    counts = {state: sum(run.state == state for run in runs) for state in (RUNNING, FAILED)}
+    counts = {state: sum(run.state == state for run in runs) for state in (RUNNING, FAILED, OTHER_CODE)}
     done = sum(run.state == FINISHED for run in runs)
     words = [f"{done} of {len(runs)} runs finished", *(f"{n} {state}" for state, n in counts.items() if n)]
     at_once = at_once or counts[RUNNING]

@@ -10,7 +10,7 @@ from ..rundir import lock
 from ..support.processes import exit_status
 from ..support.signals import STOPPED
 from . import PlannedRun
-from .starting import STOPS, StopSignals, claimed, print_failed
+from .starting import STOPS, OtherCodeError, StopSignals, claimed, print_failed
 
 
 def execute_one(run: PlannedRun, launcher: Sequence[str]) -> int:
@@ -31,6 +31,10 @@ def execute_all(runs: Sequence[PlannedRun], launcher: Sequence[str]) -> int:
                 status = _execute(run, launcher, signals)
             except lock.Busy as busy:
                 print(busy, flush=True)
+                continue
+            except OtherCodeError as other:
+                print(f"error: {other}", file=sys.stderr, flush=True)
+                failed.append(index)
                 continue
             # A run that was about to end may not have seen the signal.
             if status in STOPS or signals.received:

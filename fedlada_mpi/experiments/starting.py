@@ -24,10 +24,19 @@ PASSED_ON = ("FEDLADA_DATA", "OMP_NUM_THREADS")
 STOPS = (STOPPED, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGUSR1)
 
 
+class OtherCodeError(UserError):
+    """A run is finished, but was made by other code than it would be made by now."""
+
+
 @contextmanager
 def claimed(run: PlannedRun) -> Iterator[bool]:
     """Hold the run for a grid; False where nothing is to be done, as it is finished, or was by who held it before."""
     if run.finished():
+        if changed := run.changed():
+            raise OtherCodeError(
+                f"{run.directory}: finished with other code, changed since: {', '.join(changed)}; --overwrite runs it "
+                "again, --accept-changed-code keeps it"
+            )
         yield False
         return
     with lock.hold(run.directory, lock.GRID):

@@ -20,7 +20,7 @@ from torch import nn
 from ..settings import Config
 from ..support.errors import UserError, did_you_mean, shortened
 from ..support.rng import torch_seeded
-from ..support.user_code import load_object, users_code
+from ..support.user_code import TORCHVISION, load_object, users_code
 from . import norms, vision
 from .agreement import disagreement
 from .architectures import Activation, MakeActivation, cnn, lenet, lenet3, resnet18
@@ -84,14 +84,14 @@ def _generic(name: str, module: nn.Module, image_shape: ImageShape, notes: list[
 def _by_name(name: str, classes: int, image_shape: ImageShape, norm: str) -> tuple[Any, list[str]]:
     """torchvision's or a user's own model with its BatchNorm layers exchanged, and what is to be said of it."""
     notes: list[str] = []
-    if name.startswith(vision.PREFIX):
+    if name.startswith(TORCHVISION):
         module, notes = vision.torchvision_model(name, classes, image_shape[2])
     else:
         function = load_object("--model", name, "package.module:function")
         with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
             own = isinstance(function, nn.Module)
             module = copy.deepcopy(function) if own else function(classes, image_shape)
-    wanted = norm or (vision.NORM if name.startswith(vision.PREFIX) else "")
+    wanted = norm or (vision.NORM if name.startswith(TORCHVISION) else "")
     if wanted and isinstance(module, nn.Module):
         count = norms.exchange(name, module, wanted)
         if count:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tarfile
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import takewhile
@@ -45,6 +46,8 @@ def load_initial(path: Path, network: Network, dtype: torch.dtype, partial: bool
 def _read(path: Path) -> Any:
     try:
         require_regular(path)
+        if tarfile.is_tarfile(path):  # as torch 0.1 wrote them; up to 2.5, it can run code to read one
+            raise ValueError("it is a tar file: save it again with torch.save")
         with warnings.catch_warnings():  # torch's remarks on kinds of tensors that are refused below
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)

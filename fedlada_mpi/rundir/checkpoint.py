@@ -1,6 +1,6 @@
 """Checkpoints: all that a run needs to go on, in HDF5, written under a temporary name and renamed when complete.
 
-    checkpoint/round_000050/server.h5          the server's vectors, the settings, the digest of the data, SEGMENTS
+    checkpoint/round_000050/server.h5          the server's vectors, the settings, digests of data and code, SEGMENTS
     checkpoint/round_000050/clients_0003.h5    what clients of rank 3 keep across rounds, by client id
     checkpoint/round_000050/files.json         the names of these files and their checksums
 
@@ -16,6 +16,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from torch import Tensor
 
 from ..algorithms import Vectors
 from ..mpi import World
-from ..settings import DATASETS, Config, differences
+from ..settings import CODE, DATASETS, Config, as_code, differences
 from ..support import disk
+from ..support.code_digest import changed
 from ..support.errors import UserError
 from ..support.inputs import read_json, require_regular
 from . import lock
@@ -99,6 +101,7 @@ def save(
                 "round": t,
                 "config": json.dumps(config.record()),
                 **(digests or {}),
+                CODE: json.dumps(config.code),
                 "order_of_sums": json.dumps(order_of_sums or {}),
             }
             checksums["server.h5"] = _write(temporary / "server.h5", {**vars(s), **(more or {})}, about)
@@ -208,6 +211,30 @@ def refuse_other_settings(out: Path, saved: dict[str, Any], config: Config) -> N
         raise UserError(
             f"--resume: {out} was started with other settings ({'; '.join(changed)}): use them, or another --out"
         )
+
+
+def refuse_other_code(out: Path, t: int, config: Config) -> None:
+    """Raise if a user's code that the settings name is not what the checkpoint was computed with."""
+    path = folder(out, t) / "server.h5"
+    try:
+        with h5py.File(path) as file:
+            before = as_code(json.loads(file.attrs.get(CODE, "{}")))
+    except _DAMAGE as error:
+        raise _damaged(path, error) from None
+    if names := changed(before, config.code):
+        have = "have" if len(names) > 1 else "has"
+        raise UserError(
+            f"--resume: {', '.join(names)} {have} changed since the run in {out} began: restore the code, use another "
+            "--out, or go on with it as it is by --accept-changed-code"
+        )
+
+
+def data_digest(out: Path) -> str:
+    """Of the data that the run in ``out`` was trained on; empty if no checkpoint has it."""
+    for saved in reversed(complete(out)):
+        with suppress(*_DAMAGE), h5py.File(saved / "server.h5") as file:
+            return str(file.attrs.get(DATA, ""))
+    return ""
 
 
 def refuse_other_digests(out: Path, t: int, digests: dict[str, str], directory: Path) -> None:

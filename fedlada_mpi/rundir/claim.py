@@ -24,12 +24,14 @@ _FOLDERS = {
 }  # what a run writes there
 
 
-def claim(config: Config, resume: bool, overwrite: bool) -> int:
+def claim(config: Config, resume: bool, overwrite: bool, accept_changed_code: bool = False) -> int:
     """The round to start after: 0 for a new run, FINISHED where there is nothing left to do."""
     out = Path(config.out)
     _refuse_other_files(out)
     if resume:
         start = checkpoint.latest(out, config)
+        if start and not accept_changed_code:
+            checkpoint.refuse_other_code(out, start, config)
         # A checkpoint of the last round is not enough: the run may have been killed before it wrote its results.
         written = results.finished_rounds(out) == start and (out / results.MODEL).is_file()
         if start >= config.rounds and written and start > 0:

@@ -19,7 +19,7 @@ from ..rundir.history import History
 from ..rundir.metrics import Recorder, summarise
 from ..rundir.provenance import Segments
 from ..rundir.sinks import Sinks
-from ..settings import dumps
+from ..settings import CODE, dumps
 from .assemble import Session
 from .banner import environment
 
@@ -45,6 +45,7 @@ class Journal(Watcher):
             history.mark_changed()
         self.recorder = Recorder(self.out, session.start, self.sinks, known)
         here = {**environment(session), **provenance.commit(), "nodes": provenance.nodes(session.ranks)}
+        here |= {CODE: config.code} if config.code else {}
         earlier = history.segments.until(session.start)
         history.segments = Segments(earlier, session.start, session.started, {**here, **(about or {})})
         history.records = self.recorder.records
@@ -99,7 +100,7 @@ class Journal(Watcher):
             "method": session.algorithm.title(),
             **summarise(history.records, session.config.targets),
             **({"best_validation": history.best.record} if history.best else {}),
-            "data": session.manifest.about_images,
+            "data": {**session.manifest.about_images, "digest": session.manifest.digest},
             **history.segments.summary(history.records[-1]["round"] if history.records else 0),
         }
         results.write(self.out, session.network.state_dict(session.silo.s.x.cpu()), summary)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..settings import Config, Resolved, is_record, load
+from ..settings import Config, Resolved, is_record, load, recorded_code
+from ..support import code_digest, trust
 from ..support.errors import UserError
 from ..support.processes import ProcessId
 from ..support.user_code import Given
@@ -34,16 +35,33 @@ class Request:
     data: Data | None = None  # instead of the setting ``dataset``
     on_round: OnRound | None = None  # called on the root; False stops the run
     quiet: bool = False
+    accept_changed_code: bool = False  # go on with a run whose code has been edited
+    trust: bool = False  # run code that only the record of a run names
 
     def resolve(self) -> tuple[Resolved, Path]:
         """All settings, and the directory of the shards; ``data`` is written there."""
         from ..data import arrays, datasets
 
         file = {} if self.config is None else load(self.config)
+        self.check_trust(file)
         settings = dict(self.settings)
         if self.data is not None:
             settings["dataset"] = arrays.shards(self.data, {**file, **settings})
-        return datasets.resolve_dataset(settings, file, recorded=self.config is not None and is_record(self.config))
+        recorded = self.config is not None and is_record(self.config)
+        resolved, directory = datasets.resolve_dataset(settings, file, recorded)
+        resolved.config.code = code_digest.of_settings(vars(resolved.config))
+        return resolved, directory
+
+    def of_record(self, file: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings that only the record of a run gives; what users write themselves is none."""
+        recorded = self.config is not None and is_record(self.config)
+        return {name: value for name, value in file.items() if name not in self.settings} if recorded else {}
+
+    def check_trust(self, file: Mapping[str, Any]) -> None:
+        """Refuse code that only a record names and this user has not run; ``file`` has the settings in ``config``."""
+        record = self.of_record(file)
+        before = recorded_code(self.config) if self.config is not None and self.resume and record else {}
+        trust.check({**file, **self.settings}, record, self.config, self.trust, before)
 
 
 @dataclass(frozen=True)
@@ -71,11 +89,12 @@ def make(request: Request, at_end: ExitStack, gone: Container[ProcessId] = ()) -
     config, out = resolved.config, Path(resolved.config.out)
     if not out.exists():
         at_end.callback(_remove_if_empty, out)  # where the run is refused before it writes anything
-    start = claim.claim(config, request.resume, request.overwrite)
+    asked = (request.resume, request.overwrite, request.accept_changed_code)
+    start = claim.claim(config, *asked)
     if start != claim.FINISHED:
         at_end.enter_context(lock.hold(out, gone=gone))
         # Again, as another run may have written there until now.
-        start = claim.claim(config, request.resume, request.overwrite)
+        start = claim.claim(config, *asked)
     if start == claim.FINISHED and not request.quiet:
         done = f"{results.finished_rounds(out)} rounds of {config.rounds}"
         print(f"{out} is finished: {done}; --resume {out} --rounds N goes on")

@@ -7,12 +7,13 @@ from fedlada_mpi.algorithms import resolve          the settings of a run, with 
 from .checks import check_value, norm_groups, trimmed
 from .configurable import Configurable
 from .fields import DATASETS, MOST, SETTINGS, Config, Setting, coerce, flag, grouped, hyper
-from .files import differences, dumps, is_record, load
+from .files import CODE, as_code, differences, dumps, is_record, load, recorded_code
 from .options import Parser, add_arguments
 from .presets import PRESETS, not_in_paper
 from .resolve import Resolved, chosen, resolve
 
 __all__ = [
+    "CODE",
     "DATASETS",
     "MOST",
     "PRESETS",
@@ -23,6 +24,7 @@ __all__ = [
     "Resolved",
     "Setting",
     "add_arguments",
+    "as_code",
     "check_value",
     "chosen",
     "coerce",
@@ -35,6 +37,7 @@ __all__ = [
     "load",
     "norm_groups",
     "not_in_paper",
+    "recorded_code",
     "resolve",
     "trimmed",
 ]

@@ -11,7 +11,7 @@ from .fields import SETTINGS, Setting
 # Attributes of every method's objects, options of the command, and keywords of ``fedlada_mpi.train``.
 RESERVED = (
     *("config", "tensors", "eta_g", "decay", "moves_point", "help", "resume", "overwrite", "print_config", "ranks"),
-    *("data", "on_round", "quiet"),
+    *("data", "on_round", "quiet", "accept_changed_code", "trust", "code"),
 )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+from ..support.code_digest import Code
 from ..support.errors import UserError, printable, shortened
 
 DATASETS = ("digits", "cifar10", "cifar100", "tinyimagenet")
@@ -220,6 +221,7 @@ class Config:
     mlflow: bool = _output(False, "record with MLflow, too; its MLFLOW_* variables apply", runtime=True)
 
     hyper: dict[str, Any] = field(default_factory=dict)  # the method's own settings
+    code: Code = field(default_factory=dict)  # digests of the user's code that settings name
 
     def record(self) -> dict[str, Any]:
         """All settings by name, the method's own among them."""

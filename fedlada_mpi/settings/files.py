@@ -8,10 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..support.code_digest import Code
 from ..support.errors import UserError
 from ..support.inputs import check_path, read_json, read_toml, reason
 from .fields import SETTINGS, Config, shown
 
+CODE = "code"  # in a record, next to the settings
 OTHER_FILES = (".yaml", ".yml", ".ini", ".cfg", ".conf", ".py", ".xml", ".csv")  # that people give for settings
 
 
@@ -30,7 +32,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UserError(f"--config: {path} is not valid {path.suffix[1:].upper() or 'TOML'}: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"--config: {path} holds {type(data).__name__}, expected one table of settings")
-    return data
+    return {name: value for name, value in data.items() if name != CODE} if is_record(path) else data
 
 
 def is_record(path: str | os.PathLike[str]) -> bool:
@@ -39,8 +41,22 @@ def is_record(path: str | os.PathLike[str]) -> bool:
 
 
 def dumps(config: Config) -> str:
-    """The record of a run's settings."""
-    return json.dumps(config.record(), indent=2) + "\n"
+    """The record of a run's settings, with the digests of a user's code."""
+    return json.dumps(config.record() | ({CODE: config.code} if config.code else {}), indent=2) + "\n"
+
+
+def recorded_code(path: str | os.PathLike[str]) -> Code:
+    """What the record of a run has of a user's code; nothing in records of earlier versions."""
+    try:
+        return as_code(read_json(Path(path)).get(CODE))
+    except (OSError, ValueError, AttributeError):
+        return {}
+
+
+def as_code(value: Any) -> Code:
+    """Digests of code as JSON has them, without what is none."""
+    tables = value.items() if isinstance(value, dict) else ()
+    return {setting: {str(n): str(d) for n, d in table.items()} for setting, table in tables if isinstance(table, dict)}
 
 
 def differences(old: Mapping[str, Any], new: Config) -> list[str]:

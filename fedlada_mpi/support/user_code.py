@@ -18,6 +18,8 @@ from typing import Any
 from .errors import UserError, first_line, shortened
 from .inputs import check_path, read_bytes
 
+TORCHVISION = "torchvision:"  # before the name of one of its models, which is not a user's code
+
 
 class Given(str):
     """The name under which an object that was passed from Python stands in the settings; ``object`` is the object."""
@@ -29,6 +31,11 @@ class Given(str):
         name = super().__new__(cls, f"{named.__module__}:{named.__qualname__}")
         name.object = given
         return name
+
+
+def is_own(name: str) -> bool:
+    """Whether a setting names code of a user, not a built-in method or model."""
+    return ":" in name and not name.startswith(TORCHVISION)
 
 
 @contextmanager
@@ -76,16 +83,15 @@ def _module(name: str) -> Any:
 
 
 def _file(path: str) -> Any:
-    """The module in a file; loaded again only if the file has changed."""
+    """The module in a file; loaded again only if the file has changed. What was read is run, not a cached copy."""
     code = read_bytes(Path(path))
     name = f"fedlada_own_{Path(path).stem}_{hashlib.sha256(os.path.abspath(path).encode() + code).hexdigest()[:12]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None
-        assert spec.loader is not None
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         try:
-            spec.loader.exec_module(module)
+            exec(compile(code, path, "exec", dont_inherit=True), vars(module))
         except BaseException:
             del sys.modules[name]
             raise

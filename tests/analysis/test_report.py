@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -375,3 +376,29 @@ def test_the_page_in_a_browser(report, tmp_path):
     assert all(name in curves for name in ("FedAvg", "SCAFFOLD", "FedLADA"))
     assert document.count('<table class="sortable">') == len(list((report[0] / "tables").glob("*.csv")))
     assert json.loads(re.search(r'id="data">(.*?)</script>', document, re.S).group(1))["groups"]
+
+
+def test_two_methods_of_one_name_are_two_rows():
+    """From two files, or from one that was edited; a built-in one may have the same label, too."""
+    mine = [run([0.5], algorithm=f"{place}:Mine", seed=seed) for place in ("a.py", "b.py") for seed in (0, 1)]
+    assert groups.labels(groups.group(mine)) == ["Mine (a.py)", "Mine (b.py)"]
+    assert groups.labels(groups.group(mine[:2])) == ["Mine"]
+    edited = [replace(one, code=code) for one, code in zip(mine, ("", "11111111", "22222222", "22222222"), strict=True)]
+    found = groups.group([*edited, run([0.5], algorithm="fedavg")])
+    assert [len(one.runs) for one in found] == [1, 1, 1, 2]
+    expected = ["FedAvg", "Mine (a.py) (code not recorded)", "Mine (a.py) (code 11111111)", "Mine (b.py)"]
+    assert groups.labels(found) == expected
+    like_ours = [*(replace(one, method="FedAvg") for one in mine[:2]), run([0.5], algorithm="fedavg")]
+    assert groups.labels(groups.group(like_ours)) == ["FedAvg (built-in)", "FedAvg (a.py)"]
+
+
+def test_the_code_of_a_run_is_read_from_its_record(tmp_path):
+    files = {"algorithm": {"a.py": "12"}}
+    for name, code in {"old": None, "new": files, "odd": [1], "same": files}.items():
+        path = write_run(tmp_path / name, {"algorithm": "fedavg"}, 1)
+        record = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**record, "algorithm": "a.py:Mine", "code": code}))
+    codes = {one.path.name: one.code for one in load.read_all([tmp_path])[0]}
+    assert codes["old"] == codes["odd"] == ""
+    assert len(codes["new"]) == 8
+    assert codes["new"] == codes["same"]

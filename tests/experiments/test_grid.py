@@ -411,3 +411,71 @@ def test_runs_that_cannot_be_written(small, tmp_path, capsys):
     (tmp_path / "runs").write_text("mine")
     assert grid.main([*small, "--index", "0"]) == 2
     assert capsys.readouterr().err.endswith("/grid.lock: Not a directory: make it writable, then run it again\n")
+
+
+OWN = """from fedlada_mpi.algorithms import Algorithm, hyper
+
+
+class Mine(Algorithm):
+    pull: float = hyper(0.5, "how strongly")
+"""
+
+
+@pytest.fixture
+def of_my_own(small, tmp_path):
+    """A grid whose run, by a method of one's own, is finished; and what starts it."""
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "small.toml").write_text(f'[base]\nalgorithm = "{tmp_path}/mine.py:Mine"\nrounds = 60\n')
+    (run,) = load(small[0], str(tmp_path / "runs")).runs
+    run.directory.mkdir(parents=True)
+    (run.directory / "config.json").write_text(json.dumps({"algorithm": "mine.py:Mine", "pull": 0.5, "code": run.code}))
+    (run.directory / "summary.json").write_text('{"status": "finished", "rounds": 60}')
+    return small, run.directory, tmp_path / "mine.py"
+
+
+def test_a_run_that_was_finished_with_other_code(of_my_own, capsys):
+    small, directory, code = of_my_own
+    assert grid.main([*small, "--all"]) == 0
+    assert "already finished" in capsys.readouterr().out
+    code.write_text(OWN + "# edited\n")
+    expected = f"error: {directory}: finished with other code, changed since: mine.py; --overwrite runs it again, --acc"
+    for arguments, status in ((["--all"], 1), (["--index", "0"], 2)):
+        assert grid.main([*small, *arguments]) == status
+        assert capsys.readouterr().err.startswith(expected)
+    assert grid.main([*small, "--all", "--parallel", "1"]) == 1
+    assert "finished with other code" in capsys.readouterr().err
+    assert grid.main([*small, "--status"]) == 0
+    assert re.search(r"other code +60/60\b.*0 of 1 runs finished; 1 other code", capsys.readouterr().out, re.DOTALL)
+    assert not (directory / "calls").exists()
+
+
+def test_other_code_is_accepted_or_overwritten(of_my_own, capsys):
+    small, directory, code = of_my_own
+    code.write_text(OWN + "# edited\n")
+    assert grid.main([*small, "--all", "--accept-changed-code"]) == 0
+    assert "already finished" in capsys.readouterr().out
+    for arguments, expected in (([], "\n"), (["--overwrite"], "0\n")):
+        assert grid.main([*small, "--todo", *arguments]) == 0
+        assert capsys.readouterr().out == expected
+    # The pretended run leaves the record as it was: it is said to have ended without a result.
+    assert grid.main([*small, "--all", "--overwrite"]) == 1
+    assert (directory / "calls").read_text().split()[-1] == "--overwrite"
+    (directory / "summary.json").unlink()
+    assert grid.main([*small, "--all", "--accept-changed-code"]) == 0
+    assert (
+        (directory / "calls").read_text().splitlines()[-1].endswith(f"--accept-changed-code --out {directory} --resume")
+    )
+
+
+def test_a_changed_default_is_other_code(of_my_own, capsys, monkeypatch):
+    """Also where the text of the method is the same."""
+    small, directory, code = of_my_own
+    code.write_text("import os\n" + OWN.replace("0.5", "float(os.environ.get('PULL', '0.5'))"))
+    (run,) = load(small[0], str(directory.parent)).runs
+    (directory / "config.json").write_text(json.dumps({"algorithm": "mine.py:Mine", "pull": 0.5, "code": run.code}))
+    assert grid.main([*small, "--all"]) == 0
+    capsys.readouterr()
+    monkeypatch.setenv("PULL", "0.75")
+    monkeypatch.setattr(sys, "modules", {n: m for n, m in sys.modules.items() if not n.startswith("fedlada_own_")})
+    assert grid.main([*small, "--all"]) == 1
+    assert "changed since: pull from 0.5 to 0.75;" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import tarfile
 
 import pytest
 import torch
@@ -112,6 +113,15 @@ def with_constant() -> Network:
     mine.constants = {"b": mine.module.b.detach(), "count": mine.module.count}
     mine.layout = Layout([("a", GOOD["a"].shape)])
     return mine
+
+
+def test_a_tar_file_is_not_read(tmp_path):
+    """Not even by a torch that would extract what is in it."""
+    path = tmp_path / "model.pt"
+    with tarfile.open(path, "w") as file:
+        file.add(__file__, "storages")
+    with pytest.raises(UserError, match=r"cannot read .*model\.pt as a state_dict: it is a tar file: save it again"):
+        load_initial(path, network(), torch.float32)
 
 
 def test_a_part_of_a_state_dict(tmp_path):

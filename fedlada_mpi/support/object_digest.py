@@ -1,0 +1,138 @@
+"""A digest of a class, a function or a module as it is in memory: of a notebook's cell, or within a function.
+
+It covers the bytecode with its constants and names, nested code, defaults, what a closure holds, base classes, and the
+functions, classes and plain values that the code takes from around it, as far as they are the user's own. It is the
+same in every process of one version of Python. Comments do not change it, and neither does a file that was edited
+after it was imported, as its source would.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import dis
+import functools
+import hashlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
+# Of a class: what Python adds, and what does not act.
+_ADDED = (
+    *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"),
+    *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
+)
+
+
+def object_digest(value: Any, is_library: Callable[[str], bool], of_module: Callable[[str], Mapping[str, str]]) -> str:
+    """``is_library`` says of a file whether its code is not the user's own; ``of_module`` has the digests of files."""
+    lines = _Description(is_library, of_module).of(value)
+    return hashlib.sha256("\n".join(lines).encode("utf8", "backslashreplace")).hexdigest()
+
+
+class _Description:
+    """Lines that say all that a value does."""
+
+    def __init__(self, is_library: Callable[[str], bool], of_module: Callable[[str], Mapping[str, str]]):
+        self.is_library, self.of_module = is_library, of_module
+        self.seen: dict[int, tuple[int, Any]] = {}  # with the values, so that no other gets the same id
+
+    def of(self, value: Any) -> Iterator[str]:
+        if isinstance(value, _PLAIN):
+            yield repr(value)
+        elif id(value) in self.seen:
+            yield f"again {self.seen[id(value)][0]}"
+        else:
+            self.seen[id(value)] = len(self.seen), value
+            yield from self._once(value)
+
+    def _once(self, value: Any) -> Iterator[str]:
+        if isinstance(value, CodeType):
+            yield from self._code(value)
+        elif isinstance(value, FunctionType):
+            yield from self._function(value)
+        elif isinstance(value, type):
+            yield from self._class(value)
+        elif isinstance(value, ModuleType):
+            yield f"module {value.__name__}"
+            if not self._of_library(value.__name__):
+                yield repr(sorted(self.of_module(value.__name__).items()))
+        elif isinstance(value, (staticmethod, classmethod)):
+            yield type(value).__name__
+            yield from self.of(value.__func__)
+        elif isinstance(value, property):
+            for part in (value.fget, value.fset, value.fdel):
+                yield from self.of(part)
+        elif isinstance(value, functools.partial):
+            yield from self.of((value.func, value.args, value.keywords))
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                yield from self.of(key)
+                yield from self.of(item)
+        elif isinstance(value, (set, frozenset)):
+            yield from sorted("".join(_Description(self.is_library, self.of_module).of(item)) for item in value)
+        elif isinstance(value, (list, tuple)):
+            yield f"{type(value).__name__} of {len(value)}"
+            for item in value:
+                yield from self.of(item)
+        else:
+            yield from self._instance(value)
+
+    def _code(self, code: CodeType) -> Iterator[str]:
+        yield code.co_code.hex()
+        yield repr((code.co_names, code.co_varnames, code.co_freevars, code.co_argcount, code.co_kwonlyargcount))
+        for constant in code.co_consts:
+            yield from self.of(constant)
+
+    def _function(self, function: FunctionType) -> Iterator[str]:
+        code = function.__code__
+        if self.is_library(code.co_filename):
+            yield f"{function.__module__}.{function.__qualname__}"
+            return
+        yield from self.of(code)
+        for part in (function.__defaults__, function.__kwdefaults__):
+            yield from self.of(part)
+        for cell in function.__closure__ or ():
+            try:
+                yield from self.of(cell.cell_contents)
+            except ValueError:  # not set yet
+                yield "empty"
+        for name in sorted(_globals(code)):
+            if name in function.__globals__:
+                yield name
+                yield from self.of(function.__globals__[name])
+
+    def _class(self, cls: type) -> Iterator[str]:
+        yield f"{cls.__module__}.{cls.__qualname__}"
+        if self._of_library(cls.__module__):
+            return
+        for base in cls.__bases__:
+            yield from self.of(base)
+        for name, value in sorted(vars(cls).items()):
+            if name not in _ADDED:
+                yield name
+                yield from self.of(value)
+
+    def _instance(self, value: Any) -> Iterator[str]:
+        """Of a torch module its layers; of any other object its class and what it holds in plain values."""
+        yield from self.of(type(value))
+        layers = getattr(value, "named_modules", None)
+        if callable(layers):
+            yield repr(value)
+            for name, layer in layers():
+                yield name
+                yield from self.of(type(layer))
+        elif dataclasses.is_dataclass(value) or not self._of_library(type(value).__module__):
+            held = sorted(getattr(value, "__dict__", {}).items())
+            yield from (f"{name} {item!r}" for name, item in held if isinstance(item, _PLAIN))
+
+    def _of_library(self, module: str) -> bool:
+        file = getattr(sys.modules.get(module), "__file__", None)
+        return module != "__main__" and (file is None or self.is_library(file))
+
+
+def _globals(code: CodeType) -> set[str]:
+    """The names that code and the code within it take from their module."""
+    names = {step.argval for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return names.union(*(_globals(constant) for constant in code.co_consts if isinstance(constant, CodeType)))

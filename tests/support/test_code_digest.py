@@ -1,0 +1,179 @@
+"""Digests of users' code: what they notice, what they leave out, and that none of the code is run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repository import ROOT
+
+from fedlada_mpi.support.code_digest import changed, is_library, of, of_settings
+from fedlada_mpi.support.user_code import Given, load_object
+
+FATAL = "raise SystemExit('this code must not run')\n"
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        path = folder.joinpath(*name.split("__")).with_suffix(".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(FATAL + text)
+
+
+def test_a_file_and_what_it_imports_beside_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        "mine": "import json, numpy.linalg\nimport first\nfrom tools import shapes\nfrom fedlada_mpi import train\n",
+        "first": "def f():\n    from second import g\n",
+        "second": "",
+        "third": "import second\n",
+        "tools__shapes": "from . import deeper\nfrom .deepest import x\n",
+        "tools__deeper": "",
+        "tools__deepest": "",
+        "tools__other": "",
+    }
+    write(tmp_path, **texts)
+    (tmp_path / "tools" / "__init__.py").write_text(FATAL)
+    seen = {"mine.py", "first.py", "second.py", "tools/__init__.py", "tools/shapes.py", "tools/deeper.py"}
+    before = of("mine.py:Mine")
+    assert before.keys() == seen | {"tools/deepest.py"}
+    assert of("mine:Mine") == before
+    assert of(f"{tmp_path}/mine.py:Mine") == before
+    for name in before:
+        file = tmp_path / name
+        old = file.read_bytes()
+        file.write_bytes(old + b"x = 1\n")
+        assert changed({"model": before}, {"model": of("mine.py:Mine")}) == [name]
+        file.write_bytes(old)
+    write(tmp_path, third="x = 1\n", tools__other="x = 1\n")
+    assert of("mine.py:Mine") == before
+
+
+def test_modules_of_the_working_directory_count(tmp_path, monkeypatch):
+    write(tmp_path, methods__mine="from common import losses\n", common__losses="")
+    monkeypatch.chdir(tmp_path)
+    assert of("methods/mine.py:Mine").keys() == {"mine.py", "../common/losses.py"}
+    assert of("methods.mine:Mine").keys() == {"methods/mine.py", "common/losses.py"}
+
+
+def test_whatever_import_prefers_is_seen(tmp_path, monkeypatch):
+    """A package and a compiled module come before the file of the same name."""
+    write(tmp_path, mine="import helper\n", helper="")
+    monkeypatch.chdir(tmp_path)
+    before = of("mine.py:Mine")
+    (tmp_path / "helper.abi3.so").write_bytes(b"compiled")
+    (tmp_path / "helper").mkdir()
+    (tmp_path / "helper" / "__init__.py").write_text(FATAL)
+    assert of("mine.py:Mine").keys() - before.keys() == {"helper.abi3.so", "helper/__init__.py"}
+
+
+def test_libraries_do_not_count_unless_they_are_named(tmp_path, monkeypatch):
+    packages = tmp_path / "lib" / "site-packages"
+    write(packages, theirs__methods="from . import near\nimport other\n", theirs__near="", other="")
+    write(tmp_path, mine="import theirs.methods\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(packages)
+    assert of("mine.py:Mine").keys() == {"mine.py"}
+    assert of("theirs.methods:Mine").keys() == {"theirs/methods.py", "theirs/near.py"}
+    assert is_library(subprocess.__file__)
+    assert is_library(pytest.__file__)
+    assert not is_library(__file__)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["none.py:f", "none.module:f", "sys:exit", "a\0b.py:f", "x" * 5000 + ".py:f", "..:f", ":f", "\ud800.py:f", "os:x"],
+)
+def test_what_is_not_there_is_no_error(name):
+    assert all(digest == "" for digest in of(name).values())
+
+
+def test_damaged_code_is_compared_all_the_same(tmp_path):
+    file = tmp_path / "mine.py"
+    for text in (b"def (", b"\0", b"\xff\xfe", b"(" * 100000):
+        file.write_bytes(text)
+        assert of(f"{file}:f").keys() == {"mine.py"}
+
+
+def test_built_in_names_have_no_code():
+    assert of_settings({"algorithm": "fedavg", "model": "torchvision:resnet18", "lr": 0.1}) == {}
+
+
+PROGRAM = """
+import fedlada_mpi
+
+SCALE = 2.0
+CLASSES = frozenset(("a", "b", "c"))
+
+
+def scaled(x):
+    return x * SCALE
+
+
+class Base(fedlada_mpi.Algorithm):
+    pull: float = fedlada_mpi.hyper(0.5, "how strongly", least=0)
+
+
+class Mine(Base):
+    presets = {"": dict(lr=0.1)}
+
+    def direction(self, c, s, g):
+        return scaled(g) if "x" not in {"a", "b", "c"} else [CLASSES for _ in g]
+
+
+def made(factor):
+    return lambda classes, shape: factor
+
+
+GIVEN = [Mine, made, made(3)]
+"""
+PRINT = """
+from fedlada_mpi.support.code_digest import of
+from fedlada_mpi.support.user_code import Given
+
+print(*(digest for given in GIVEN for digest in of(Given(given)).values()), *of("__main__:Mine").values())
+"""
+
+
+def digests(old: str = "", new: str = "") -> list[str]:
+    """Of what a script with this change would give to ``train``."""
+    names = {"__name__": "__main__"}
+    exec(compile(PROGRAM.replace(old, new), "script.py", "exec", dont_inherit=True), names)
+    return [digest for given in names["GIVEN"] for digest in of(Given(given)).values()]
+
+
+def test_objects_of_a_script(tmp_path):
+    """The same in every process, and another after every edit that matters."""
+    method, function, closure = digests()
+    assert digests("SCALE = 2.0", "# a comment\n\nSCALE = 2.0") == [method, function, closure]
+    for old, new in {"2.0": "2.5", "x * SCALE": "x + SCALE", "hyper(0.5": "hyper(0.6", "lr=0.1": "lr=0.2"}.items():
+        other, *same = digests(old, new)
+        assert other != method
+        assert same == [function, closure]
+    assert digests("made(3)", "made(4)")[:2] == [method, function]
+    assert digests("made(3)", "made(4)")[2] != closure
+    (tmp_path / "script.py").write_text(PROGRAM + PRINT)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7"}
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], env=environment, text=True, stdout=subprocess.PIPE)
+    assert done.stdout.split() == [method, function, closure, method]
+
+
+def test_an_object_that_can_be_imported_is_its_file(tmp_path, monkeypatch):
+    (tmp_path / "to_import.py").write_text(
+        "def f(classes, shape):\n    return None\n\n\ndef g():\n    return lambda: 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    f = load_object("--model", "to_import:f", "")
+    assert of(Given(f)) == of("to_import:f") == of("to_import.py:f")
+    assert next(iter(of(Given(sys.modules["to_import"].g())))).startswith("to_import:g.<locals>.<lambda> (Python ")
+
+
+def test_layers_of_a_module():
+    from torch import nn
+
+    plain, other = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2), nn.Tanh())
+    assert of(Given(plain)) == of(Given(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
+    assert of(Given(plain)) != of(Given(other))
