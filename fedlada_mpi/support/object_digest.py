@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import dis
-import functools
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +22,9 @@ _ADDED = (
     *("__dict__", "__weakref__", "__module__", "__doc__", "__firstlineno__", "__static_attributes__"),
     *("__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__"),
 )
+
+# Under which methods, properties, partial functions and the like hold functions and what these are called with.
+_WRAPPED = ("__wrapped__", "__func__", "__self__", "func", "args", "keywords", "fget", "fset", "fdel")
 
 
 def object_digest(value: Any, is_library: Callable[[str], bool], of_module: Callable[[str], Mapping[str, str]]) -> str:
@@ -41,6 +43,8 @@ class _Description:
     def of(self, value: Any) -> Iterator[str]:
         if isinstance(value, _PLAIN):
             yield repr(value)
+        elif isinstance(value, (tuple, frozenset, CodeType)):
+            yield from self._once(value)  # whether two equal ones are the same depends on how they were loaded
         elif id(value) in self.seen:
             yield f"again {self.seen[id(value)][0]}"
         else:
@@ -58,14 +62,6 @@ class _Description:
             yield f"module {value.__name__}"
             if not self._of_library(value.__name__):
                 yield repr(sorted(self.of_module(value.__name__).items()))
-        elif isinstance(value, (staticmethod, classmethod)):
-            yield type(value).__name__
-            yield from self.of(value.__func__)
-        elif isinstance(value, property):
-            for part in (value.fget, value.fset, value.fdel):
-                yield from self.of(part)
-        elif isinstance(value, functools.partial):
-            yield from self.of((value.func, value.args, value.keywords))
         elif isinstance(value, Mapping):
             for key, item in value.items():
                 yield from self.of(key)
@@ -86,18 +82,16 @@ class _Description:
             yield from self.of(constant)
 
     def _function(self, function: FunctionType) -> Iterator[str]:
-        code = function.__code__
-        if self.is_library(code.co_filename):
-            yield f"{function.__module__}.{function.__qualname__}"
-            return
-        yield from self.of(code)
-        for part in (function.__defaults__, function.__kwdefaults__):
-            yield from self.of(part)
-        for cell in function.__closure__ or ():
+        for cell in function.__closure__ or ():  # also of a library's decorator, which holds the user's function
             try:
                 yield from self.of(cell.cell_contents)
             except ValueError:  # not set yet
                 yield "empty"
+        code = function.__code__
+        if self.is_library(code.co_filename):
+            yield f"{function.__module__}.{function.__qualname__}"
+            return
+        yield from self.of((code, function.__defaults__, function.__kwdefaults__))
         for name in sorted(_globals(code)):
             if name in function.__globals__:
                 yield name
@@ -115,8 +109,11 @@ class _Description:
                 yield from self.of(value)
 
     def _instance(self, value: Any) -> Iterator[str]:
-        """Of a torch module its layers; of any other object its class and what it holds in plain values."""
+        """Of a torch module its layers; of any other object its class, what it wraps, and the plain values it holds."""
         yield from self.of(type(value))
+        if type(value).__module__ in ("builtins", "functools"):
+            for name in _WRAPPED:
+                yield from self.of(getattr(value, name, None))
         layers = getattr(value, "named_modules", None)
         if callable(layers):
             yield repr(value)
@@ -124,8 +121,10 @@ class _Description:
                 yield name
                 yield from self.of(type(layer))
         elif dataclasses.is_dataclass(value) or not self._of_library(type(value).__module__):
-            held = sorted(getattr(value, "__dict__", {}).items())
-            yield from (f"{name} {item!r}" for name, item in held if isinstance(item, _PLAIN))
+            for name, item in sorted(getattr(value, "__dict__", {}).items()):
+                if isinstance(item, (*_PLAIN, tuple)):
+                    yield name
+                    yield from self.of(item)
 
     def _of_library(self, module: str) -> bool:
         file = getattr(sys.modules.get(module), "__file__", None)

@@ -53,4 +53,5 @@ def _folder() -> Path:
     state = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(state):  # as the specification of these variables has it
         state = os.path.expanduser("~/.local/state")
-    return Path(state, "fedlada_mpi", "known_code")
+    # Where there is no home, it stays relative.
+    return Path(state if os.path.isabs(state) else os.devnull, "fedlada_mpi", "known_code")

@@ -5,7 +5,7 @@
     python tests/campaigns/starts.py --only callbacks --minutes 2
 
 One rank, all ranks, mpirun or the process that was started gets a signal, in a new directory or, with ``--overwrite``,
-in that of an older run. Each must end within a minute, with status 0 only if it has written the result of this very
+in that of an older run. Each must end within two minutes, with status 0 only if it has written the result of this very
 start, and leave no process. Started again, it must give the undisturbed result. Callbacks raise on the root, or return
 what is odd: all ranks must end, and the root must see its own exception. Prints one row per kind.
 """
@@ -38,7 +38,7 @@ from ranks import find_mpirun
 from data_prep import PrepareSettings, prepare
 from fedlada_mpi.support.processes import children, state
 
-ROUNDS, RANKS, LIMIT = 4, 3, 60
+ROUNDS, RANKS, LIMIT = 4, 3, 120
 SETTINGS = (
     f"--algorithm fedavg --rounds {ROUNDS} --checkpoint-every 2 --local-steps 2 --participation 0.2 --eval-every 2 "
     "--sums exact --adopt --device cpu --patience 30"
@@ -126,8 +126,9 @@ class Campaign:
             self.nothing_left(out)
             if status == 0:
                 self.compare(out)
+            out.with_suffix(".log").open("a").write(f"status {status}; again:\n")
             again = self.end(self.command(out, *(options or ["--resume"])))
-            assert again == 0, f"then, it ended with {again}"
+            assert again == 0, f"again, it ended with {again}"
             self.compare(out)
         except (AssertionError, OSError, ValueError, KeyError) as error:
             self.wrong[kind] += 1
@@ -155,9 +156,12 @@ class Campaign:
         try:
             return process.wait(LIMIT)
         except subprocess.TimeoutExpired:
-            for pid in [process.pid, *named(str(process.args[8]))]:
-                os.kill(pid, signal.SIGKILL)
-            raise AssertionError("hangs") from None
+            left = [process.pid, *named(str(process.args[8])), *children(self.server._process.pid)]
+            waiting = {pid: f"{state(pid)} {Path(f'/proc/{pid}/wchan').read_text()}" for pid in left}
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"hangs: {waiting}") from None
 
     def nothing_left(self, out: Path) -> None:
         end = time.monotonic() + 15

@@ -161,6 +161,68 @@ def test_objects_of_a_script(tmp_path):
     assert done.stdout.split() == [method, function, closure, method]
 
 
+WRAPPED = """
+import functools
+import torch
+from fedlada_mpi import Algorithm, hyper
+
+
+def factor():
+    return 0.5
+
+
+class Mine(Algorithm):
+    kind: str = hyper("a", "a choice", choices=("a", "b"))
+
+    @torch.no_grad()
+    def server(self, s, mean, r):
+        s.x.mul_(0.25)
+
+    @property
+    def half(self):
+        return 1 / 2.5
+
+    @staticmethod
+    def third():
+        return 1 / 3.5
+
+    fourth = functools.partialmethod(lambda self, by: by, 4.5)
+
+    @functools.cached_property
+    def fifth(self):
+        return self.cached() + 5.5
+
+    @functools.lru_cache
+    def cached(self):
+        return factor()
+"""
+
+
+@pytest.mark.parametrize("old", ["0.25", "2.5", "3.5", "4.5", "5.5", "0.5", '("a", "b")'])
+def test_what_decorators_hide(old):
+    def digest(text: str) -> list[str]:
+        names = {"__name__": "__main__"}
+        exec(compile(text, "script.py", "exec", dont_inherit=True), names)
+        return [*of(Given(names["Mine"])).values()]
+
+    assert digest(WRAPPED) == digest(WRAPPED)
+    assert digest(WRAPPED) != digest(WRAPPED.replace(old, '("a", "c")' if "a" in old else "9.5"))
+
+
+def test_a_compiled_copy_has_the_same_digest(tmp_path):
+    """Its equal constants are one object, where they are several in code that was just compiled."""
+    import marshal
+
+    text = "def made():\n    def f(x=(1, 2)):\n        return x, (1, 2), {'a', 'b'}\n    return f, lambda: (1, 2)\n"
+    fresh = compile(text, "m.py", "exec", dont_inherit=True)
+    digests = []
+    for code in (fresh, marshal.loads(marshal.dumps(fresh))):
+        names = {"__name__": "__main__"}
+        exec(code, names)
+        digests.append([*of(Given(names["made"])).values()])
+    assert digests[0] == digests[1]
+
+
 def test_an_object_that_can_be_imported_is_its_file(tmp_path, monkeypatch):
     (tmp_path / "to_import.py").write_text(
         "def f(classes, shape):\n    return None\n\n\ndef g():\n    return lambda: 1\n"
