@@ -38,6 +38,7 @@ LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names i
 DATA, MODEL = "data", "model"
 # Of the run up to the checkpoint, next to the server's vectors; earlier versions wrote none.
 SEGMENTS = "run/segments"  # provenance.py
+RECORDS = "run/records"  # metrics.py
 PREVIOUS = "run/previous_x"  # before the last step, with --diagnose
 
 

@@ -168,6 +168,17 @@ def _remove(path: Path, holder: dict[str, Any]) -> None:
         aside.unlink()
 
 
+_held: dict[Path, dict[str, Any]] = {}  # the locks of this process, with what was written to them
+
+
+def take_again(directory: Path, name: str = NAME) -> None:
+    """Write a lock of this process again, if it was removed; raises Busy if another process has taken it since."""
+    path = directory / name
+    if (me := _held.get(path)) and (_read(path) or {}).get("token") != me["token"]:
+        with disk.writing(path):
+            _take(path, me)
+
+
 @contextmanager
 def hold(directory: Path, name: str = NAME, gone: Container[tuple[str, int]] = ()) -> Iterator[None]:
     """Hold the directory's lock inside the block; raises Busy if another process does.
@@ -178,6 +189,7 @@ def hold(directory: Path, name: str = NAME, gone: Container[tuple[str, int]] = (
     with disk.writing(path, "then run it again"):
         directory.mkdir(parents=True, exist_ok=True)
         _take(path, me, gone)
+    _held[path] = me
 
     def beat() -> None:
         while not done.wait(BEAT_SECONDS):
@@ -191,6 +203,7 @@ def hold(directory: Path, name: str = NAME, gone: Container[tuple[str, int]] = (
     finally:
         done.set()
         thread.join()
+        del _held[path]
         holder = _read(path)
         if holder and holder.get("token") == me["token"]:
             with suppress(OSError):  # left behind, it would not block anyone
