@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 _SPECIAL = {
     "\\": r"\textbackslash{}",
     **{character: "\\" + character for character in "&%$#_{}"},
+    **{character: f"{{{character}}}" for character in "[]*"},  # at the start of a row, options of the row before it
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": "$<$",

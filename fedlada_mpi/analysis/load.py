@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from ..support.processes import process_map, usable_cores
 from . import usage
 
 WORTH_A_PROCESS = 20_000_000  # bytes of metrics; fewer are read before another process has started
+LONGEST = 200  # characters of a name
 UNPACKED = 15  # bytes that a packed byte becomes, about
 
 
@@ -134,8 +136,8 @@ def read(directory: Path) -> RecordedRun:
         run.damaged = f"unreadable {client_values.CLIENTS} ({printable(str(error))})"
     try:
         summary = read_json(directory / "summary.json")
-        run.status = printable(str(summary["status"]))
-        run.method = printable(str(summary.get("method", "")))
+        run.status = label(str(summary["status"]))
+        run.method = label(str(summary.get("method", "")))
         run.ran_on = printable(_ran_on(summary))[:200]
         run.usage = usage.of(summary)
         run.environment = _environment(summary, run.usage.device)
@@ -188,7 +190,14 @@ def _settings(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read as settings: {error}") from None
     values = {**settings.Config().record(), **known}
     values["targets"] = [target for target in values["targets"] if 0 < target <= 1]
-    return {name: printable(value) if isinstance(value, str) else value for name, value in values.items()}
+    return {name: label(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def label(text: str) -> str:
+    """A name as reports show it: printable; a long one is cut, and told apart from others by a hash."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 9]}…{hashlib.sha256(text.encode(errors='replace')).hexdigest()[:8]}"
+    return printable(text)
 
 
 def _columns(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:

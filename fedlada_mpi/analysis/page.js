@@ -38,6 +38,8 @@
   };
   const data = JSON.parse(document.getElementById("data").textContent);
 
+  // Plotly reads tags and entities in texts; names have none.
+  const plain = (name) => name.replace(/&/g, "&amp;").replace(/</g, "&lt;");
   const ink = () => getComputedStyle(document.body).color;
   const line = () => getComputedStyle(document.documentElement).getPropertyValue("--line").trim();
   const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]] };
@@ -61,7 +63,7 @@
         result.push({ ...shared, y: y.map((v, i) => v - (std[i] || 0)), fill: "tonexty", fillcolor: faint(tone(entry), 0.16) });
       }
       result.push({
-        x, y, name: entry.name, legendgroup: entry.name, mode: "lines+markers",
+        x, y, name: plain(entry.name), legendgroup: entry.name, mode: "lines+markers",
         line: { color: tone(entry), width: 1.8, dash: entry.dash },
         marker: { color: tone(entry), symbol: entry.marker, size: 7, maxdisplayed: 8 },
         customdata: pick(along.round).map((t, i) => [t, std && std[i]]),
@@ -70,7 +72,7 @@
     });
     for (const mark of (measure === "test_acc" && axis === "round" && chart.marks) || []) {
       result.push({
-        x: mark.x, y: mark.y, name: `${mark.name} in the paper`, legendgroup: mark.name, mode: "markers", showlegend: false,
+        x: mark.x, y: mark.y, name: `${plain(mark.name)} in the paper`, legendgroup: mark.name, mode: "markers", showlegend: false,
         marker: { symbol: "x-thin", size: 8, line: { color: tone(mark), width: 2 } },
         hovertemplate: `<b>%{fullData.name}</b><br>round %{x}: %{y} %<extra></extra>`,
       });
@@ -161,6 +163,7 @@
 
   for (const target of document.querySelectorAll("[data-phases]")) {
     const bars = data.phases[target.dataset.phases];
+    bars.names = bars.names.map(plain);
     target.setAttribute("aria-label", "Seconds per round by phase; the numbers are in the table above");
     draws.set(target, () => {
       const shape = layout("", `Seconds per round${narrow() ? "" : " (slowest rank of each phase)"}`, "", false, true);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -84,13 +85,14 @@ class Table:
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         header: list[str] = []
-        for column, has_std in zip(self.columns, over_seeds, strict=True):
-            header += [column.full, f"{column.full} std", f"{column.full} seeds"] if has_std else [column.full]
+        names = [_no_formula(column.full) for column in self.columns]
+        for name, has_std in zip(names, over_seeds, strict=True):
+            header += [name, f"{name} std", f"{name} seeds"] if has_std else [name]
         writer.writerow(header)
         for row in self.rows:
             line: list[object] = []
             for cell, has_std in zip(row, over_seeds, strict=True):
-                shown = cell.value if cell.value is not None else "" if cell.text == MISSING else cell.text
+                shown = cell.value if cell.value is not None else "" if cell.text == MISSING else _no_formula(cell.text)
                 line.append(f"{shown:.10g}" if isinstance(shown, float) else shown)
                 if has_std:
                     line += ["" if cell.std is None else f"{cell.std:.6g}", "" if cell.seeds is None else cell.seeds]
@@ -98,8 +100,9 @@ class Table:
         return out.getvalue()
 
     def markdown(self) -> str:
-        text = f"### {self.title}\n\n" + (f"Paper: {self.source}.\n\n" if self.source else "")
-        return text + markdown_rows(self.columns, self.rows) + "".join(f"\n{note}\n" for note in self.notes)
+        text = f"### {_no_markup(self.title)}\n\n" + (f"Paper: {self.source}.\n\n" if self.source else "")
+        notes = "".join(f"\n{_no_markup(note)}\n" for note in self.notes)
+        return text + markdown_rows(self.columns, self.rows) + notes
 
 
 def markdown_rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> str:
@@ -108,7 +111,26 @@ def markdown_rows(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> 
         ["---:" if column.numeric else "---" for column in columns],
         *([cell.text for cell in row] for row in rows),
     ]
-    return "".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |\n" for line in lines)
+    return "".join("| " + " | ".join(map(_no_markup, line)) + " |\n" for line in lines)
+
+
+def _no_formula(text: str) -> str:
+    """Text for CSV that a spreadsheet does not compute."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _no_markup(text: str) -> str:
+    """Text for Markdown, with its bars, tags and links as they are."""
+    text = text.replace("\\", "\\\\").replace("|", "\\|").replace("](", "]\\(")
+    return re.sub(r"<(?=[A-Za-z/!?])", r"\\<", text)
 
 
 def number(value: float, digits: int | None = None) -> str:

@@ -24,9 +24,10 @@ from ..support.user_code import TORCHVISION, load_object, users_code
 from . import norms, vision
 from .agreement import disagreement
 from .architectures import Activation, MakeActivation, cnn, lenet, lenet3, resnet18
-from .dry_run import dry_run, tensors
+from .dry_run import dry_run
 from .layout import Layout
 from .network import ImageShape, Network
+from .parameters import tensors
 from .tracing import NotTraceable
 from .translate import translate
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..support.errors import first_line
-from .dry_run import outputs_with, tensors, tied
 from .network import Network
+from .parameters import outputs_with, tensors, tied
 from .randomness import Draws
 
 CLIENTS, IMAGES = 2, 2

@@ -1,20 +1,24 @@
-"""A user's model tried on one batch, before a run writes anything: what cannot train is refused in one line."""
+"""A user's model tried on small batches, before a run writes anything: what cannot train is refused in one line."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from ..support.errors import UserError, shortened
 from ..support.user_code import users_code
+from . import state
 from .norms import has_batch_norm
-from .randomness import Draws
+from .parameters import dtype_of, outputs_with, refuse_untrainable, tensors, tied, trained
+from .randomness import Draws, SameDraws
 
-IMAGES = 2
+BATCHES = (1, 2, 3, 7)  # images; clients' batches have many sizes, and are padded
+# Added to every parameter, at most, as a model may act on its weights only where they are large; None: they are zero.
+CHANGES = (0.01, 1.0, 30.0, None)
+CLOSE, NEGLIGIBLE = 1e-3, 1e-5  # of the outputs of an image
 
 
 def dry_run(model: str, module: object, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
@@ -22,115 +26,244 @@ def dry_run(model: str, module: object, classes: int, image_shape: tuple[int, in
     if not isinstance(module, nn.Module):
         raise UserError(f"--model {model}: got {shortened(module)} from the function, expected an nn.Module")
     module.cpu()
-    rows, columns, channels = image_shape
-    draw = torch.Generator().manual_seed(0)
-    images = torch.randn(IMAGES, channels, rows, columns, generator=draw)
-    other = torch.cat((images[:1], torch.randn(IMAGES - 1, channels, rows, columns, generator=draw)))
-    # Also gives lazy layers their shapes and initial values.
-    _check_outputs(model, _outputs(model, module.eval(), images, None), classes)
-    if not any(p.requires_grad for p in module.parameters()):
+    trial = _Trial(model, module, classes, image_shape)
+    trial.outputs(training=False, count=2)  # also gives lazy layers their shapes and initial values
+    if not trained(module):
         raise UserError(f"--model {model} has nothing to train: expected parameters with requires_grad")
-    before = {name: value.detach().clone() for name, value in tensors(module).items()}
-    _refuse_random_evaluation(model, module, images)
-    trained = _outputs(model, module.train(), images, _same_draws())
-    _check_outputs(model, trained, classes)
-    changed = [n for n, value in tensors(module).items() if not _same(value, before[n])]
-    if changed:
-        raise UserError(
-            f"--model {model} changes {', '.join(changed[:3])} in its forward pass: layers with running statistics, "
-            f"such as BatchNorm, have no federated mean; {_instead(module)}"
-        )
-    if not _close(trained, _outputs(model, module, images, _same_draws())):
-        raise UserError(
-            f"--model {model}: two passes over the same batch differ; layers must not keep state, and must draw random "
-            "numbers with torch, not with random or numpy"
-        )
-    # Batches are padded, so that those of all clients have one size.
-    if not _close(trained[0], _outputs(model, module, other, _same_draws())[0]):
-        raise UserError(
-            f"--model {model}: the outputs of an image depend on the other images of its batch, as with BatchNorm; "
-            f"{_instead(module)}"
-        )
+    refuse_untrainable(model, module)
+    with trial.unchanged():
+        trial.refuse_random_evaluation()
+        trial.outputs(training=True, count=2)
+    trial.refuse_state()
+    trial.refuse_mixed_images()
+    trial.refuse_sizes_that_matter()
+    trial.refuse_changes_of_parameters()
+    trial.refuse_other_values()
+    trial.refuse_no_gradient()
+    module.train()
     return module
 
 
-def outputs_with(module: nn.Module, values: Mapping[str, Tensor], tied: Mapping[str, str], images: Tensor) -> Tensor:
-    """Of a user's module with ``values`` in place of its tensors, on images [N, rows, columns, channels]."""
-    every = {**values, **{name: values[first] for name, first in tied.items()}}
-    seen = images.permute(0, 3, 1, 2).contiguous()  # many modules use ``view``
-    # Where a whole layer is used twice, torch's own way of tying would leave these values in the module.
-    outputs: Tensor = functional_call(module, every, (seen,), tie_weights=False)
-    return outputs
+class _Trial:
+    """A module of a user's, and images that it is tried on."""
 
+    def __init__(self, model: str, module: nn.Module, classes: int, image_shape: tuple[int, int, int]):
+        self.model, self.module, self.classes = model, module, classes
+        rows, columns, channels = image_shape
+        self.draw = torch.Generator().manual_seed(0)
+        self.images, self.others = torch.randn(2, BATCHES[-1], channels, rows, columns, generator=self.draw)
 
-def _instead(module: nn.Module) -> str:
-    """What to use in place of BatchNorm."""
-    exchange = ", or give --norm group:2" if has_batch_norm(module) else ""
-    return f"use GroupNorm or LayerNorm{exchange}"
+    def outputs(
+        self, training: bool, count: int = BATCHES[-1], draws: Draws | None = None, images: Tensor | None = None
+    ) -> Tensor:
+        """Of a forward pass over the first ``count`` images, checked."""
+        found = self.forward(training, self.images[:count] if images is None else images, draws)
+        self.check(found, count)
+        return found
+
+    def forward(self, training: bool, images: Tensor, draws: Draws | None = None) -> Tensor:
+        expected = f"a model that takes images {list(images.shape[1:])}"
+        if training:
+            draws = draws or Draws(torch.zeros(1, dtype=torch.int64), stacked=False)
+        self.module.train(training)
+        modes = {name: layer.training for name, layer in self.module.named_modules()}
+        trains = {name: p.requires_grad for name, p in self.module.named_parameters()}
+        with torch.no_grad(), users_code(f"--model {self.model}", expected), draws or nullcontext():
+            outputs = self.module(images.to(dtype_of(self.module), copy=True))
+        if modes != {name: layer.training for name, layer in self.module.named_modules()}:
+            raise UserError(f"--model {self.model} calls train() or eval() in its forward pass: leave that to the run")
+        toggled = [name for name, p in self.module.named_parameters() if p.requires_grad != trains.get(name)]
+        if toggled:
+            raise UserError(
+                f"--model {self.model} changes requires_grad of {toggled[0]} in its forward pass: set it before, in "
+                "the function that makes the model"
+            )
+        return outputs
+
+    def check(self, outputs: object, images: int) -> None:
+        model, classes = self.model, self.classes
+        if not isinstance(outputs, Tensor):
+            raise UserError(f"--model {model}: got a {type(outputs).__name__} from its forward pass, expected a tensor")
+        if tuple(outputs.shape) != (images, classes):
+            got, number = list(outputs.shape), f"{images} image{'s' * (images > 1)}"
+            raise UserError(
+                f"--model {model}: got outputs of shape {got} for {number}, expected {[images, classes]}: "
+                f"one for each of the {classes} classes"
+            )
+        if not outputs.is_floating_point():
+            raise UserError(f"--model {model}: got outputs of type {outputs.dtype}, expected floating-point numbers")
+        if not outputs.isfinite().all():
+            raise UserError(
+                f"--model {model}: its outputs are not finite before any training; check its initial values"
+            )
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Refuse a model that changes one of its tensors in the block."""
+        before = {name: value.detach().clone() for name, value in tensors(self.module).items()}
+        yield
+        now = tensors(self.module)
+        changed = [name for name, value in before.items() if name not in now or not _same(now[name], value)]
+        if changed:
+            self._refuse_changes(changed)
+
+    def _refuse_changes(self, changed: list[str]) -> None:
+        names = ", ".join(changed[:3])
+        if set(changed) & dict(self.module.named_parameters()).keys():
+            raise UserError(
+                f"--model {self.model} changes {names} in its forward pass: a run's parameters change by its method "
+                "alone; compute with a bounded copy of them instead, such as w.renorm(2, 0, bound)"
+            )
+        raise UserError(
+            f"--model {self.model} changes {names} in its forward pass: layers with running statistics, "
+            f"such as BatchNorm, have no federated mean; {self._instead()}"
+        )
+
+    def _instead(self) -> str:
+        """What to use in place of BatchNorm."""
+        exchange = ", or give --norm group:2" if has_batch_norm(self.module) else ""
+        return f"use GroupNorm or LayerNorm{exchange}"
+
+    def refuse_random_evaluation(self) -> None:
+        draws = Draws(torch.zeros(1, dtype=torch.int64), stacked=False)
+        self.outputs(training=False, count=2, draws=draws)
+        if draws.count:
+            raise UserError(
+                f"--model {self.model} draws random numbers in evaluation; F.dropout needs training=self.training"
+            )
+
+    def refuse_state(self) -> None:
+        """What a pass leaves behind, such as a counter, would depend on the ranks and on when the run was resumed."""
+        for training in (True, False):
+            states, results = [], []
+            for _ in range(3):
+                results.append(self.outputs(training, count=2))
+                states.append(state.of(self.module))
+            if not all(_close(results[0], other) for other in results[1:]):
+                raise UserError(
+                    f"--model {self.model}: two passes over the same batch differ; layers must not keep state, and "
+                    "must draw random numbers with torch, not with random or numpy"
+                )
+            if changed := state.changed_every_time(states):
+                raise UserError(
+                    f"--model {self.model}: {changed[0]} changes with every pass; layers must not keep state, such as "
+                    "a counter, as passes differ in number from rank to rank and after a resume"
+                )
+
+    def refuse_mixed_images(self) -> None:
+        first = self.outputs(training=True)
+        for own in (slice(0, 1), slice(1, None)):
+            mixed = self.others.clone()
+            mixed[own] = self.images[own]
+            # Batches are padded, so that those of all clients have one size.
+            if not _close(first[own], self.outputs(training=True, images=mixed)[own]):
+                raise UserError(
+                    f"--model {self.model}: the outputs of an image depend on the other images of its batch, as with "
+                    f"BatchNorm; {self._instead()}"
+                )
+
+    def refuse_sizes_that_matter(self) -> None:
+        for training in (False, True):
+            draws = SameDraws() if training else None
+            whole = self.outputs(training, draws=draws)
+            for count in BATCHES[:-1]:
+                if not _close(self.outputs(training, count, draws), whole[:count]):
+                    raise UserError(
+                        f"--model {self.model}: the outputs of an image depend on the number of images in its batch "
+                        f"({count} or {BATCHES[-1]}): expected those of the image alone, as batches are padded"
+                    )
+        # With numbers of their own for all elements of a batch, whose places may depend on its size.
+        if not _close(self.outputs(training=True, count=1), self.outputs(training=True)[:1]):
+            raise UserError(
+                f"--model {self.model}: the random numbers of an image depend on the number of images in its batch: "
+                "draw them for tensors whose first axis is the images, as with batch_first=True"
+            )
+
+    def refuse_changes_of_parameters(self) -> None:
+        """Also by a pass that changes them only where they are large, negative or zero."""
+        images, parameters = self.images[:1], dict(self.module.named_parameters())
+        for change in (0.0, *CHANGES):
+            with self.with_others(change):
+                versions = {name: p._version for name, p in parameters.items()}
+                with self.unchanged():
+                    for training in (True, False):
+                        try:
+                            self.forward(training, images)
+                        except UserError:  # an operation that is not defined for such weights
+                            if change == 0.0:
+                                raise
+                written = [name for name, p in parameters.items() if p._version != versions[name]]
+                if written:
+                    self._refuse_changes(written)
+
+    @contextmanager
+    def with_others(self, change: float | None) -> Iterator[None]:
+        """The module with other values of the parameters that are trained, inside the block."""
+        before = [(p, p.detach().clone()) for p in trained(self.module).values()]
+        with torch.no_grad():
+            for p, _ in before:
+                if change is None:
+                    p.zero_()
+                else:
+                    p += torch.empty(p.shape).uniform_(-change, change, generator=self.draw)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for p, value in before:
+                    p.copy_(value)
+
+    def refuse_other_values(self) -> None:
+        """A run calls the module with values of its own, all in the type that --precision has."""
+        expected = "a model that torch.func.functional_call takes"
+        for change in CHANGES[:2]:
+            with self.with_others(change):
+                values = {name: value.detach().clone() for name, value in tensors(self.module).items()}
+                try:
+                    plain = self.forward(False, self.images[:2])
+                except UserError:  # an operation that is not defined for such weights
+                    continue
+            with users_code(f"--model {self.model}", expected):
+                found = self._functional(values, dtype_of(self.module))
+            if plain.isfinite().all() and not _close(plain, found):
+                raise UserError(
+                    f"--model {self.model} computes with views of its parameters that it has made before: make them in "
+                    "forward, where a run has other values for every client"
+                )
+        values = {name: value.detach() for name, value in tensors(self.module).items()}
+        single = {name: value.float() if value.is_floating_point() else value for name, value in values.items()}
+        try:
+            with users_code(f"--model {self.model}", expected):
+                self._functional(single, torch.float32)
+        except UserError as error:
+            raise UserError(
+                f"{error}: a run has all parameters and images in one type, that of --precision: leave out .double() "
+                "and .half(), and convert to the type of a parameter, as in x.to(self.weight.dtype)"
+            ) from None
+
+    def _functional(self, values: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
+        images = self.images[:2].permute(0, 2, 3, 1).to(dtype)
+        with torch.no_grad():
+            return outputs_with(self.module.eval(), values, tied(self.module), images)
+
+    def refuse_no_gradient(self) -> None:
+        self.module.train()
+        expected = "a model that autograd can differentiate"
+        with torch.enable_grad(), users_code(f"--model {self.model}", expected), SameDraws():
+            outputs = self.module(self.images[:2].to(dtype_of(self.module), copy=True))
+        if not outputs.requires_grad:
+            raise UserError(
+                f"--model {self.model}: no parameter has a gradient: leave out torch.no_grad() and .detach() on the "
+                "way from them to the outputs"
+            )
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
-    return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
+    return torch.equal(a, b) or (a.shape == b.shape and bool(torch.isclose(a, b, 0, 0, equal_nan=True).all()))
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
-
-
-def tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name."""
-    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
-
-
-def names_by_id(module: nn.Module) -> dict[int, str]:
-    """The name in ``tensors`` of every parameter and buffer; one that several layers share has a single name."""
-    return {id(value): name for name, value in tensors(module).items()}
-
-
-def dtype_of(module: nn.Module) -> torch.dtype:
-    """The type of a module's numbers, in which it takes images."""
-    return next((t.dtype for t in module.parameters() if t.is_floating_point()), torch.float32)
-
-
-def tied(module: nn.Module) -> dict[str, str]:
-    """Further names of tensors that several layers share, each with the tensor's name in ``tensors``."""
-    names = names_by_id(module)
-    return {
-        name: names[id(value)]
-        for prefix, layer in module.named_modules()
-        for attribute, value in (*layer._parameters.items(), *layer._buffers.items())
-        if value is not None and (name := f"{prefix}.{attribute}".lstrip(".")) != names[id(value)]
-    }
-
-
-def _refuse_random_evaluation(model: str, module: nn.Module, images: Tensor) -> None:
-    draws = _same_draws()
-    _outputs(model, module, images, draws)
-    if draws.count:
-        raise UserError(f"--model {model} draws random numbers in evaluation; F.dropout needs training=self.training")
-
-
-def _same_draws() -> Draws:
-    return Draws(torch.zeros(1, dtype=torch.int64), stacked=False)
-
-
-def _outputs(model: str, module: nn.Module, images: Tensor, draws: Draws | None) -> Tensor:
-    """Of a forward pass, which draws these random numbers."""
-    expected = f"a model that takes images {list(images.shape[1:])}"
-    with torch.no_grad(), users_code(f"--model {model}", expected), draws or nullcontext():
-        return module(images.to(dtype_of(module)))
-
-
-def _check_outputs(model: str, outputs: object, classes: int) -> None:
-    if not isinstance(outputs, Tensor):
-        raise UserError(f"--model {model}: got a {type(outputs).__name__} from its forward pass, expected a tensor")
-    if tuple(outputs.shape) != (IMAGES, classes):
-        got = list(outputs.shape)
-        raise UserError(
-            f"--model {model}: got outputs of shape {got} for {IMAGES} images, expected {[IMAGES, classes]}: "
-            f"one for each of the {classes} classes"
-        )
-    if not outputs.is_floating_point():
-        raise UserError(f"--model {model}: got outputs of type {outputs.dtype}, expected floating-point numbers")
-    if not outputs.isfinite().all():
-        raise UserError(f"--model {model}: its outputs are not finite before any training; check its initial values")
+    """Whether the outputs of each image are the same up to rounding, which depends on the size of a batch."""
+    tolerance = max(CLOSE, 8 * torch.finfo(b.dtype).eps)
+    a, b = a.double(), b.double()
+    return bool(((a - b).norm(dim=1) <= tolerance * b.norm(dim=1) + NEGLIGIBLE).all())

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..support.errors import UserError, first_line
 from ..support.inputs import reason, require_regular
-from .dry_run import tensors
 from .network import Network
+from .parameters import tensors
 
 
 def load_initial(path: Path, network: Network, dtype: torch.dtype, partial: bool = False) -> None:

@@ -10,9 +10,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from .dry_run import names_by_id
 from .layers import Stack
 from .layout import Layout
+from .parameters import names_by_id
 from .randomness import Draws
 from .translate import Traced
 from .work import multiply_adds
@@ -62,7 +62,7 @@ class Network:
         return multiply_adds(self.module, self.image_shape)
 
     def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
-        """What the stacked forward saves for the backward pass, and the largest columns once more."""
+        """What the stacked forward saves for the backward pass, and the largest columns once more; 0 where unknown."""
         assert self.forward is not None
         values, alive = torch.zeros(1, self.layout.live), []
         stack = self.stack(values, values)
@@ -77,8 +77,13 @@ class Network:
                 saved[storage.data_ptr()] = storage.nbytes()
                 alive.append(tensor)  # or the next one could get its address
 
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
-            self.forward(stack, torch.zeros(1, 1, *image_shape))
+        try:
+            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
+                self.forward(stack, torch.zeros(1, 1, *image_shape))
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+            return 0  # torch 2.4 has no such hooks under vmap
         # Layers keep what ``save`` returns, and ``save`` itself: a tensor that leads back to them is never freed.
         alive.clear()
         return (sum(saved.values()) + max(saved.values())) * images * dtype.itemsize // values.element_size()

@@ -21,10 +21,10 @@ from torch.fx.node import map_aggregate
 from . import layers
 from .axes import Axes
 from .columns import Window, pair
-from .dry_run import tensors
 from .fuse_steps import ADDITIONS, FusableStep, Fusion
 from .layers import Stack
 from .layout import Kernel
+from .parameters import tensors
 from .program import Builder, Value
 from .tracing import Graph, NotTraceable, described, has_hooks, operation
 

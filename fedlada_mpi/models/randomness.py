@@ -111,3 +111,15 @@ class Draws(TorchDispatchMode):
         key = mix(self.keys.to(device) + _wrapped(self.count * FIRST)).unsqueeze(1)
         elements = torch.arange(1, 1 + torch.Size(rest).numel(), device=device).unsqueeze(0)
         return (_shifted(mix(key + elements * GOLDEN), 64 - bits).double() * 2.0**-bits).view(tuple(shape))
+
+
+class SameDraws(Draws):
+    """One number for all elements: what is drawn does not depend on the number of images, or their order."""
+
+    NUMBER = 0.125  # in [0, 1): Dropout keeps everything, and a normal number is not zero
+
+    def __init__(self) -> None:
+        super().__init__(torch.zeros(1, dtype=torch.int64), stacked=False)
+
+    def _uniform(self, shape: Sequence[int], device: torch.device | str, bits: int = 53) -> Tensor:
+        return torch.full(tuple(shape), self.NUMBER, dtype=torch.float64, device=device)

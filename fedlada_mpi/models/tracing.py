@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..support.errors import first_line
-from .dry_run import dtype_of, names_by_id, tensors
+from .parameters import dtype_of, names_by_id, tensors
 
 PROBES = (3, 2)  # images of two batches; what differs between them depends on the number of images
 
@@ -34,7 +34,11 @@ def mode_of(module: nn.Module, training: bool) -> Iterator[None]:
 
 
 def has_hooks(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or has_backward_hooks(layer))
+
+
+def has_backward_hooks(layer: nn.Module) -> bool:
+    return bool(layer._backward_hooks or layer._backward_pre_hooks)
 
 
 def operation(node: fx.Node) -> Any:
@@ -49,6 +53,24 @@ def described(node: fx.Node) -> str:
 
 # torch.fx replaces methods of nn.Module while it traces.
 _tracing = threading.Lock()
+
+
+@contextmanager
+def _own_gradients_refused() -> Iterator[None]:
+    """Raise where a traced tensor reaches an ``autograd.Function``: torch.fx would record its forward pass alone."""
+    function: Any = torch.autograd.Function
+    apply = function.__dict__["apply"]
+
+    def checked(kind: type, *args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values())):
+            raise TypeError(f"{kind.__name__} is an autograd.Function, with a gradient of its own")
+        return apply.__func__(kind, *args, **kwargs)
+
+    function.apply = classmethod(checked)
+    try:
+        yield
+    finally:
+        function.apply = apply
 
 
 class _Tracer(fx.Tracer):
@@ -115,9 +137,11 @@ class Graph:
     def __init__(self, module: nn.Module, image_shape: tuple[int, int, int]):
         self.module, self.image_shape, self.tensors = module, image_shape, tensors(module)
         self.names = names_by_id(module)
+        if has_hooks(module) or any(map(has_backward_hooks, module.modules())):
+            raise NotTraceable("it has hooks on the whole model, or on gradients")
         tracer = _Tracer(self.names)
         try:
-            with _tracing:
+            with _tracing, _own_gradients_refused():
                 self.graph = tracer.trace(module)
         except Exception as error:
             where = tracer.untraceable_layer or type(module).__name__

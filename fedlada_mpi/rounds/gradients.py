@@ -20,8 +20,8 @@ from torch.func import grad_and_value, vmap
 from ..gpu.side_stream import SideStream
 from ..models import Network
 from ..models.agreement import perturbed
-from ..models.dry_run import outputs_with, tied
 from ..models.layers import Kernels, Stack
+from ..models.parameters import outputs_with, tied
 from ..models.randomness import Draws
 from ..settings import Config
 from ..support.errors import UserError, first_line
@@ -58,6 +58,9 @@ class Engine(ABC):
         """Let go of buffers that are no longer used."""
 
 
+COMPUTED_IN = {"fp64": torch.float64, "bf16": torch.bfloat16}  # the other precisions in float32
+
+
 def create_engine(network: Network, config: Config, device: torch.device) -> Engine:
     """The engine of ``network`` on ``device``; with compiled kernels where they can run (they sum in float32)."""
     if network.forward is None:
@@ -65,7 +68,7 @@ def create_engine(network: Network, config: Config, device: torch.device) -> Eng
             raise UserError(f"--engine stacked: {network.untraceable_because}; use --engine generic or auto")
         if config.sums == "exact" and device.type == "cuda":
             refuse_unrepeatable(True)
-        return GenericEngine(network, device)
+        return GenericEngine(network, device, COMPUTED_IN.get(config.precision, torch.float32))
     engines = [StackedEngine(network, device=device)]
     if device.type == "cuda" and config.compile != "off" and config.precision != "fp64":
         # Here, as importing Triton takes time that no other run need spend.
@@ -200,7 +203,8 @@ class GenericEngine(Engine):
     One after another is how clients train where vmap does not take the module and, on a CPU, where it does not pay.
     """
 
-    def __init__(self, network: Network, device: torch.device | str = "cpu"):
+    def __init__(self, network: Network, device: torch.device | str = "cpu", computed_in: torch.dtype = torch.float32):
+        """Tried with numbers of the type ``computed_in``, as a run has them."""
         self.network, self.device = network, torch.device(device)
         network.module.to(device)
         self.tied = tied(network.module)
@@ -212,18 +216,18 @@ class GenericEngine(Engine):
         how = "functional torch" if self.capturable else "one client after another"
         self.description = f"generic, {how}{why}"
         try:
-            self._try()
-        except RuntimeError as error:
+            self._try(computed_in)
+        except Exception as error:
             self.capturable = False
             with users_code(f"--model {network.name}", "a model that autograd can differentiate"):
-                self._try()
+                self._try(computed_in)
             self.description = f"generic, one client after another: {network.untraceable_because or first_line(error)}"
 
-    def _try(self) -> None:
+    def _try(self, dtype: torch.dtype) -> None:
         """A step of two clients."""
-        values = self.network.initial().to(self.device).expand(2, -1).clone()
+        values = self.network.initial(dtype).to(self.device).expand(2, -1).clone()
         draw = torch.Generator().manual_seed(0)
-        images = torch.randn(2, 2, *self.network.image_shape, generator=draw).to(self.device)
+        images = torch.randn(2, 2, *self.network.image_shape, generator=draw).to(self.device, dtype)
         labels = torch.zeros(2, 2, dtype=torch.int64, device=self.device)
         weight, keys = torch.ones_like(labels, dtype=values.dtype), torch.arange(2, device=self.device)
 
@@ -257,7 +261,19 @@ class GenericEngine(Engine):
             len(values) >= VMAP_CLIENTS and labels.shape[1] * self.network.work <= VMAP_WORK
         )
         gradients = self._at_once if self.capturable and pays else self._one_by_one
-        return gradients(values, grads, images, labels, weight, keys)
+        with self._unchanged(values):
+            return gradients(values, grads, images, labels, weight, keys)
+
+    @contextmanager
+    def _unchanged(self, values: Tensor) -> Iterator[None]:
+        """Refuse a model that writes to its parameters: the dry run tries some values of them, and a run has others."""
+        before = values._version
+        yield
+        if values._version != before:
+            raise UserError(
+                f"--model {self.network.name} changes its parameters in its forward pass: a run's parameters change by "
+                "its method alone"
+            )
 
     def _draws(self, keys: Tensor | None, stacked: bool) -> AbstractContextManager[object]:
         return Draws(keys, stacked) if self.draws and keys is not None else nullcontext()
@@ -322,4 +338,6 @@ class GenericEngine(Engine):
     @torch.no_grad()
     def logits(self, x: Tensor, images: Tensor) -> Tensor:
         self._set_mode(training=False)
-        return self._forward(self.network.layout.views(x.to(images.dtype)), images)
+        values = x.to(images.dtype)
+        with self._unchanged(values):
+            return self._forward(self.network.layout.views(values), images)

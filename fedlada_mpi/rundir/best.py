@@ -60,6 +60,10 @@ class Best:
             write_model(self.path, self.state_dict(self.x.cpu()))
             self.changed = False
 
+    def is_missing(self) -> bool:
+        """Whether the file was written, and is not there."""
+        return self.x is not None and not self.changed and not self.path.is_file()
+
     def kept(self) -> dict[str, Tensor]:
         """What a checkpoint has of it."""
         if self.x is None:

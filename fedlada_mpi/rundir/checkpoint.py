@@ -41,6 +41,7 @@ LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names i
 DATA, MODEL = "data", "model"
 # Of the run up to the checkpoint, next to the server's vectors; earlier versions wrote none.
 SEGMENTS = "run/segments"  # provenance.py
+RECORDS = "run/records"  # metrics.py
 PREVIOUS = "run/previous_x"  # before the last step, with --diagnose
 
 
@@ -90,7 +91,7 @@ def save(
     checksums: dict[str, int] = {}  # of this rank's files
 
     def prepare() -> None:
-        lock.refuse_if_taken(out)
+        lock.keep(out)
         with disk.writing(temporary):
             remove_unfinished(out)
             temporary.mkdir(parents=True)

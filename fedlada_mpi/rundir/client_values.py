@@ -167,6 +167,10 @@ class ClientValues:
             return None
         return {name: rows[-1].tolist() for name, rows in self.values.items()}
 
+    def is_missing(self) -> bool:
+        """Whether the file was written, and is not there."""
+        return bool(self.rounds) and not self.changed and not self.path.is_file()
+
     def write(self) -> None:
         """Replace the file, if there is something new."""
         if not self.changed:

@@ -6,7 +6,7 @@
 A lock whose owner is gone does not block. On the same machine, the process is looked up. A requeued SLURM job
 recognises the lock of its earlier start. On other machines, and in other containers, which may bear the same host name,
 the owner's heartbeat, which renews the file's time, has stopped. An owner whose lock was taken does not renew it, and
-``refuse_if_taken`` keeps it from writing on.
+``keep`` ends its writing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SILENT_SECONDS = 2.5 * BEAT_SECONDS  # the same, for the other ranks of a run th
 UNWRITTEN_SECONDS = 5.0  # after which an empty lock counts as left by a process that was killed while it took it
 
 
-_held: dict[Path, str] = {}  # by this process: the path of a lock, and its token
+_held: dict[Path, dict[str, Any]] = {}  # the locks of this process, with what is written in them
 
 
 class Busy(UserError):
@@ -165,17 +165,21 @@ def is_mine(directory: Path, name: str = NAME) -> bool:
     return _process(_read(directory / name) or {}) == this_process()
 
 
-def refuse_if_taken(directory: Path, name: str = NAME) -> None:
-    """Raise Busy if this process held the directory's lock, and holds it no longer: what it writes would be mixed with
-    what others write."""
+def keep(directory: Path, name: str = NAME) -> None:
+    """Raise Busy if another process has taken the lock that this one held: what both write would be mixed.
+
+    A lock that was removed is taken again.
+    """
     path = directory / name
-    if path not in _held:
+    me = _held.get(path)
+    if me is None:
         return
     holder = _read(path)
     if holder is None:
-        raise Busy(f"{path} was removed while it was held, and others may have written there: nothing more is written")
+        with disk.writing(path):
+            _take(path, me)
     # A file that cannot be read for once says nothing.
-    if holder and holder.get("token") != _held[path]:
+    elif holder and holder.get("token") != me["token"]:
         raise Busy(f"{path} was taken over by {_describe(holder)}: nothing more is written there")
 
 
@@ -200,17 +204,18 @@ def hold(directory: Path, name: str = NAME, gone: Container[ProcessId] = ()) -> 
     with disk.writing(path, "then run it again"):
         directory.mkdir(parents=True, exist_ok=True)
         _take(path, me, gone)
-    _held[path] = me["token"]
+    _held[path] = me
 
     def beat() -> None:
         while not done.wait(BEAT_SECONDS):
             try:
-                refuse_if_taken(directory, name)
+                keep(directory, name)
+                os.utime(path)
             except Busy as error:
                 sys.stderr.write(f"note: {error}\n")
                 return
-            with suppress(OSError):
-                os.utime(path)
+            except (OSError, disk.WriteError):  # while the directory is moved, say
+                continue
 
     thread = threading.Thread(target=beat, daemon=True)
     thread.start()

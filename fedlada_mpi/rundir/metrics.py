@@ -7,6 +7,7 @@ import lzma
 import math
 import os
 import time
+import zlib
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -139,8 +140,9 @@ def _is_finite(value: float | None) -> bool:
 class Recorder:
     """Appends one JSON object per round to metrics.jsonl, and passes its numbers to ``sinks``.
 
-    A run that goes on after round ``resumed_at`` keeps the records up to there, because it repeats the later rounds.
-    Lines that are not records are dropped; the file that had them is kept as metrics.damaged.jsonl.
+    A run that goes on after round ``resumed_at`` keeps the records up to there, because it repeats the later rounds. It
+    takes them from its checkpoint, whatever has become of the file; the file is kept as metrics.damaged.jsonl, if it is
+    not as the run has left it.
     """
 
     def __init__(
@@ -150,35 +152,90 @@ class Recorder:
         sinks: Sinks | None = None,
         known: list[dict[str, Any]] | None = None,
     ):
-        """``known``: the records up to there; by default, those in the file."""
+        """``known``: the records up to there; by default those in the file, as older checkpoints have none."""
         self.path, self.sinks = out / METRICS, sinks
         self.records = list(known or [])
         self.left_out = 0
+        self.note = ""
+        self._packer, self._packed = zlib.compressobj(1), bytearray()
         if resumed_at and known is None:
             self._read(resumed_at)
-        write_atomically(self.path, "".join(to_json(record) + "\n" for record in self.records))
-        with disk.writing(self.path):
-            self.file = open(self.path, "a")  # noqa: SIM115 (open for the whole run)
+        lines = [_encoded(record) for record in self.records]
+        for line in lines:
+            self._pack(line)
+        if resumed_at and known is not None:
+            self._keep_if_different(b"".join(lines))
+        self._write(b"".join(lines))
 
     def _read(self, until: int) -> None:
-        content = b""
-        with contextlib.suppress(FileNotFoundError):
-            content = read_bytes(self.path)
-        records, self.left_out = parse(content)
+        records, self.left_out = parse(self._content())
         complete = [record for record in records if _is_complete(record)]
         self.left_out += len(records) - len(complete)
         self.records = [record for record in complete if record["round"] <= until]
+        notes = []
         if self.left_out:
             self.path.replace(self.path.with_name(DAMAGED))
+            lines = f"{self.left_out} unreadable line{'s' * (self.left_out > 1)}"
+            notes.append(f"left out {lines} of {METRICS}, which is kept as {self.path.with_name(DAMAGED)}")
+        if missing := until - len(self.records):
+            rounds = f"{missing} of the first {until} rounds"
+            notes.append(f"{METRICS} does not have {rounds}: totals and targets of this run are without them")
+        self.note = "; ".join(notes)
+
+    def _content(self) -> bytes:
+        try:
+            return read_bytes(self.path)
+        except FileNotFoundError:
+            return b""
+
+    def _keep_if_different(self, expected: bytes) -> None:
+        content = self._content()
+        if content.startswith(expected) and not parse(content[len(expected) :])[1]:
+            return
+        self.note = f"{METRICS} was not as this run had left it: it is written again from the checkpoint"
+        if content:
+            with disk.writing(self.path):
+                self.path.replace(self.path.with_name(DAMAGED))
+            self.note += f", and kept as {self.path.with_name(DAMAGED)}"
+
+    def _write(self, content: bytes) -> None:
+        """A new file; the run appends to it."""
+        write_atomically(self.path, content)
+        with disk.writing(self.path):
+            self.file = open(self.path, "ab")  # noqa: SIM115 (open for the whole run)
+            self.identity, self.size = os.fstat(self.file.fileno()), len(content)
+
+    def _pack(self, line: bytes) -> None:
+        self._packed += self._packer.compress(line)
+
+    def packed(self) -> bytes:
+        """All records, for ``unpacked``."""
+        self._packed += self._packer.flush(zlib.Z_SYNC_FLUSH)
+        return bytes(self._packed)
 
     def add(self, record: dict[str, Any]) -> None:
         self.records.append(record)
+        line = _encoded(record)
+        self._pack(line)
         with disk.writing(self.path):
-            self.file.write(to_json(record) + "\n")
+            self.file.write(line)
             self.file.flush()
+            self.size += len(line)
         if self.sinks is not None:
-            names = ("local_loss", "consistency", "lr", *EVALUATED, *OPTIONAL)
-            self.sinks.add(record["round"], {name: record[name] for name in names if record.get(name) is not None})
+            self.sinks.add(record["round"], plotted(record))
+
+    def is_missing(self) -> bool:
+        """Whether the file is not there, or not as it was written."""
+        try:
+            there = os.stat(self.path)
+        except OSError:
+            return True
+        return not os.path.samestat(there, self.identity) or there.st_size != self.size
+
+    def put_back(self) -> None:
+        """Write all records again."""
+        self.close()
+        self._write(b"".join(map(_encoded, self.records)))
 
     def sync(self) -> None:
         """Flush to disk, before a checkpoint declares these rounds done."""
@@ -198,6 +255,21 @@ class Recorder:
     def close(self) -> None:
         with disk.writing(self.path):
             self.file.close()
+
+
+def _encoded(record: dict[str, Any]) -> bytes:
+    return to_json(record).encode() + b"\n"
+
+
+def unpacked(packed: bytes) -> list[dict[str, Any]]:
+    """The records in what ``Recorder.packed`` gave."""
+    return [parse_json(line) for line in zlib.decompressobj().decompress(packed).splitlines()]
+
+
+def plotted(record: dict[str, Any]) -> dict[str, float]:
+    """What TensorBoard and the like show of a round."""
+    names = ("local_loss", "consistency", "lr", *EVALUATED, *OPTIONAL)
+    return {name: record[name] for name in names if record.get(name) is not None}
 
 
 def summarise(records: list[dict[str, Any]], targets: list[float]) -> dict[str, Any]:

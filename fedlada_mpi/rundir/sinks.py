@@ -51,7 +51,9 @@ class TensorBoard:
 
         self.folder = out / "tensorboard"
         with disk.writing(self.folder):
+            before = set(self.folder.glob("*"))
             self.events = SummaryWriter(str(self.folder), purge_step=resumed_at + 1)
+            self.files = set(self.folder.glob("*")) - before
 
     def add(self, number: int, values: Mapping[str, float]) -> None:
         with disk.writing(self.folder):
@@ -184,9 +186,8 @@ class Sinks:
         """Write the first files; the directory must be recognisable as that of a run by now."""
         with contextlib.suppress(ImportError):
             self.sinks["tensorboard"] = TensorBoard(self.out, self.resumed_at)
-        ids = self.ids | {name: sink.id for name, sink in self.sinks.items() if sink.id}
-        if ids:
-            write_atomically(self.out / IDS, to_json(ids, indent=2) + "\n")
+        self.ids |= {name: sink.id for name, sink in self.sinks.items() if sink.id}
+        self._write_ids()
         return self
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
@@ -200,6 +201,26 @@ class Sinks:
 
     def flush(self) -> None:
         self._each(lambda sink: sink.flush())
+
+    def is_missing(self) -> bool:
+        """Whether files that were written are not there."""
+        board = self.sinks.get("tensorboard")
+        events = board.files if isinstance(board, TensorBoard) else set()
+        return not all(path.exists() for path in events | ({self.out / IDS} if self.ids else set()))
+
+    def put_back(self, values: Mapping[int, Mapping[str, float]]) -> None:
+        """Write the files again; ``values``: of all rounds."""
+        if "tensorboard" in self.sinks:
+            with contextlib.suppress(disk.WriteError):
+                self.sinks.pop("tensorboard").close("")
+            self.sinks["tensorboard"] = board = TensorBoard(self.out, 0)
+            for number, each in values.items():
+                board.add(number, each)
+        self._write_ids()
+
+    def _write_ids(self) -> None:
+        if self.ids:
+            write_atomically(self.out / IDS, to_json(self.ids, indent=2) + "\n")
 
     def _each(self, action: Callable[[Sink], None]) -> None:
         for name, sink in [*self.sinks.items()]:

@@ -18,8 +18,8 @@ from ..data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from ..data.owners import Ownership
 from ..data.shards import check_files, files_of, read_clients, read_test
 from ..gpu.graphs import capture_on
-from ..models.dry_run import tensors
 from ..models.initial import load_initial
+from ..models.parameters import tensors
 from ..mpi.plan import plan_transport
 from ..rounds import aggregate
 from ..rounds.batches import LocalData, Normaliser

@@ -11,17 +11,22 @@ import torch
 from torch import Tensor
 
 from ..rounds.watcher import Watcher
-from ..rundir import checkpoint, metrics, provenance, results
+from ..rundir import checkpoint, client_values, lock, metrics, provenance, results
 from ..rundir.best import Best
 from ..rundir.client_values import ClientValues
-from ..rundir.files import write_atomically
+from ..rundir.files import CHECKPOINTS, write_atomically
 from ..rundir.history import History
 from ..rundir.metrics import Recorder, summarise
 from ..rundir.provenance import Segments
 from ..rundir.sinks import Sinks
 from ..settings import CODE, dumps
+from ..support import disk
+from ..support.inputs import read_bytes
 from .assemble import Session
 from .banner import environment
+
+CONFIG = "config.json"
+ATTEMPTS = 3  # to write the results into a directory that others change
 
 
 class Journal(Watcher):
@@ -37,8 +42,8 @@ class Journal(Watcher):
         self.session, config = session, session.config
         self.out = Path(config.out)
         self.sinks = Sinks(config, session.start)  # which may refuse; with its settings, the directory is a run's
-        write_atomically(self.out / "config.json", dumps(config))
-        known = history.records if history else None
+        self._write_config()
+        known = history.records if history else self._records()
         if history is None:
             history = self._read()  # before anything is written, as it may refuse damaged files
         else:
@@ -50,6 +55,7 @@ class Journal(Watcher):
         history.segments = Segments(earlier, session.start, session.started, {**here, **(about or {})})
         history.records = self.recorder.records
         self.history = history
+        self.saved = False  # whether there has been a checkpoint
         self._opened = ExitStack()
 
     def _read(self) -> History:
@@ -61,6 +67,15 @@ class Journal(Watcher):
         earlier = [] if stored is None else provenance.decode(stored.tobytes())
         return History([], Segments(earlier, start, "", {}), clients, best)
 
+    def _records(self) -> list[dict[str, Any]] | None:
+        """Those that the checkpoint has; None if it is of an older version, or there is none."""
+        start = self.session.start
+        stored = checkpoint.read_more(self.out, start, checkpoint.RECORDS) if start else None
+        return None if stored is None else metrics.unpacked(stored.tobytes())
+
+    def _write_config(self) -> None:
+        write_atomically(self.out / CONFIG, dumps(self.session.config))
+
     def __enter__(self) -> Journal:
         self._opened.enter_context(self.sinks)
         self._opened.enter_context(self.recorder)
@@ -71,10 +86,8 @@ class Journal(Watcher):
 
     @property
     def note(self) -> str:
-        """On lines of an earlier start that could not be read; empty if there are none."""
-        count = self.recorder.left_out
-        lines = f"{count} unreadable line{'s' * (count > 1)}"
-        return f"left out {lines} of metrics.jsonl, which is kept as {self.out / metrics.DAMAGED}" if count else ""
+        """On what an earlier start had recorded, where the file does not have it; empty if it has."""
+        return self.recorder.note
 
     def recorded(self, record: dict[str, Any]) -> None:
         if self.history.best:
@@ -82,19 +95,23 @@ class Journal(Watcher):
         self.recorder.add(record)
 
     def save(self, t: int) -> Mapping[str, Tensor]:
-        history = self.history
+        self.put_back()
+        self.saved, history = True, self.history
         history.clients.write()
         if history.best:
             history.best.write()
         self.recorder.sync()
         segments = bytearray(provenance.encode(history.segments.until(t)))
-        stored = {checkpoint.SEGMENTS: torch.frombuffer(segments, dtype=torch.uint8)}
+        records = bytearray(self.recorder.packed())
+        stored = {
+            name: torch.frombuffer(content, dtype=torch.uint8)
+            for name, content in ((checkpoint.SEGMENTS, segments), (checkpoint.RECORDS, records))
+        }
         return stored | (history.best.kept() if history.best else {})
 
     def finish(self, status: str) -> dict[str, Any]:
         """Write the model and the summary, which is returned."""
         session, history = self.session, self.history
-        self.recorder.close()
         summary = {
             "status": status,
             "method": session.algorithm.title(),
@@ -103,6 +120,65 @@ class Journal(Watcher):
             "data": {**session.manifest.about_images, "digest": session.manifest.digest},
             **history.segments.summary(history.records[-1]["round"] if history.records else 0),
         }
-        results.write(self.out, session.network.state_dict(session.silo.s.x.cpu()), summary)
+        model = session.network.state_dict(session.silo.s.x.cpu())
+        self._write_results(model, summary)
+        if self.saved and not checkpoint.complete(self.out):
+            raise disk.WriteError(
+                f"{self.out / CHECKPOINTS} was removed during the run: the results are there, but --resume cannot go on"
+            )
         self.sinks.status = status
         return summary
+
+    def _write_results(self, model: Mapping[str, Tensor], summary: Mapping[str, Any]) -> None:
+        """Until all files of the run are there at the same time."""
+        for _ in range(ATTEMPTS):
+            try:
+                self.put_back()
+                self.recorder.sync()
+                results.write(self.out, model, summary)
+            except disk.WriteError:
+                if self.out.is_dir():
+                    raise
+            if not self._missing() and all((self.out / name).is_file() for name in (results.MODEL, results.SUMMARY)):
+                return
+        raise disk.WriteError(f"{self.out} was changed while the run wrote to it: leave it in place, then add --resume")
+
+    def _missing(self) -> list[str]:
+        """The files that are not there, or not as the run has written them."""
+        history, out = self.history, self.out
+        missing = {
+            CONFIG: not _has(out / CONFIG, dumps(self.session.config)),
+            metrics.METRICS: self.recorder.is_missing(),
+            results.BEST: history.best is not None and history.best.is_missing(),
+            client_values.CLIENTS: history.clients.is_missing(),
+            "tensorboard": self.sinks.is_missing(),
+        }
+        return [name for name, is_missing in missing.items() if is_missing]
+
+    def put_back(self) -> None:
+        """Write again what was removed or replaced during the run; the root has all of it but for checkpoints."""
+        missing, history = self._missing(), self.history
+        with disk.writing(self.out):
+            self.out.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.keep(self.out)
+        except lock.Busy as busy:
+            raise disk.WriteError(f"{busy}; the directory of this run was taken, and it ends") from None
+        if not missing:
+            return
+        print(f"note: {', '.join(missing)} of {self.out} changed or missing during the run: written again", flush=True)
+        self._write_config()
+        self.recorder.put_back()
+        for file in (history.clients, history.best):
+            if file is not None and file.is_missing():
+                file.changed = True
+                file.write()
+        if "tensorboard" in missing:
+            self.sinks.put_back({record["round"]: metrics.plotted(record) for record in history.records})
+
+
+def _has(path: Path, content: str) -> bool:
+    try:
+        return read_bytes(path) == content.encode()
+    except OSError:
+        return False

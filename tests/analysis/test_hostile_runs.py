@@ -113,6 +113,16 @@ def test_values_of_any_type(runs, tmp_path, capsys, monkeypatch):
     assert f"{1 + len(VALUES)} runs of 1 setting" in terminal
 
 
+def test_long_names_make_no_long_reports(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(page, "plotly", lambda: "")
+    _, add = runs
+    case = add("long")
+    change_json(case / "config.json", dataset="d" * 1_000_000, algorithm="own:" + "a" * 1_000_000)
+    change_json(case / "summary.json", method="m" * 1_000_000, status="s" * 1_000_000)
+    report(case, tmp_path / "out", capsys)
+    assert sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.suffix != ".png") < 1_000_000
+
+
 def test_names_that_are_no_formulas_tags_or_files(runs, tmp_path, capsys):
     _, add = runs
     case = add("names")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from math import prod
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -290,3 +291,15 @@ def test_large_convolutions_of_the_cpu_are_the_librarys_own():
         torch.testing.assert_close(logits[c], expected)
         gradient = layout.pack({name: p.grad for name, p in network.module.named_parameters()})
         assert (grads[c] - gradient).norm() < 1e-5 * gradient.norm()
+
+
+def test_memory_is_unknown_where_torch_cannot_follow_what_is_saved(monkeypatch):
+    network = models.build("cnn", 10, (8, 8, 1))
+    assert network.activation_bytes((8, 8, 1), 4, torch.float32) > 0
+
+    def raising(stack, images):
+        raise RuntimeError("torch.func transforms don't yet support saved tensor hooks.")
+
+    monkeypatch.setattr(network, "forward", raising)
+    monkeypatch.setattr(network, "stack", lambda values, grads: SimpleNamespace(value={}))
+    assert network.activation_bytes((8, 8, 1), 4, torch.float32) == 0

@@ -79,7 +79,7 @@ def counting(self, net, x):
     return net(x) * self.seen
 
 def where(self, net, x):
-    return net(x) if net(x).sum() > 0 else 2 * net(x)
+    return net(x) if net[1].weight.sum() > 0 else 2 * net(x)
 
 def stochastic_depth(self, net, x):
     keep = torch.empty(len(x), 1, 1, 1, dtype=x.dtype, device=x.device)
@@ -112,6 +112,108 @@ permuted = wrapped(lambda self, net, x: net(x[torch.randperm(len(x))]) * 0 + net
 dropout = wrapped(lambda self, net, x: net(F.dropout(x, 0.5, self.training)))
 def raising(classes, image_shape):
     raise KeyError("no such width")
+
+def max_norm(self, net, x):
+    with torch.no_grad():
+        net[1].weight.copy_(net[1].weight.renorm(2, 0, 5.0))
+    return net(x)
+
+def max_norm_above(self, net, x):
+    if net[1].weight.norm() > 50:
+        net[1].weight.data.mul_(0.5)
+    return net(x)
+
+def max_norm_in_evaluation(self, net, x):
+    if not self.training:
+        net[1].weight.data.clamp_(-3, 3)
+    return net(x)
+
+def non_negative(self, net, x):
+    net[1].weight.data.abs_()
+    return net(x)
+
+def parameter_hook(classes, image_shape):
+    net = small(classes, image_shape)
+    net[1].weight.register_hook(lambda g: 2 * g)
+    return net
+
+def accumulate_hook(classes, image_shape):
+    net = small(classes, image_shape)
+    net[1].weight.register_post_accumulate_grad_hook(lambda p: None)
+    return net
+
+def with_parameter(change, value):
+    def build(classes, image_shape):
+        net = Wrapped(classes, image_shape, change)
+        net.extra = value(net)
+        return net
+    return build
+
+def counted_late(self, net, x):
+    self.seen += 1
+    return net(x) * (self.seen < 100)
+
+CALLS = 0
+
+def counted_globally(self, net, x):
+    global CALLS
+    CALLS += 1
+    return net(x)
+
+def frozen_in_forward(self, net, x):
+    net[1].bias.requires_grad_(False)
+    return net(x)
+
+def without_gradient(self, net, x):
+    with torch.no_grad():
+        return net(x)
+
+def mode_in_forward(self, net, x):
+    self.eval()
+    return net(x)
+
+above, bounded, bounded_later = wrapped(max_norm_above), wrapped(max_norm), wrapped(max_norm_in_evaluation)
+positive = wrapped(non_negative)
+complex_parameter = with_parameter(lambda self, net, x: net(x) * self.extra.abs(),
+                                   lambda net: nn.Parameter(torch.ones(3, dtype=torch.complex64)))
+view_as_parameter = with_parameter(lambda self, net, x: net(x) + self.extra,
+                                   lambda net: nn.Parameter(net.net[1].weight.detach()[0, :3]))
+view_of_parameter = with_parameter(lambda self, net, x: F.linear(x.flatten(1), self.extra.view(3, -1)),
+                                   lambda net: net.net[1].weight.view(-1))
+expanded = with_parameter(lambda self, net, x: net(x) + self.extra,
+                          lambda net: nn.Parameter(torch.zeros(1).expand(3)))
+double = lambda classes, image_shape: Wrapped(classes, image_shape, lambda self, net, x: net(x.double())).double()
+by_size = wrapped(lambda self, net, x: net(x) * len(x))
+by_two = wrapped(lambda self, net, x: net(x) if len(x) <= 2 else net(x - x.mean(0)))
+squeezed = wrapped(lambda self, net, x: net(x).squeeze())
+transposed = wrapped(lambda self, net, x: F.dropout(net(x).t(), 0.5, self.training).t())
+shuffled = wrapped(lambda self, net, x: net((x + x[torch.rand(len(x)).argsort()]) if self.training else x))
+late, everywhere = wrapped(counted_late), wrapped(counted_globally)
+toggled, detached, evaluating = wrapped(frozen_in_forward), wrapped(without_gradient), wrapped(mode_in_forward)
+single = wrapped(lambda self, net, x: net(x.float()))
+in_place = wrapped(lambda self, net, x: net(x.sub_(0.5)))
+
+class Clamped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-0.01, 0.01)
+
+own_gradient = wrapped(lambda self, net, x: Clamped.apply(net(x)))
+
+def hooked(where, register, hook):
+    def build(classes, image_shape):
+        net = nn.Sequential(small(classes, image_shape))
+        getattr(net if where == "root" else net[0], register)(hook)
+        return net
+    return build
+
+clamped_outputs = hooked("root", "register_forward_hook", lambda layer, inputs, outputs: outputs.clamp(-0.1, 0.1))
+clamped_gradients = hooked("layer", "register_full_backward_pre_hook", lambda layer, g: (g[0].clamp(-0.01, 0.01),))
+changed_inputs = hooked("layer", "register_forward_pre_hook", lambda layer, inputs: (inputs[0].clamp(-0.5, 0.5),))
 """
 
 
@@ -219,6 +321,27 @@ REFUSED = {
     "pythons": "two passes over the same batch differ",
     "numpys": "two passes over the same batch differ",
     "permuted": "the random operation randperm cannot be repeated on other ranks or after a resume; expected dropout,",
+    "bounded": "changes net.1.weight in its forward pass: a run's parameters change by its method alone",
+    "above": "changes net.1.weight in its forward pass: a run's parameters",
+    "bounded_later": "changes net.1.weight in its forward pass: a run's parameters",
+    "positive": "changes net.1.weight in its forward pass: a run's parameters",
+    "parameter_hook": "1.weight has a hook on its gradient, which a run would not call: leave it out",
+    "accumulate_hook": "1.weight has a hook on its gradient",
+    "complex_parameter": "got extra of type complex64, expected parameters of real floating-point numbers",
+    "view_as_parameter": "extra and net.1.weight share their memory: expected tensors of their own",
+    "view_of_parameter": "computes with views of its parameters that it has made before: make them in forward",
+    "expanded": "elements of extra share their memory: make it a copy (.clone())",
+    "double": "a run has all parameters and images in one type, that of --precision: leave out .double()",
+    "by_size": "the outputs of an image depend on the number of images in its batch (1 or 7)",
+    "by_two": "the outputs of an image depend on the other images of its batch",
+    "squeezed": "got outputs of shape [3] for 1 image, expected [1, 3]",
+    "transposed": "the random numbers of an image depend on the number of images in its batch: draw them for tensors",
+    "shuffled": "the outputs of an image depend on the other images of its batch",
+    "late": "seen changes with every pass; layers must not keep state, such as a counter",
+    "everywhere": "users_own.CALLS changes with every pass",
+    "toggled": "changes requires_grad of net.1.bias in its forward pass: set it before",
+    "detached": "no parameter has a gradient: leave out torch.no_grad() and .detach()",
+    "evaluating": "calls train() or eval() in its forward pass: leave that to the run",
     "smal": "has no attribute 'smal'; expected package.module:function",
 }
 
@@ -229,6 +352,62 @@ def test_refused(name):
         models.build(f"users_own:{name}", 3, (8, 8, 2))
     assert str(found.value).startswith("--model")
     assert REFUSED[name] in str(found.value)
+
+
+@pytest.mark.parametrize("name", ["in_place", "own_gradient", "clamped_outputs", "clamped_gradients", "changed_inputs"])
+@pytest.mark.parametrize("stacked", [True, False])
+def test_hooks_and_own_gradients_act_on_both_engines(name, stacked):
+    """On batches whose outputs and gradients are so large that they act."""
+    network = models.build(f"users_own:{name}", 3, (8, 8, 2), stacked=stacked)
+    engine = create_engine(network, resolve({}).config, torch.device("cpu"))
+    images, labels, weight = batch(4)
+    images = 10 * images
+    values = network.initial(torch.float64).expand(4, -1).clone()
+    grads = torch.zeros_like(values)
+    engine.gradients(values, grads, images.clone(), labels, weight, torch.arange(4))
+    module = network.module.double()
+    for i in range(4):
+        module.zero_grad()
+        F.cross_entropy(module(images[i].permute(0, 3, 1, 2).clone()), labels[i]).backward()
+        for parameter, gradient in network.layout.unpack(grads[i]).items():
+            torch.testing.assert_close(gradient, module.get_parameter(parameter).grad, rtol=1e-8, atol=1e-12)
+
+
+def test_a_dry_run_leaves_the_model_as_it_was():
+    network = models.build("users_own:Shared", 3, (8, 8, 2), seed=4)
+    namespace = {}
+    exec(OWN, namespace)
+    torch.manual_seed(4)
+    expected = namespace["Shared"](3, (8, 8, 2)).state_dict()
+    found = network.module.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+
+
+def test_a_run_refuses_changes_of_parameters_that_its_dry_run_has_not_seen():
+    """As where they depend on the images."""
+    engine = engine_of("small")
+    weight, forward = engine.network.module[1], engine.network.module[1].forward
+
+    def changing(x):
+        with torch.no_grad():
+            weight.weight.mul_(0.5)
+        return forward(x)
+
+    weight.forward = changing
+    x = engine.network.initial(torch.float64)
+    with pytest.raises(UserError, match="users_own:small changes its parameters in its forward pass"):
+        engine.logits(x, batch(1)[0][0])
+    for way in ("_at_once", "_one_by_one"):
+        engine.capturable = way == "_at_once"
+        with pytest.raises(UserError, match="users_own:small changes its parameters in its forward pass"):
+            losses_of(engine, 4, torch.arange(4))
+
+
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
+def test_a_cast_that_another_precision_does_not_take_is_one_line(precision):
+    network = models.build("users_own:single", 3, (8, 8, 2))
+    with pytest.raises(UserError, match=r"^--model users_own:single: RuntimeError: .*dtype"):
+        create_engine(network, resolve({"precision": precision}).config, torch.device("cpu"))
 
 
 def test_the_place_of_an_error_is_in_the_users_file():

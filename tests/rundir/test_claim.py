@@ -115,7 +115,7 @@ def test_garbage_in_the_metrics_of_a_run_that_goes_on(data, tmp_path, capsys):
         file.write(b'\xff\x00garbage\n{"round": 3, "lr')
     assert main([*arguments(data, tmp_path, {**SHORT, "rounds": 3}), "--resume"]) == 0
     damaged = tmp_path / "metrics.damaged.jsonl"
-    assert f"note: left out 1 unreadable line of metrics.jsonl, which is kept as {damaged}\n" in capsys.readouterr().out
+    assert f"written again from the checkpoint, and kept as {damaged}\n" in capsys.readouterr().out
     assert [json.loads(line)["round"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [1, 2, 3]
     assert main([*arguments(data, tmp_path, SHORT), "--overwrite"]) == 0
     assert not damaged.exists()

@@ -76,7 +76,7 @@ def test_a_lock_that_was_taken_is_not_renewed_and_nothing_more_is_written(tmp_pa
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.01)
     beaten = threading.Event()
     with lock.hold(tmp_path):
-        lock.refuse_if_taken(tmp_path)
+        lock.keep(tmp_path)
         monkeypatch.setattr(lock.os, "utime", lambda path: beaten.set())
         assert beaten.wait(100)
         owned_by(tmp_path)
@@ -86,13 +86,18 @@ def test_a_lock_that_was_taken_is_not_renewed_and_nothing_more_is_written(tmp_pa
         with pytest.raises(
             lock.Busy, match=r"run.lock was taken over by process 1 on elsewhere: nothing more is written"
         ):
-            lock.refuse_if_taken(tmp_path)
-        (tmp_path / lock.NAME).unlink()
-        with pytest.raises(lock.Busy, match="was removed while it was held"):
-            lock.refuse_if_taken(tmp_path)
-        owned_by(tmp_path)
+            lock.keep(tmp_path)
     assert capfd.readouterr().err.count("note: ") == 1
     assert (tmp_path / lock.NAME).exists(), "it is another's"
+
+
+def test_a_lock_that_was_removed_is_taken_again(tmp_path):
+    with lock.hold(tmp_path):
+        before = (tmp_path / lock.NAME).read_text()
+        (tmp_path / lock.NAME).unlink()
+        lock.keep(tmp_path)
+        assert (tmp_path / lock.NAME).read_text() == before
+    assert not (tmp_path / lock.NAME).exists()
 
 
 def test_a_requeued_job_takes_over_its_own_lock_at_once(tmp_path, monkeypatch):
