@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..support.errors import UserError, shortened
+from ..support.randomness import Draws
 from ..support.user_code import users_code
 from .norms import has_batch_norm
-from .randomness import Draws
 
 IMAGES = 2
 

@@ -10,10 +10,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..support.randomness import Draws
 from .dry_run import names_by_id
 from .layers import Stack
 from .layout import Layout
-from .randomness import Draws
 from .translate import Traced
 from .work import multiply_adds
 

@@ -99,6 +99,7 @@ class ClientBuffers:
         if self.algorithm.full_gradient:
             self.c.full_g, self.tail.full_g = torch.zeros_like(self.c.x), torch.zeros_like(self.tail.x)
         self.loss, self.lr, self.k = self._zeros(count), self._zeros(), self._zeros(1, dtype=torch.int64)
+        self.keys = self._zeros(count, dtype=torch.int64)  # of the random numbers that a method draws
         self.plan = self._plan(self.max_steps)
         self.all_batches = self._plan(self.max_batches if self.algorithm.full_gradient else 0)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms import Algorithm, ClientVectors, Round, Vectors
+from ..algorithms.hook_draws import client_draws, client_keys
 from ..algorithms.step import local_step
 from ..gpu.graphs import Capture
 from ..gpu.side_stream import SideStream
@@ -51,7 +52,7 @@ class Trainer:
         self.plans_ahead = capture is not None
         self.ahead: tuple[int, list[int], Any] = (-1, [], None)  # round, rows of its first chunk, their plan
         self.local_step: LocalStep = local_step
-        if engine.kernels is not None and algorithm.fusable:
+        if engine.kernels is not None and algorithm.fusable and not algorithm.traits.draws:
             from ..gpu.fuse import Fused  # which imports Triton
 
             self.local_step = Fused(local_step)
@@ -89,6 +90,8 @@ class Trainer:
             buffers.allocate(len(chunk))
         buffers.plan.load(self._planned(r.t, chunk), data.labels)
         buffers.lr.fill_(r.lr)
+        if self.algorithm.traits.draws:
+            buffers.keys[: len(chunk)].copy_(client_keys(self.algorithm, r.t, clients))
         parts = buffers.parts(s, len(chunk))
         self._begin(parts, r, clients, steps)
         # Clients that take fewer steps than others leave after theirs; the longest come first.
@@ -136,9 +139,12 @@ class Trainer:
             c.steps.copy_(torch.from_numpy(steps[: len(c.steps)]).unsqueeze(1))
             if self.algorithm.step_index:
                 c.k.zero_()
+            keys = self.buffers.keys[: len(c.x)]
             for i in self.client_state.load(c, clients.tolist()):
-                self.algorithm.enter(rows(c, slice(i, i + 1)), s)
-            self.algorithm.begin(c, s, r)
+                with client_draws(self.algorithm, "enter", keys[i : i + 1]):
+                    self.algorithm.enter(rows(c, slice(i, i + 1)), s)
+            with client_draws(self.algorithm, "begin", keys):
+                self.algorithm.begin(c, s, r)
             if c.compute_copy is not None:
                 c.compute_copy.copy_(c.x)
 
@@ -173,11 +179,16 @@ class Trainer:
         if self.algorithm.gradients == 2:
             losses = self.engine.gradients(values, c.g, *drawn)
             c.g1.copy_(c.g)
-        if self.algorithm.moves_point and (point := self.algorithm.point(c, s, lr)) is not None:
-            values = self.buffers.point[: len(c.x)].copy_(point)
+        keys = self.buffers.keys[: len(c.x)]
+        if self.algorithm.moves_point:
+            with client_draws(self.algorithm, "point", keys, batch.keys):
+                point = self.algorithm.point(c, s, lr)
+            if point is not None:
+                values = self.buffers.point[: len(c.x)].copy_(point)
         last = self.engine.gradients(values, c.g, *drawn)
         self.buffers.loss[: len(c.x)].add_(last if losses is None else losses)
-        self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
+        with client_draws(self.algorithm, "step", keys, batch.keys):
+            self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
         self.side_stream.join()
         if self.algorithm.step_index:
             for each, _ in parts:
@@ -200,7 +211,8 @@ class Trainer:
         collector: Collector,
     ) -> np.ndarray:
         """Add what the clients send, and store their state; returns which have a finite loss and finite vectors."""
-        sent = [self.algorithm.finish(c, s, r) for c, s in parts]
+        with client_draws(self.algorithm, "finish", self.buffers.keys[: len(clients)]):
+            sent = [self.algorithm.finish(c, s, r) for c, s in parts]
         scalars = {name: sent[0].pop(name).double().flatten() for name in self.algorithm.scalars}
         norms2, total = torch.zeros(2, len(clients), dtype=torch.float64, device=self.device)
         for vectors in sent:
