@@ -25,16 +25,27 @@ SERVER = ("start", "server", "derive")
 
 
 class HookDraws(Draws):
-    """A generator that a method brings itself is used as it is: its trial shows whether it can be repeated."""
+    """A generator that a method brings itself is used as it is: its trial shows whether it can be repeated.
+
+    Elements between parameters stay zero, so that norms and means are those of the model; ``real`` [d] is zero there.
+    """
 
     example = ": a row for each client, such as torch.randn_like(c.x)"
+
+    def __init__(self, keys: Tensor, stacked: bool, what: str, real: Tensor | None = None):
+        super().__init__(keys, stacked, what)
+        self.real = real
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if (kwargs or {}).get("generator") is not None:
             return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        before = self.count
+        drawn = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.real is not None and self.count > before and isinstance(drawn, Tensor):
+            return drawn.mul_(self.real) if drawn.shape[-1:] == self.real.shape else drawn
+        return drawn
 
 
 def client_keys(a: Algorithm, t: int, clients: np.ndarray) -> Tensor:
@@ -43,19 +54,21 @@ def client_keys(a: Algorithm, t: int, clients: np.ndarray) -> Tensor:
     return torch.from_numpy(np.concatenate(bits).view(np.int64))
 
 
-def client_draws(a: Algorithm, hook: str, keys: Tensor, step_keys: Tensor | int = 0) -> AbstractContextManager[object]:
+def client_draws(
+    a: Algorithm, hook: str, keys: Tensor, step_keys: Tensor | int = 0, real: Tensor | None = None
+) -> AbstractContextManager[object]:
     """Around a hook of the clients with ``keys`` [C]; ``step_keys`` [C] differ from step to step."""
     if not a.traits.draws:
         return nullcontext()
-    return HookDraws(mix(mix(keys + CLIENT.index(hook)) + step_keys), stacked=True, what=_what(a, hook))
+    return HookDraws(mix(mix(keys + CLIENT.index(hook)) + step_keys), stacked=True, what=_what(a, hook), real=real)
 
 
-def server_draws(a: Algorithm, hook: str, t: int) -> AbstractContextManager[object]:
+def server_draws(a: Algorithm, hook: str, t: int, real: Tensor | None = None) -> AbstractContextManager[object]:
     """Around a hook of the server in round t."""
     if not a.traits.draws:
         return nullcontext()
     bits = rng.bits(len(SERVER), a.config.seed, rng.SERVER_HOOKS, t).view(np.int64)
-    return HookDraws(torch.from_numpy(bits)[[SERVER.index(hook)]], stacked=False, what=_what(a, hook))
+    return HookDraws(torch.from_numpy(bits)[[SERVER.index(hook)]], stacked=False, what=_what(a, hook), real=real)
 
 
 def _what(a: Algorithm, hook: str) -> str:

@@ -154,7 +154,7 @@ class Trial:
         keys = torch.zeros(1, dtype=torch.int64) if self.keys is None else self.keys
         keys = mix(keys * 1000 + self.k * len(HOOKS) + HOOKS.index(hook))
         fixed = self._fixed(hook, *arguments) if self.thorough else {}
-        before = {name: contents(value) for name, value in fixed.items()}
+        before = {name: _written(value) for name, value in fixed.items()}
         own, generators = (self._own(), global_generators()) if self.thorough else ({}, None)
         with HookDraws(keys, stacked, hook) as draws:
             result = call(*arguments)
@@ -200,7 +200,7 @@ class Trial:
                 f"keep it in {INSTEAD}; set what stays as it is in __init__"
             )
         for name, value in fixed.items():
-            if contents(value) != before[name]:
+            if _written(value) != before[name]:
                 raise UserError(f"{hook} writes to {name}, {_why(hook, name)}")
 
     def _trace(self, hook: str, clients: list[int], c: ClientVectors, more: dict[str, Tensor] | None = None) -> None:
@@ -227,6 +227,11 @@ def _built_in(cls: type) -> bool:
 
 def _rows(c: ClientVectors, which: slice) -> ClientVectors:
     return ClientVectors(**{name: None if v is None else v[which] for name, v in vars(c).items()})
+
+
+def _written(vector: Tensor) -> tuple[int, Any]:
+    """Another value after every write, also of the same numbers."""
+    return vector._version, contents(vector)
 
 
 def unrepeatable(hook: str) -> str:

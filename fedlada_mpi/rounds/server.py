@@ -111,7 +111,7 @@ class Server:
         means = silo.aggregation.means(weight, r.participants)
         for watcher in self.watchers:
             watcher.before_step(means)
-        with server_draws(self.algorithm, "server", r.t):
+        with server_draws(self.algorithm, "server", r.t, silo.trainer.buffers.real):
             self.algorithm.server(s, means, r)
         return math.isfinite(float(torch.linalg.vector_norm(s.x, dtype=torch.float64)))
 

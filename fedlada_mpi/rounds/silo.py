@@ -125,7 +125,7 @@ class Silo:
             else:
                 self.share(self.sent)
             if r.participants:
-                with server_draws(self.algorithm, "derive", r.t):
+                with server_draws(self.algorithm, "derive", r.t, self.trainer.buffers.real):
                     self.algorithm.derive(self.s, self.x_previous, r)
             synchronize(self.trainer.device)
 

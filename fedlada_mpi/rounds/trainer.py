@@ -8,6 +8,7 @@ CUDA graph, its elementwise part fused into one kernel, and replayed K times wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -132,6 +133,10 @@ class Trainer:
         if chunk is not None:
             self.ahead = (t, chunk.tolist(), plan(*self._plan_of(t, chunk)))
 
+    def _draws(self, hook: str, keys: Tensor, step_keys: Tensor | int = 0) -> AbstractContextManager[object]:
+        """What a hook of the clients draws."""
+        return client_draws(self.algorithm, hook, keys, step_keys, self.buffers.real)
+
     def _begin(self, parts: Parts, r: Round, clients: np.ndarray, steps: np.ndarray) -> None:
         self.buffers.k.zero_()
         self.buffers.loss.zero_()
@@ -141,9 +146,9 @@ class Trainer:
                 c.k.zero_()
             keys = self.buffers.keys[: len(c.x)]
             for i in self.client_state.load(c, clients.tolist()):
-                with client_draws(self.algorithm, "enter", keys[i : i + 1]):
+                with self._draws("enter", keys[i : i + 1]):
                     self.algorithm.enter(rows(c, slice(i, i + 1)), s)
-            with client_draws(self.algorithm, "begin", keys):
+            with self._draws("begin", keys):
                 self.algorithm.begin(c, s, r)
             if c.compute_copy is not None:
                 c.compute_copy.copy_(c.x)
@@ -181,13 +186,13 @@ class Trainer:
             c.g1.copy_(c.g)
         keys = self.buffers.keys[: len(c.x)]
         if self.algorithm.moves_point:
-            with client_draws(self.algorithm, "point", keys, batch.keys):
+            with self._draws("point", keys, batch.keys):
                 point = self.algorithm.point(c, s, lr)
             if point is not None:
                 values = self.buffers.point[: len(c.x)].copy_(point)
         last = self.engine.gradients(values, c.g, *drawn)
         self.buffers.loss[: len(c.x)].add_(last if losses is None else losses)
-        with client_draws(self.algorithm, "step", keys, batch.keys):
+        with self._draws("step", keys, batch.keys):
             self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
         self.side_stream.join()
         if self.algorithm.step_index:
@@ -211,7 +216,7 @@ class Trainer:
         collector: Collector,
     ) -> np.ndarray:
         """Add what the clients send, and store their state; returns which have a finite loss and finite vectors."""
-        with client_draws(self.algorithm, "finish", self.buffers.keys[: len(clients)]):
+        with self._draws("finish", self.buffers.keys[: len(clients)]):
             sent = [self.algorithm.finish(c, s, r) for c, s in parts]
         scalars = {name: sent[0].pop(name).double().flatten() for name in self.algorithm.scalars}
         norms2, total = torch.zeros(2, len(clients), dtype=torch.float64, device=self.device)

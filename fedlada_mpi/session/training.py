@@ -93,7 +93,7 @@ class Training:
         """Server vectors at t = 0."""
         s, session = self.session.silo.s, self.session
         s.x.copy_(session.network.initial(session.dtype))
-        with server_draws(session.algorithm, "start", 0):
+        with server_draws(session.algorithm, "start", 0, session.silo.trainer.buffers.real):
             session.algorithm.start(s)
         claim.clear(self.out)  # not before everything that could be refused has been read
 
