@@ -123,7 +123,8 @@ def _add_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
         add_arguments(parser.add_argument_group(title), settings, values=values)
     add_arguments(parser.add_argument_group(f"settings of {method}"), hypers, method, values=values)
     parser.epilog = f"methods: {', '.join(names())}"
-    others = {name: setting for name, setting in built_in_hypers().items() if name not in hypers}
+    taken = {*hypers, *(name.removeprefix("no_") for name in hypers)}
+    others = {name: setting for name, setting in built_in_hypers().items() if name not in taken}
     add_arguments(parser, others, shown=False)
 
 

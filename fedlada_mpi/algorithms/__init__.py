@@ -19,11 +19,13 @@ from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 __all__ = ["Algorithm", "ClientVectors", "Round", "Tensor", "Vectors", "create", "find", "hyper", "names", "resolve"]
 
+NO_METHODS = ("declarations", "dry_run", "hook_draws", "step", "trial")  # modules that are for all methods
+
 
 @cache
 def _built_in() -> dict[str, type[Algorithm]]:
     for module in pkgutil.iter_modules(__path__):
-        if module.name not in ("step", "dry_run"):  # of all methods, and they need torch
+        if module.name not in NO_METHODS:
             importlib.import_module(f"{__name__}.{module.name}")
 
     def below(cls: type[Algorithm]) -> Iterator[type[Algorithm]]:
@@ -91,13 +93,16 @@ def resolve(
 def create(config: Config, tensors: Sequence[Sequence[slice]] = ((slice(None),),)) -> Algorithm:
     """The method that the settings name; ``tensors``: where each parameter tensor is in a flat vector."""
     cls = find(config.algorithm)
-    if ":" in config.algorithm:
-        from .dry_run import dry_run
+    if ":" not in config.algorithm:
+        return cls(config, tensors)
+    from .dry_run import construct, dry_run
 
-        what = f"--algorithm {config.algorithm}"
-        with users_code(what, "a method as in docs/methods.md"):
-            try:
-                dry_run(cls(config, tensors), tensors)
-            except UserError as error:
-                raise UserError(f"{what}: {error}") from None
-    return cls(config, tensors)
+    what = f"--algorithm {config.algorithm}"
+    with users_code(what, "a method as in docs/methods.md"):
+        try:
+            traits = dry_run(construct(cls, config, tensors), tensors)
+        except UserError as error:
+            raise UserError(f"{what}: {error}") from None
+        method = construct(cls, config, tensors)
+    method.traits = traits
+    return method

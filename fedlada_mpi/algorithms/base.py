@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..settings import Config, Configurable, hyper
 from ..support import rng
+from ..support.errors import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor
@@ -43,13 +44,25 @@ class Vectors:
         if vars(self).setdefault(name, value) is not value:
             raise RebindError(f"{name} = ... does not update the vector {name}: write in place, {name}.copy_(...)")
 
-    if TYPE_CHECKING:  # a method's own vectors have the names that it declares
+    _kind, _declared_in = "s", "down or derived, or for server alone in private"
 
-        def __getattr__(self, name: str) -> Tensor: ...
+    def __getattr__(self, name: str) -> Tensor:
+        """Where there is no vector of that name."""
+        if name.startswith("__"):  # Python asks for these
+            raise AttributeError(name)
+        raise AttributeError(
+            f"{self._kind}.{name} is none of the vectors here, which are {', '.join(vars(self))}"
+            f"{did_you_mean(name, vars(self))}: declare it in {self._where(name)}"
+        )
+
+    def _where(self, name: str) -> str:
+        return self._declared_in
 
 
 class ClientVectors(Vectors):
     """Vectors of C clients, stacked: ``c.x`` and a method's own, [C, d] each."""
+
+    _kind, _declared_in = "c", "slots or client_state"
 
     x: Tensor
     g: Tensor  # gradients of the current batches, in the type that products are computed in
@@ -59,6 +72,10 @@ class ClientVectors(Vectors):
     g1: Tensor  # gradients of the same batches at x, where ``gradients`` is 2
     full_g: Tensor  # gradients on all of a client's images at x^t, where ``full_gradient``
 
+    def _where(self, name: str) -> str:
+        asked = {"k": "step_index = True", "g1": "gradients = 2", "full_g": "full_gradient = True"}
+        return f"the class as {asked[name]}" if name in asked else super()._where(name)
+
 
 @dataclass(frozen=True)
 class Round:
@@ -67,6 +84,14 @@ class Round:
     steps: float  # K, the mean of K_i over the participants
     participants: int  # S
     clients: int  # m
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a trial of a user's own method has found out about it."""
+
+    draws: bool = False  # whether hooks draw random numbers
+    notes: tuple[str, ...] = ()  # for the user, one line each
 
 
 class Algorithm(Configurable):
@@ -90,6 +115,7 @@ class Algorithm(Configurable):
     step_index: bool = False  # whether the hooks of the local step use ``c.k``
     full_gradient: bool = False  # whether ``finish`` uses ``c.full_g``
     fusable: bool = True  # whether a GPU kernel may be made of the local step; otherwise it runs as written
+    traits: Traits = Traits()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": dict(lr=0.1, weight_decay=1e-3, decay_mode="l2", server_lr=1.0)
     }

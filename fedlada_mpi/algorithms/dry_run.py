@@ -2,148 +2,196 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
+from typing import Any
 
 import torch
+from torch import Tensor
 
+from ..settings import Config
+from ..support import rng
+from ..support.contents import contents
 from ..support.errors import UserError
-from ..support.rng import torch_seeded
-from .base import Algorithm, ClientVectors, Round, Vectors
+from .base import Algorithm, ClientVectors, Round, Traits, Vectors
+from .declarations import check_declarations, check_names, may_draw
 from .step import local_step
+from .trial import HOOKS, STEPS, Trace, Trial, unrepeatable
 
-CLIENTS = 2
-PER_CLIENT = ("x", "g", "g1", "full_g", "k", "steps", "compute_copy")
-
-
-def check_declarations(a: Algorithm) -> None:
-    """Raise ``UserError`` where what a method declares contradicts itself."""
-    for kind in ("down", "derived", "private", "up", "uniform", "scalars", "slots", "client_state"):
-        names = getattr(a, kind)
-        if not isinstance(names, tuple) or not all(isinstance(n, str) and n.isidentifier() for n in names):
-            raise UserError(f'{kind}: got {names!r}, expected a tuple of names, such as ("x",)')
-    server, client = (*a.down, *a.derived, *a.private), (*a.slots, *a.client_state)
-    for kinds, names in (
-        ("down, derived and private", server),
-        ("up and scalars", (*a.up, *a.scalars)),
-        ("slots and client_state", client),
-    ):
-        twice = [name for name in names if names.count(name) > 1]
-        if twice:
-            raise UserError(f"{twice[0]} is declared twice in {kinds}: leave one of them")
-    if "x" not in a.down:
-        raise UserError(f'down: got {a.down!r}, expected x among them, such as ("x",)')
-    if "decays" in server:
-        raise UserError("down, derived and private: decays is one that all methods have: rename it")
-    taken = [name for name in client if name in PER_CLIENT]
-    if taken:
-        raise UserError(f"slots and client_state: {taken[0]} is one that all clients have: leave it out or rename it")
-    other = [name for name in a.uniform if name not in (*a.up, *a.scalars)]
-    if other:
-        raise UserError(f"uniform: {other[0]} is neither in up nor in scalars")
-    if a.gradients not in (1, 2):
-        raise UserError(f"gradients: got {a.gradients!r}, expected 1 or 2")
+ELEMENTS = 5  # of a parameter in a trial, at most
+SCALES = (1e-3, 1.0, 1e3)  # of the gradients: a threshold lies between two of them
+ROUNDING, OF_X = 1e-4, 1e-6  # differences that are rounding, relative to a vector and to x
+SEVERAL = 3  # calls of a hook that move a global generator; other threads may move it, too, but not at each
 
 
-def dry_run(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> None:
-    """One round of two clients with one step; raises ``UserError`` for a result that is not a declared one."""
+def construct(cls: type[Algorithm], config: Config, tensors: Sequence[Sequence[slice]]) -> Algorithm:
+    """A user's method; what its ``__init__`` draws with torch is the same on every rank and after a resume."""
+    with rng.torch_seeded(config.seed):
+        return cls(config, tensors)
+
+
+def dry_run(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> Traits:
+    """Rounds of three clients, alone and together; raises ``UserError`` for what would be wrong or not repeatable."""
     check_declarations(a)
+    notes = check_names(a)
+    with torch.no_grad():
+        first = _try_sizes(a, tensors)
+        small = _small(a, tensors, first)
+        trials = [first, *_compare_groups(*small)]
+        _refuse_old_slots(*small)
+    _refuse_other_values(a, tensors)
+    _refuse_changing_rounds(first)
+    for hook in HOOKS:
+        if sum(trial.moved[hook] for trial in trials) >= SEVERAL:
+            raise UserError(unrepeatable(hook))
+    return Traits(may_draw(type(a)) or any(trial.drew.total() for trial in trials), tuple(notes))
+
+
+def _try_sizes(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> Trial:
+    """One step of two clients with all parameters of the model."""
     size = max((place.stop or 1 for place in chain.from_iterable(tensors)), default=1)
-    # What a client finds in its slots is what another one left there.
-    if _round(a, size, left_in_slots=0.0) and not _round(a, size, left_in_slots=torch.nan):
+    trial = Trial(a, size, thorough=False)
+    done = trial.train((0, 1), t=0, steps=1)
+    trial.serve(0, done)
+    return trial
+
+
+def _small(a: Algorithm, tensors: Sequence[Sequence[slice]], first: Trial) -> tuple[Algorithm, int]:
+    """The method for a few elements of every parameter, and their number; as it is, if it takes no others."""
+    size, small_tensors = 0, []
+    for places in tensors:
+        lengths = [ELEMENTS if p.stop is None else min(ELEMENTS, p.stop - (p.start or 0)) for p in places]
+        ends = [size + end for end in accumulate(lengths)]
+        small_tensors.append([slice(end - length, end) for end, length in zip(ends, lengths, strict=True)])
+        size = ends[-1]
+    try:
+        small = construct(type(a), a.config, small_tensors)
+        Trial(small, size, thorough=False).train((0, 1), t=0, steps=1)
+    except Exception:
+        return a, first.size
+    return small, size
+
+
+def _compare_groups(a: Algorithm, size: int) -> list[Trial]:
+    """Raise ``UserError`` where a client's results depend on who trains with it, or are others each time."""
+    trials, last = [], a.config.rounds
+    for scale in SCALES:
+        trial = Trial(a, size, scale)
+        trials.append(trial)
+        for t in sorted({0, 1, last // 2, max(0, last - 1)}) if scale == 1 else (0, 1):
+            alone: dict[int, dict[str, Tensor]] = {}
+            traces: dict[int, Trace] = {}
+            for client in range(len(STEPS)):
+                alone |= trial.train((client,), t)
+                traces |= trial.traces
+            for group in ((0,), (0, 1), (0, 1, 2)):
+                trial.train(group, t)
+                for client in group:
+                    _compare(traces[client], trial.traces[client], together=len(group) > 1)
+            trial.serve(t, alone)
+    return trials
+
+
+def _compare(alone: Trace, again: Trace, together: bool) -> None:
+    x = max((float(value.abs().max()) for _, name, value in alone if name == "c.x"), default=0.0)
+    for (hook, name, expected), (_, _, value) in zip(alone, again, strict=True):
+        if not together and contents(value) != contents(expected):
+            raise UserError(unrepeatable(hook))
+        if _differ(expected, value, OF_X * x):
+            raise UserError(
+                f"{hook} mixes clients: {name} of one depends on who trains with it; g is [C, d], a row for each "
+                "client: reduce over dim=1, keepdim=True"
+            )
+
+
+def _differ(a: Tensor, b: Tensor, floor: float) -> bool:
+    """By more than rounding; what is not finite must be the same."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    if bool(same.all()):
+        return False
+    gap = (a - b)[~same].abs().max()
+    return not bool(gap <= ROUNDING * torch.maximum(a.abs(), b.abs()).max() + floor)
+
+
+def _refuse_old_slots(a: Algorithm, size: int) -> None:
+    """What a client finds in its slots is what another one left there."""
+
+    def finite(left: float) -> bool:
+        sent = Trial(a, size, thorough=False, slots=left).train((0, 1), t=0)
+        return all(bool(value.isfinite().all()) for each in sent.values() for value in each.values())
+
+    if a.slots and finite(0.0) and not finite(torch.nan):
         raise UserError(
             f"begin leaves values of another client in {' or '.join(f'c.{n}' for n in a.slots)}: set all slots"
         )
 
 
-def _round(a: Algorithm, size: int, left_in_slots: float) -> bool:
-    """Whether all that is sent is finite."""
-    shape = (CLIENTS, size)
-    with torch_seeded(0), torch.no_grad():
-        on_root = Vectors(**{name: torch.zeros(size) for name in (*a.down, *a.derived, *a.private)})
-        on_root.x.normal_()
-        a.start(on_root)
-        s = Vectors(**{name: getattr(on_root, name) for name in (*a.down, *a.derived)}, decays=torch.ones(size))
-        c = ClientVectors(**{name: torch.zeros(shape) for name in ("x", *a.client_state)})
-        vars(c).update({name: torch.full(shape, left_in_slots) for name in a.slots})
-        c.g, c.steps, c.compute_copy = torch.randn(shape), torch.ones(CLIENTS, 1), None
-        for name, used in (("g1", a.gradients == 2), ("full_g", a.full_gradient)):
-            if used:
-                setattr(c, name, torch.randn(shape))
-        if a.step_index:
-            c.k = torch.zeros(CLIENTS, 1)
-        r = Round(0, a.config.lr, 1.0, CLIENTS, max(CLIENTS, a.config.clients))
-        if a.client_state:
-            a.enter(c, s)
-        a.begin(c, s, r)
-        point = a.point(c, s, torch.tensor(r.lr))
-        if point is not None:
-            _check("point", point, shape)
-        d = c.g.clone()
-        for hook in (a.before_clip, a.direction, a.after_decay):
-            d = hook(c, s, d)
-            _check(hook.__name__, d, shape)
-            _refuse_state(hook.__name__, d, c, s)
-        c.x.sub_(d.mul_(r.lr))
-        sent = a.finish(c, s, r)
-        for name, expected in _sent(a, size):
-            if not isinstance(sent, Mapping) or name not in sent:
-                got = ", ".join(map(str, sent)) if isinstance(sent, Mapping) else type(sent).__name__
-                raise UserError(
-                    f"finish returns {got}, expected a dict with {name}, which is declared in up or scalars"
-                )
-            _check(f"finish, {name}", sent[name], expected, "[C, d]" if name in a.up else "[C, 1]")
-        mean = {name: sent[name].mean(0) for name in a.up}
-        mean |= {name: sent[name].double().mean() for name in a.scalars}
-        before = s.x.clone()
-        a.server(on_root, mean, r)
-        a.derive(s, before, r)
-        return all(bool(value.isfinite().all()) for value in sent.values())
+def _refuse_other_values(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> None:
+    """Every rank makes the method itself, and a resume makes it again."""
+    first, second = (vars(construct(type(a), a.config, tensors)) for _ in range(2))
+    other = [name for name, value in first.items() if contents(value) != contents(second.get(name))]
+    if other:
+        raise UserError(
+            f"__init__ gives self.{other[0]} another value each time, so that ranks would differ: draw random numbers "
+            "with torch, not with random or numpy"
+        )
+
+
+def _refuse_changing_rounds(trial: Trial) -> None:
+    """All ranks ask whether a round communicates, and wait for each other if they do not agree."""
+    asked = [[bool(trial.hooks.communicates(t)) for t in range(20)] for _ in range(2)]
+    if asked[0] != asked[1] or trial.drew["communicates"]:
+        raise UserError("communicates(t) gives another answer each time, expected a function of t, as self.coin(t) is")
 
 
 def steps_alone(a: Algorithm) -> bool:
     """Whether the step of a parameter without a gradient is the same on every client, whatever the others do.
 
-    It is not where clients keep state, where a norm over several parameters enters the step, or where ``before_clip``
-    makes the gradient non-zero, as the clip then scales it by the norm of all.
+    It is not where clients keep state or draw random numbers, where a norm over several parameters enters the round, or
+    where ``before_clip`` makes the gradient non-zero, as the clip then scales it by the norm of all.
     """
-    if a.client_state:
+    if a.client_state or a.traits.draws:
         return False
     size = 4
-    tried = type(a)(replace(a.config, clip=1e-3))
-    with torch_seeded(1), torch.no_grad():
+    with rng.torch_seeded(1), torch.no_grad():
+        tried = type(a)(replace(a.config, clip=1e-3))
         s = Vectors(**{name: torch.rand(2 * size) for name in (*a.down, *a.derived, "decays")})
         c = ClientVectors(**{name: torch.rand(1, 2 * size) for name in ("x", "g", "g1", "full_g", *a.slots)})
         c.steps, c.k, c.compute_copy = torch.full((1, 1), 3.0), torch.ones(1, 1), None
         for gradient in (c.g, c.g1):
             gradient[:, size:] = 0
-        apart = {name: v[:, size:].clone() for name, v in vars(c).items() if v is not None and v.shape[1] > 1}
-        alone = ClientVectors(**{**vars(c), **apart})
         try:
-            local_step(tried, c, s, torch.tensor(0.1), gradient_free=False, preserve_g=True)
-            tail = Vectors(**{name: vector[size:] for name, vector in vars(s).items()})
-            local_step(tried, alone, tail, torch.tensor(0.1), gradient_free=True, preserve_g=True)
+            head, tail = (
+                _one_round(tried, _part(c, where), _part(s, where), gradient_free)
+                for where, gradient_free in ((slice(0, size), False), (slice(size, None), True))
+            )
+            whole = _one_round(tried, c, s, gradient_free=False)
         except Exception:  # a method may need its own number of parameters
             return False
-    return all(torch.equal(getattr(c, name)[:, size:], getattr(alone, name)) for name in ("x", *a.slots))
+    exact = all(torch.equal(whole[name][:, size:], tail[name]) for name in ("x", *a.slots))
+    return exact and not any(
+        _differ(whole[name][:, where], part[name], 0.0)
+        for where, part in ((slice(0, size), head), (slice(size, None), tail))
+        for name in part
+        if part is head or whole[name].shape[1] > 1  # numbers are taken from the first part
+    )
 
 
-def _refuse_state(hook: str, value: torch.Tensor, c: ClientVectors, s: Vectors) -> None:
-    """The step multiplies what it gets by the rate, in place: that must not be a vector that lives on."""
-    for owner, vectors in (("c", c), ("s", s)):
-        for name, vector in vars(vectors).items():
-            if vector is not None and value.untyped_storage().data_ptr() == vector.untyped_storage().data_ptr():
-                itself = f"{owner}.{name}"
-                raise UserError(f"{hook} returns {itself}, which the step would overwrite: return {itself}.clone()")
+def _part(vectors: Vectors, where: slice) -> Any:
+    """The elements of all vectors, as copies; numbers of clients as they are."""
+    pieces = {n: v if v is None or v.shape[-1] == 1 else v[..., where].clone() for n, v in vars(vectors).items()}
+    return type(vectors)(**pieces)
 
 
-def _sent(a: Algorithm, size: int) -> Iterator[tuple[str, tuple[int, int]]]:
-    yield from ((name, (CLIENTS, size)) for name in a.up)
-    yield from ((name, (CLIENTS, 1)) for name in a.scalars)
-
-
-def _check(what: str, value: object, shape: tuple[int, int], kind: str = "[C, d]") -> None:
-    got = list(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
-    if got != list(shape):
-        raise UserError(f"{what} returns {got}, expected a tensor {kind}, here {list(shape)}")
+def _one_round(a: Algorithm, c: ClientVectors, s: Vectors, gradient_free: bool) -> dict[str, Tensor]:
+    """What the hooks of a client give: ``begin``, and from its vectors as they are one step and ``finish``."""
+    r, lr = Round(1, 0.1, 3.0, 2, 4), torch.tensor(0.1)
+    begun = _part(c, slice(None))
+    a.begin(begun, s, r)
+    found = {f"begin, {name}": getattr(begun, name) for name in ("x", *a.slots)}
+    if a.moves_point and not gradient_free and (point := a.point(c, s, lr)) is not None:
+        found["point"] = point.clone()
+    local_step(a, c, s, lr, gradient_free, preserve_g=True)
+    found |= {name: getattr(c, name).clone() for name in ("x", *a.slots)}
+    return found | {f"finish, {name}": value for name, value in a.finish(c, s, r).items()}

@@ -30,7 +30,8 @@ class FedSpeed(FedSAM, FedDyn):
         return g if self.q == 1 else g.mul_(self.q).add_(c.g1, alpha=1 - self.q)
 
     def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
-        return {**super().finish(c, s, r), "e": c.e_i}
+        sent = super().finish(c, s, r)
+        return sent if self.form == "code" else {**sent, "e": c.e_i}
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
         if self.form == "code":

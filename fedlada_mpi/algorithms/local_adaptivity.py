@@ -65,7 +65,8 @@ class LocalAdaptivity(Algorithm):
 
     def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
         inverse = (1 / c.A).masked_fill_(c.A == 0, 0.0)
-        return {"scaled": super().finish(c, s, r)["offset"].mul_(inverse), "inverse": inverse}
+        sent = {"scaled": super().finish(c, s, r)["offset"].mul_(inverse)}
+        return {**sent, "inverse": inverse} if self.correction == "joint" else sent
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
         delta = mean["scaled"]

@@ -39,7 +39,8 @@ class LocalMomentum(Algorithm):
         return g.add_(c.u, alpha=self.momentum) if self.nesterov else g.copy_(c.u)
 
     def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
-        return {**super().finish(c, s, r), "u": c.u}
+        sent = super().finish(c, s, r)
+        return {**sent, "u": c.u} if self.buffer == "average" else sent
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
         super().server(s, mean, r)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..support.errors import first_line
+from ..support.randomness import Draws
 from .network import Network
 from .parameters import outputs_with, tensors, tied
-from .randomness import Draws
 
 CLIENTS, IMAGES = 2, 2
 DOUBLE = 2_000_000  # parameters up to which double precision is tried; beyond, it would take too much memory

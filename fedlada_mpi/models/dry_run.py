@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..support.errors import UserError, shortened
+from ..support.randomness import Draws, SameDraws
 from ..support.user_code import users_code
 from . import state
 from .norms import has_batch_norm
 from .parameters import dtype_of, outputs_with, refuse_untrainable, tensors, tied, trained
-from .randomness import Draws, SameDraws
 
 BATCHES = (1, 2, 3, 7)  # images; clients' batches have many sizes, and are padded
 # Added to every parameter, at most, as a model may act on its weights only where they are large; None: they are zero.

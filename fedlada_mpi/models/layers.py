@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..gpu.side_stream import SideStream
+from ..support.randomness import Draws
 from .columns import Window, col2im, im2col
 from .layout import Layout
-from .randomness import Draws
 
 
 class LayerSteps(Protocol):

@@ -141,6 +141,11 @@ class Layout:
         return places
 
     @property
+    def real(self) -> Tensor:
+        """One at the elements of parameters, zero at those in between."""
+        return self.pack({e.name: torch.ones(e.shape) for e in self.entries})
+
+    @property
     def weights(self) -> Tensor:
         """One at the elements of tensors with more than one axis, zero at those of others: biases and norms."""
         flat = torch.zeros(self.size)

@@ -10,10 +10,10 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from ..support.randomness import Draws
 from .layers import Stack
 from .layout import Layout
 from .parameters import names_by_id
-from .randomness import Draws
 from .translate import Traced
 from .work import multiply_adds
 

@@ -45,8 +45,11 @@ class ClientBuffers:
         self.algorithm, self.device, self.dtype, self.compute = algorithm, device, dtype, compute
         self.size = layout.size
         self.live = layout.live if layout.live < layout.size and steps_alone(algorithm) else layout.size
-        # Elements of c.g that no layer writes must stay zero, so the step works on a copy where there are any.
-        self.preserve_g = self.live > layout.live
+        # Elements of c.g that no layer writes must stay zero, so the step works on a copy where there are any. A user's
+        # own method may also write to those between parameters.
+        self.preserve_g = self.live > layout.live or ":" in config.algorithm
+        # One at the elements of parameters, where a method's random numbers belong.
+        self.real = layout.real.to(device, dtype) if algorithm.traits.draws else None
         weights_only = config.decay_on == "weights"
         self.shared = {"decays": layout.weights.to(device, dtype)} if weights_only else {}
         steps = local_steps(config, data.sizes)
@@ -99,6 +102,7 @@ class ClientBuffers:
         if self.algorithm.full_gradient:
             self.c.full_g, self.tail.full_g = torch.zeros_like(self.c.x), torch.zeros_like(self.tail.x)
         self.loss, self.lr, self.k = self._zeros(count), self._zeros(), self._zeros(1, dtype=torch.int64)
+        self.keys = self._zeros(count, dtype=torch.int64)  # of the random numbers that a method draws
         self.plan = self._plan(self.max_steps)
         self.all_batches = self._plan(self.max_batches if self.algorithm.full_gradient else 0)
 

@@ -22,9 +22,9 @@ from ..models import Network
 from ..models.agreement import perturbed
 from ..models.layers import Kernels, Stack
 from ..models.parameters import outputs_with, tied
-from ..models.randomness import Draws
 from ..settings import Config
 from ..support.errors import UserError, first_line
+from ..support.randomness import Draws
 from ..support.user_code import users_code
 from .device import refuse_unrepeatable
 

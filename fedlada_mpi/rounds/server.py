@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms import Round
+from ..algorithms.hook_draws import server_draws
 from ..rundir.columns import ALL_PHASES, METRICS, PARTS, ordered
 from ..support import rng
 from .batches import local_steps
@@ -110,7 +111,8 @@ class Server:
         means = silo.aggregation.means(weight, r.participants)
         for watcher in self.watchers:
             watcher.before_step(means)
-        self.algorithm.server(s, means, r)
+        with server_draws(self.algorithm, "server", r.t, silo.trainer.buffers.real):
+            self.algorithm.server(s, means, r)
         return math.isfinite(float(torch.linalg.vector_norm(s.x, dtype=torch.float64)))
 
     def refuse_divergence(self, t: int, finite: bool, any_nonfinite: bool, is_empty: bool) -> None:

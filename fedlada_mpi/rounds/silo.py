@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms import Algorithm, Round, Vectors
+from ..algorithms.hook_draws import server_draws
 from ..mpi import World
 from ..mpi.transport import Transport
 from ..rundir import checkpoint
@@ -124,7 +125,8 @@ class Silo:
             else:
                 self.share(self.sent)
             if r.participants:
-                self.algorithm.derive(self.s, self.x_previous, r)
+                with server_draws(self.algorithm, "derive", r.t, self.trainer.buffers.real):
+                    self.algorithm.derive(self.s, self.x_previous, r)
             synchronize(self.trainer.device)
 
     def share(self, names: tuple[str, ...]) -> None:

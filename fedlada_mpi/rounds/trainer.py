@@ -8,6 +8,7 @@ CUDA graph, its elementwise part fused into one kernel, and replayed K times wit
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms import Algorithm, ClientVectors, Round, Vectors
+from ..algorithms.hook_draws import client_draws, client_keys
 from ..algorithms.step import local_step
 from ..gpu.graphs import Capture
 from ..gpu.side_stream import SideStream
@@ -52,7 +54,7 @@ class Trainer:
         self.plans_ahead = capture is not None
         self.ahead: tuple[int, list[int], Any] = (-1, [], None)  # round, rows of its first chunk, their plan
         self.local_step: LocalStep = local_step
-        if engine.kernels is not None and algorithm.fusable:
+        if engine.kernels is not None and algorithm.fusable and not algorithm.traits.draws:
             from ..gpu.fuse import Fused  # which imports Triton
 
             self.local_step = Fused(local_step)
@@ -90,6 +92,8 @@ class Trainer:
             buffers.allocate(len(stack))
         buffers.plan.load(self._planned(r.t, chunk), data.labels)
         buffers.lr.fill_(r.lr)
+        if self.algorithm.traits.draws:
+            buffers.keys[: len(stack)].copy_(client_keys(self.algorithm, r.t, clients))
         parts = buffers.parts(s, len(stack))
         self._begin(parts, r, clients, steps)
         # Clients that take fewer steps than others leave after theirs; the longest come first.
@@ -135,6 +139,10 @@ class Trainer:
         if chunk is not None:
             self.ahead = (t, chunk.tolist(), plan(*self._plan_of(t, chunk)))
 
+    def _draws(self, hook: str, keys: Tensor, step_keys: Tensor | int = 0) -> AbstractContextManager[object]:
+        """What a hook of the clients draws."""
+        return client_draws(self.algorithm, hook, keys, step_keys, self.buffers.real)
+
     def _begin(self, parts: Parts, r: Round, clients: np.ndarray, steps: np.ndarray) -> None:
         self.buffers.k.zero_()
         self.buffers.loss.zero_()
@@ -142,9 +150,12 @@ class Trainer:
             c.steps.copy_(torch.from_numpy(steps[: len(c.steps)]).unsqueeze(1))
             if self.algorithm.step_index:
                 c.k.zero_()
+            keys = self.buffers.keys[: len(c.x)]
             for i in self.client_state.load(c, clients.tolist()):
-                self.algorithm.enter(rows(c, slice(i, i + 1)), s)
-            self.algorithm.begin(c, s, r)
+                with self._draws("enter", keys[i : i + 1]):
+                    self.algorithm.enter(rows(c, slice(i, i + 1)), s)
+            with self._draws("begin", keys):
+                self.algorithm.begin(c, s, r)
             if c.compute_copy is not None:
                 c.compute_copy.copy_(c.x)
 
@@ -179,11 +190,16 @@ class Trainer:
         if self.algorithm.gradients == 2:
             losses = self.engine.gradients(values, c.g, *drawn)
             c.g1.copy_(c.g)
-        if self.algorithm.moves_point and (point := self.algorithm.point(c, s, lr)) is not None:
-            values = self.buffers.point[: len(c.x)].copy_(point)
+        keys = self.buffers.keys[: len(c.x)]
+        if self.algorithm.moves_point:
+            with self._draws("point", keys, batch.keys):
+                point = self.algorithm.point(c, s, lr)
+            if point is not None:
+                values = self.buffers.point[: len(c.x)].copy_(point)
         last = self.engine.gradients(values, c.g, *drawn)
         self.buffers.loss[: len(c.x)].add_(last if losses is None else losses)
-        self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
+        with self._draws("step", keys, batch.keys):
+            self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
         self.side_stream.join()
         if self.algorithm.step_index:
             for each, _ in parts:
@@ -210,7 +226,8 @@ class Trainer:
         The first rows of ``parts`` are theirs, further ones were added to the stack.
         """
         own = slice(0, len(clients))
-        sent = [{name: v[own] for name, v in self.algorithm.finish(c, s, r).items()} for c, s in parts]
+        with self._draws("finish", self.buffers.keys[: len(parts[0][0].x)]):
+            sent = [{name: v[own] for name, v in self.algorithm.finish(c, s, r).items()} for c, s in parts]
         parts = [(rows(c, own), s) for c, s in parts]
         scalars = {name: sent[0].pop(name).double().flatten() for name in self.algorithm.scalars}
         norms2, total = torch.zeros(2, len(clients), dtype=torch.float64, device=self.device)

@@ -107,7 +107,9 @@ class Banner:
         ]
 
     def _notes(self) -> list[str]:
-        notes = [*self.session.network.notes, *precision_notes(self.config.precision, self.session.device)]
+        session = self.session
+        notes = [*session.network.notes, *session.algorithm.traits.notes]
+        notes += precision_notes(self.config.precision, session.device)
         if 0 < self.costs.clients_that_fit < self.costs.most_participants:
             fit = plural(self.costs.clients_that_fit, "client")
             notes.append(f"no more than {fit} at once in a GPU's memory; a rank's others train in turns")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..algorithms.hook_draws import server_draws
 from ..data.manifest import Manifest
 from ..data.owners import Ownership, shared_out
 from ..mpi import World
@@ -92,7 +93,8 @@ class Training:
         """Server vectors at t = 0."""
         s, session = self.session.silo.s, self.session
         s.x.copy_(session.network.initial(session.dtype))
-        session.algorithm.start(s)
+        with server_draws(session.algorithm, "start", 0, session.silo.trainer.buffers.real):
+            session.algorithm.start(s)
         claim.clear(self.out)  # not before everything that could be refused has been read
 
     def _after_loading(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..support.errors import did_you_mean
-from .fields import SETTINGS, Setting
+from .fields import SETTINGS, Setting, flag
 
 # Attributes of every method's objects, options of the command, and keywords of ``fedlada_mpi.train``.
 RESERVED = (
@@ -35,19 +35,13 @@ class Configurable:
     hypers: ClassVar[dict[str, Setting]] = {}  # its own settings; collected from the class
 
     def __init_subclass__(cls) -> None:
-        interface = [parent for parent in cls.__mro__[1:] if parent is Configurable or Configurable in parent.__bases__]
-        taken = {*(name for parent in interface for name in vars(parent)), *SETTINGS, *RESERVED}
-        shadowed = [n for n, value in vars(cls).items() if isinstance(value, Setting) and n in taken]
-        if shadowed:
-            raise TypeError(
-                f"{cls.__name__}: {shadowed[0]} cannot be its own setting, as all methods have it: rename it"
-            )
         cls.hypers = {
             name: value.named(name)
             for parent in reversed(cls.__mro__)
             for name, value in vars(parent).items()
             if isinstance(value, Setting)
         }
+        cls._refuse_taken_names()
         if cls.amends and "alpha" not in cls.hypers:
             raise TypeError(f"{cls.__name__} declares amends and has no setting alpha: add alpha = hyper(...)")
         cls.tuned = vars(cls).get("tuned", {})
@@ -57,6 +51,28 @@ class Configurable:
             if name not in known:
                 raise TypeError(
                     f"{cls.__name__}: its preset has an unknown setting {name!r}{did_you_mean(name, known)}"
+                )
+
+    @classmethod
+    def _refuse_taken_names(cls) -> None:
+        interface = [parent for parent in cls.__mro__[1:] if parent is Configurable or Configurable in parent.__bases__]
+        taken = {*(name for parent in interface for name in vars(parent)), *SETTINGS, *RESERVED}
+        # A switch --flip has --no-flip, too.
+        switches = {f"no_{name}": name for name, s in {**SETTINGS, **cls.hypers}.items() if s.kind == "bool"}
+        for name in cls.hypers:
+            if name in taken:
+                raise TypeError(f"{cls.__name__}: {name} cannot be its own setting, as all methods have it: rename it")
+            if name in switches:
+                switch = flag(switches[name])
+                raise TypeError(
+                    f"{cls.__name__}: {name} cannot be its own setting, as --no-{switch} is the opposite of "
+                    f"--{switch}: rename it"
+                )
+            nearest = next(vars(parent)[name] for parent in cls.__mro__ if name in vars(parent))
+            if not isinstance(nearest, Setting):
+                raise TypeError(
+                    f"{cls.__name__}: {name} is a setting that it inherits, so that {name} = {nearest!r} has no "
+                    f"effect: write {name} = hyper({nearest!r}, ...), or dict({name}={nearest!r}) into presets"
                 )
 
     @classmethod

@@ -20,6 +20,30 @@ class Normed(Algorithm):
         return g / c.x.norm(dim=1, keepdim=True) + c.x.norm(dim=1, keepdim=True)
 
 
+class Started(Algorithm):
+    def begin(self, c, s, r):
+        c.x.copy_((s.x / s.x.norm()).expand_as(c.x))
+
+
+class Sent(Algorithm):
+    def finish(self, c, s, r):
+        offset = super().finish(c, s, r)["offset"]
+        return {"offset": offset / offset.norm(dim=1, keepdim=True)}
+
+
+class Counted(Algorithm):
+    scalars = ("length",)
+
+    def finish(self, c, s, r):
+        offset = super().finish(c, s, r)["offset"]
+        return {"offset": offset, "length": offset.norm(dim=1, keepdim=True)}
+
+
+class Ahead(Algorithm):
+    def point(self, c, s, lr):
+        return c.x / c.x.norm(dim=1, keepdim=True)
+
+
 # Of the built-in methods without client state: a clip scales what these add to the gradient, or they have norms.
 TOGETHER = ("fedcm", "fedadam_amended", "fedlamb", "mofedsam")
 
@@ -30,7 +54,7 @@ def test_which_methods_step_parameters_without_a_gradient_alone(name):
     assert steps_alone(method) == (name not in TOGETHER and not method.client_state)
 
 
-@pytest.mark.parametrize("method", [Shifted, Normed])
+@pytest.mark.parametrize("method", [Shifted, Normed, Started, Sent, Counted, Ahead])
 def test_own_methods_that_do_not(method):
     assert not steps_alone(method(resolve({"algorithm": "fedavg"}).config))
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from fedlada_mpi import models
 from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.models.initial import load_initial
-from fedlada_mpi.models.randomness import Draws
 from fedlada_mpi.rounds.gradients import GenericEngine, create_engine
 from fedlada_mpi.support.errors import UserError
+from fedlada_mpi.support.randomness import Draws
 
 OWN = """
 import random

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from repository import ROOT
 from training_runs import Run, arguments, disagreement, make_data, without_times
 
 pytestmark = pytest.mark.slow
@@ -23,6 +24,7 @@ CASES = {
     "median": dict(COMMON, algorithm="localadam", robust="median", lr=0.01),
     "trimmed": dict(COMMON, algorithm="fedavg", robust="trimmed", trim=0.2),
     "double": dict(COMMON, algorithm="fedavg", precision="fp64"),
+    "draws": dict(COMMON, algorithm=f"{ROOT / 'tests' / 'helpers' / 'noisy_method.py'}:Noisy"),
 }
 # What may differ: how clients are grouped, and how vectors move.
 OTHERWISE = {1: {}, 2: dict(max_clients_at_once=2), 4: dict(transport="shared", max_clients_at_once=3)}

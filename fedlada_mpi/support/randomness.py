@@ -1,4 +1,4 @@
-"""The random numbers of users' layers (Dropout and the like), as a function of one key per client and step.
+"""The random numbers of users' layers and methods, as a function of one key per client and step.
 
 What torch's own generator gives depends on everything drawn before. ``Draws`` replaces every random operation, below
 autograd and vmap, by one whose numbers depend on the client's key, the place of the operation in the step and the
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..support.errors import UserError
+from .errors import UserError
 
 # SplitMix64 (Steele, Lea and Flood 2014), in the two's complement of int64, whose products wrap around.
 GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
@@ -43,16 +43,19 @@ def mix(z: Tensor) -> Tensor:
 
 
 class Draws(TorchDispatchMode):
-    """Random operations of C clients at once under vmap (``keys`` [C]), or of a single one (``keys`` [1])."""
+    """Random operations of C clients at once (``keys`` [C]: their rows, or under vmap), or of one (``keys`` [1])."""
+
+    example = ""  # of an operation with a row for each client
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """False, so that torch does not import its compiler, which takes seconds; nothing is compiled here."""
         return False
 
-    def __init__(self, keys: Tensor, stacked: bool):
+    def __init__(self, keys: Tensor, stacked: bool, what: str = "--model"):
+        """``what`` draws, for messages."""
         super().__init__()
-        self.keys, self.stacked, self.count = keys, stacked, 0
+        self.keys, self.stacked, self.what, self.count = keys, stacked, what, 0
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -77,8 +80,8 @@ class Draws(TorchDispatchMode):
         """What the operation ``kind`` gives for its arguments, by the names of torch's schema."""
         if kind not in KINDS:
             raise UserError(
-                f"--model: the random operation {kind} cannot be repeated on other ranks or after a resume; expected "
-                f"dropout, {', '.join(KINDS[:-1])} or {KINDS[-1]}"
+                f"{self.what}: the random operation {kind} cannot be repeated on other ranks or after a resume; "
+                f"expected dropout, {', '.join(KINDS[:-1])} or {KINDS[-1]}"
             )
         like = next((a for name in ("self", "mean", "std") if isinstance(a := given.get(name), Tensor)), None)
         shape = tuple(like.shape if given.get("size") is None and like is not None else given["size"])
@@ -104,9 +107,13 @@ class Draws(TorchDispatchMode):
 
     def _uniform(self, shape: Sequence[int], device: torch.device | str, bits: int = 53) -> Tensor:
         """Uniform numbers in [0, 1), float64."""
-        rows, *rest = shape if self.stacked else (1, *shape)
+        rows, *rest = (shape or (0,)) if self.stacked else (1, *shape)
         if rows != len(self.keys):
-            raise UserError(f"--model: got random numbers of shape {list(shape)} for {len(self.keys)} clients at once")
+            found, count = list(shape), len(self.keys)
+            raise UserError(
+                f"{self.what}: got random numbers of shape {found} for {count} clients at once, expected "
+                f"[{count}, ...]{self.example}"
+            )
         self.count += 1
         key = mix(self.keys.to(device) + _wrapped(self.count * FIRST)).unsqueeze(1)
         elements = torch.arange(1, 1 + torch.Size(rest).numel(), device=device).unsqueeze(0)
