@@ -6,9 +6,10 @@ import sys
 
 import pytest
 import torch
+from noisy_method import Noisy
 
 from fedlada_mpi import algorithms
-from fedlada_mpi.algorithms import resolve
+from fedlada_mpi.algorithms import Algorithm, resolve
 from fedlada_mpi.bench import Bench
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.models import layers
@@ -77,6 +78,14 @@ def test_random_and_frozen_layers_as_on_the_cpu(tmp_path, monkeypatch, function)
     for precision, bound in (("fp64", 1e-10), ("fp32", 1e-3), ("bf16", 0.5)):
         for quantity, reference in cpu.items():
             assert distance(moved(CUDA, **own, precision=precision)[quantity], reference) < bound, precision
+
+
+def test_what_methods_draw_is_what_they_draw_on_the_cpu(monkeypatch):
+    """Replayed from a graph: each step draws its own numbers, those of the CPU."""
+    monkeypatch.setattr(Noisy, "start", Algorithm.start)  # whose draws are the run's, and here is none
+    own = {"algorithm": "noisy_method:Noisy", "model": "model_zoo:mlp", "precision": "fp64"}
+    cpu, gpu = (moved(device, **own) for device in (torch.device("cpu"), CUDA))
+    assert distance(gpu["offset"], cpu["offset"]) < 1e-9
 
 
 def gradient(precision: str, device: torch.device, **settings) -> torch.Tensor:
