@@ -180,7 +180,7 @@ class Campaign:
         project, mark, state = self.project(mark=True), self.work / "mark", self.work / "state"
         if self.random.random() < 0.3:
             self.command(project, *self.quick, *project.own, "--out", "known", "--rounds", 0)
-            path = self.random.choice(project.counts)
+            path = self.random.choice(project.counts[2:])  # which both the method and the model import
             path.write_text(path.read_text() + "# of a stranger\n")
         aside = shutil.copytree(state, self.work / "aside") if state.exists() else None
         code, output = self.command(project, *self.quick, *project.own, "--out", "run", "--rounds", 1)
