@@ -16,16 +16,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
-from ..support.errors import NO_ANSWER
+from ..support.errors import NO_ANSWER, UserError
 from ..support.launcher import launched_processes
-from ..support.start_record import LIMIT, start_limit
+from ..support.start_record import LIMIT, LIMIT_SECONDS, start_limit
 from .wait_limit import WaitLimit
 
 
 @contextmanager
 def limited() -> Iterator[None]:
     """Within the block, a rank that waits for the others to start gives up after ``start_limit()`` seconds."""
-    seconds = start_limit() if launched_processes() > 1 else 0.0
+    try:
+        seconds = start_limit() if launched_processes() > 1 else 0.0
+    except UserError:  # which ``World`` raises, once all ranks are there and one can report it
+        seconds = LIMIT_SECONDS
 
     def give_up() -> NoReturn:
         sys.stdout.flush()

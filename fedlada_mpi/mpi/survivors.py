@@ -52,7 +52,7 @@ class Survivors(Messages):
 
     def __init__(self) -> None:
         super().__init__()
-        self.agreed = False  # whether the ranks have agreed on how the run, or an attempt, has ended
+        self.fails_together = False  # whether all ranks raise, as they have agreed, what this one raises
         self._unnoticed = 0
         self.tolerant = tolerant()
         self.communicators: list[MPI.Comm] = []  # in which this rank may be waiting
@@ -109,15 +109,12 @@ class Survivors(Messages):
             return flags
         if flags != good:
             self._revoke()
-        agreed = _agreed(self.comm, flags)
-        self.agreed = True
-        return agreed
+        return _agreed(self.comm, flags)
 
     @waits
     def shrink(self) -> None:
         """Go on with the ranks that are left."""
         global _remaining
-        self.agreed = False
         self._revoke()
         time.sleep(SETTLE)
         before, comm = self.comm, _shrunk(self.comm)
@@ -150,9 +147,8 @@ class Survivors(Messages):
 
     def _is_among(self, process: ProcessId, failed: MPI.Group | None) -> bool:
         rank = self.original_ranks.index(self.members.index(process))
-        return failed is not None and MPI.Group.Translate_ranks(self.comm.Get_group(), [rank], failed) != [
-            MPI.UNDEFINED
-        ]
+        (place,) = MPI.Group.Translate_ranks(self.comm.Get_group(), [rank], failed) if failed else [MPI.UNDEFINED]
+        return place != MPI.UNDEFINED
 
     def leave(self, why: str) -> NoReturn:
         """Give up: end this process with one line, and without MPI, which may be waiting for what is lost."""

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 from ..support.errors import DivergedError, UserError
 from ..support.launcher import launched_processes
-from ..support.start_record import report_joined
+from ..support.start_record import report_joined, start_limit
 from .heartbeat import Heartbeat, Peer
 from .messages import waits
 from .starting import limited
@@ -63,7 +63,6 @@ class World(Survivors):
 
         The message ends with ``hint``. Before the end, ``release`` gives back what the process holds.
         """
-
         self.hint, self.release = hint, release
 
         def give_up() -> bool:
@@ -137,6 +136,7 @@ class World(Survivors):
 
 
 def _check_launcher() -> None:
+    start_limit()
     launched = launched_processes()
     if MPI.COMM_WORLD.size == 1 and launched > 1:
         kinds = "srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 (MPICH)"
@@ -153,7 +153,7 @@ def _end_all_ranks(kind: type[BaseException], error: BaseException, trace: Trace
     world.print_failure(error)
     code = 2 if isinstance(error, UserError) else 1
     if tolerant():  # where an abort would not end the others
-        if not world.agreed and not isinstance(error, RankLost) and world.size > 1:
+        if not world.fails_together and not isinstance(error, RankLost) and world.size > 1:
             os.kill(os.getpid(), signal.SIGKILL)  # they learn of a rank that was killed, not of one that has exited
         os._exit(code)
     if world.size > 1:

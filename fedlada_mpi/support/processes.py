@@ -78,7 +78,8 @@ class ProcessId(NamedTuple):
     @property
     def is_visible(self) -> bool:
         """Whether the pid means the same here: this process runs on the same machine, and in the same container."""
-        return self[3:] == this_process()[3:]
+        here = this_process()
+        return self[3:] == here[3:] and bool(self.boot or self.host == here.host)
 
     @property
     def state(self) -> str:

@@ -79,6 +79,7 @@ class Attempts:
             except SystemExit as raised:
                 # Python would end this rank alone and leave the others waiting; as an error it ends all of them.
                 error, flags = RuntimeError(f"sys.exit({raised.code!r}) was called during the run"), DEFECT
+                error.__cause__ = raised
                 if not self.world.tolerant:
                     raise error from raised
             except BaseException as raised:  # an interrupt, too: the others must not wait for this rank
@@ -91,6 +92,7 @@ class Attempts:
             again = agreed == RANK_LOST
             if again:
                 continue
+            self.world.fails_together = error is not None or agreed == DEFECT
             if error is not None:
                 raise error
             if agreed == DEFECT:
