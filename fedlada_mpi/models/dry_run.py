@@ -18,6 +18,7 @@ from .parameters import dtype_of, outputs_with, refuse_untrainable, tensors, tie
 BATCHES = (1, 2, 3, 7)  # images; clients' batches have many sizes, and are padded
 # Added to every parameter, at most, as a model may act on its weights only where they are large; None: they are zero.
 CHANGES = (0.01, 1.0, 30.0, None)
+DRAWS = 3  # by Dropout, of which one may keep the same elements in two batches by chance
 CLOSE, NEGLIGIBLE = 1e-3, 1e-5  # of the outputs of an image
 
 
@@ -64,7 +65,7 @@ class _Trial:
     def forward(self, training: bool, images: Tensor, draws: Draws | None = None) -> Tensor:
         expected = f"a model that takes images {list(images.shape[1:])}"
         if training:
-            draws = draws or Draws(torch.zeros(1, dtype=torch.int64), stacked=False)
+            draws = draws or _draws()
         self.module.train(training)
         modes = {name: layer.training for name, layer in self.module.named_modules()}
         trains = {name: p.requires_grad for name, p in self.module.named_parameters()}
@@ -125,7 +126,7 @@ class _Trial:
         return f"use GroupNorm or LayerNorm{exchange}"
 
     def refuse_random_evaluation(self) -> None:
-        draws = Draws(torch.zeros(1, dtype=torch.int64), stacked=False)
+        draws = _draws()
         self.outputs(training=False, count=2, draws=draws)
         if draws.count:
             raise UserError(
@@ -172,12 +173,19 @@ class _Trial:
                         f"--model {self.model}: the outputs of an image depend on the number of images in its batch "
                         f"({count} or {BATCHES[-1]}): expected those of the image alone, as batches are padded"
                     )
-        # With numbers of their own for all elements of a batch, whose places may depend on its size.
-        if not _close(self.outputs(training=True, count=1), self.outputs(training=True)[:1]):
-            raise UserError(
-                f"--model {self.model}: the random numbers of an image depend on the number of images in its batch: "
-                "draw them for tensors whose first axis is the images, as with batch_first=True"
-            )
+        self._refuse_draws_by_size()
+
+    def _refuse_draws_by_size(self) -> None:
+        """With numbers of their own for all elements of a batch, whose places may depend on its size."""
+        for key in range(DRAWS):
+            whole = self.outputs(training=True, draws=(draws := _draws(key)))
+            if not draws.count:
+                return
+            if not all(_close(self.outputs(True, count, _draws(key)), whole[:count]) for count in BATCHES[:-1]):
+                raise UserError(
+                    f"--model {self.model}: the random numbers of an image depend on the number of images in its "
+                    "batch: draw them for tensors whose first axis is the images, as with batch_first=True"
+                )
 
     def refuse_changes_of_parameters(self) -> None:
         """Also by a pass that changes them only where they are large, negative or zero."""
@@ -256,6 +264,10 @@ class _Trial:
                 f"--model {self.model}: no parameter has a gradient: leave out torch.no_grad() and .detach() on the "
                 "way from them to the outputs"
             )
+
+
+def _draws(key: int = 0) -> Draws:
+    return Draws(torch.tensor([key]), stacked=False)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -58,11 +58,12 @@ def remove_unfinished(out: Path) -> None:
 
 def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> int:
     """Write a file; returns its checksum."""
-    with disk.writing(path, needed=sum(value.nbytes for value in vectors.values())), disk.new_hdf5(path) as file:
-        for name, value in vectors.items():
-            file.create_dataset(name, data=value.cpu().numpy())
-        file.attrs.update(attributes)
-    return _checksum(path)
+    with disk.writing(path, needed=sum(value.nbytes for value in vectors.values())):
+        with disk.new_hdf5(path) as file:
+            for name, value in vectors.items():
+                file.create_dataset(name, data=value.cpu().numpy())
+            file.attrs.update(attributes)
+        return _checksum(path)
 
 
 def _checksum(path: Path) -> int:

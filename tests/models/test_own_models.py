@@ -187,6 +187,7 @@ by_size = wrapped(lambda self, net, x: net(x) * len(x))
 by_two = wrapped(lambda self, net, x: net(x) if len(x) <= 2 else net(x - x.mean(0)))
 squeezed = wrapped(lambda self, net, x: net(x).squeeze())
 transposed = wrapped(lambda self, net, x: F.dropout(net(x).t(), 0.5, self.training).t())
+transposed_by_chance = wrapped(lambda self, net, x: F.dropout(net(x).t(), 0.1, self.training).t())
 shuffled = wrapped(lambda self, net, x: net((x + x[torch.rand(len(x)).argsort()]) if self.training else x))
 late, everywhere = wrapped(counted_late), wrapped(counted_globally)
 toggled, detached, evaluating = wrapped(frozen_in_forward), wrapped(without_gradient), wrapped(mode_in_forward)
@@ -336,6 +337,7 @@ REFUSED = {
     "by_two": "the outputs of an image depend on the other images of its batch",
     "squeezed": "got outputs of shape [3] for 1 image, expected [1, 3]",
     "transposed": "the random numbers of an image depend on the number of images in its batch: draw them for tensors",
+    "transposed_by_chance": "the random numbers of an image depend on the number of images in its batch",
     "shuffled": "the outputs of an image depend on the other images of its batch",
     "late": "seen changes with every pass; layers must not keep state, such as a counter",
     "everywhere": "users_own.CALLS changes with every pass",

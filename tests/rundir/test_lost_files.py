@@ -10,7 +10,7 @@ import pytest
 from training_runs import Run, make_data, same
 
 import fedlada_mpi
-from fedlada_mpi.rundir import lock
+from fedlada_mpi.rundir import checkpoint, lock
 from fedlada_mpi.rundir.metrics import DAMAGED
 from fedlada_mpi.support.errors import UserError
 
@@ -144,6 +144,18 @@ def test_a_directory_that_another_run_has_taken_is_left_to_it(data, tmp_path):
     with pytest.raises(UserError, match=r"is in use by process .* the directory of this run was taken, and it ends"):
         train(data, tmp_path / "run", taken)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [lock.NAME]
+
+
+def test_a_file_of_a_checkpoint_that_disappears_while_it_is_written_is_one_line(data, tmp_path, monkeypatch):
+    checksum = checkpoint._checksum
+
+    def gone(path):
+        path.unlink()
+        return checksum(path)
+
+    monkeypatch.setattr(checkpoint, "_checksum", gone)
+    with pytest.raises(UserError, match=r"server.h5: No such file or directory: put its directory back, then add"):
+        train(data, tmp_path / "run")
 
 
 def without_line(number):
