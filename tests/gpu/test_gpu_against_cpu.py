@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from repository import ROOT
 
 from fedlada_mpi import algorithms
 from fedlada_mpi.algorithms import resolve
@@ -45,6 +46,16 @@ def test_every_method_as_on_the_cpu(name):
             # In a full gradient, the images' own gradients nearly cancel.
             loose = 10 if algorithms.find(name).full_gradient else 1
             assert distance(gpu[quantity], reference) < bound * loose, (precision, quantity)
+
+
+def test_random_numbers_of_an_own_method_as_on_the_cpu():
+    """Of steps replayed from a graph, and of the hooks around them; with more clients than train together, too."""
+    own = {"algorithm": f"{ROOT / 'tests' / 'helpers' / 'noisy_method.py'}:Noisy", "model": "model_zoo:mlp"}
+    cpu = moved(torch.device("cpu"), **own, precision="fp64")
+    for more in ({}, dict(max_clients_at_once=1), dict(precision="fp32")):
+        gpu = moved(CUDA, **{**own, "precision": "fp64", **more})
+        for quantity, reference in cpu.items():
+            assert distance(gpu[quantity], reference) < (1e-3 if "precision" in more else 1e-10), (more, quantity)
 
 
 OWN = """
