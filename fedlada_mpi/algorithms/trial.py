@@ -39,10 +39,18 @@ class Trial:
     >>> alone, together = trial.train((0,), t=0), trial.train((0, 1, 2), t=0)
     """
 
-    def __init__(self, a: Algorithm, size: int, scale: float = 1.0, thorough: bool = True, slots: float = 0.0):
+    def __init__(
+        self,
+        a: Algorithm,
+        size: int,
+        scale: float = 1.0,
+        thorough: bool = True,
+        slots: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+    ):
         """``thorough``: trace, and look for what hooks must not change; ``slots``: what others have left in them."""
         self.a, self.size, self.thorough, self.slots = a, size, thorough, slots
-        self.dtype = torch.float64 if a.config.precision == "fp64" else torch.float32
+        self.dtype = torch.float64 if a.config.precision == "fp64" else dtype
         self.keys: Tensor | None = None  # of the clients whose hook is called; None: the server's
         self.k = 0  # the local step
         self.drew: Counter[str] = Counter()  # calls of each hook that draw with torch, or move a global generator
