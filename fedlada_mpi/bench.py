@@ -40,6 +40,7 @@ import torch.nn.functional as F
 from . import algorithms, models
 from .algorithms import Round, Vectors, resolve
 from .algorithms.fedlada import LocalAdam
+from .algorithms.hook_draws import server_draws
 from .gpu.graphs import capture_on
 from .mpi import timing
 from .mpi.plan import plan_transport
@@ -141,7 +142,8 @@ class Bench:
         a, size = self.algorithm, self.network.layout.size
         self.s = Vectors(**named_rows((*a.down, *a.derived, *a.private), size, dtype, device))
         self.s.x.copy_(self.network.initial(dtype))
-        a.start(self.s)
+        with server_draws(a, "start", 0, self.trainer.buffers.real):
+            a.start(self.s)
         self.sums = RankSums(a, size, dtype, device)
         self.steps = int(local_steps(config, data.sizes)[0])
         self.t = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any
@@ -21,7 +22,7 @@ from .trial import HOOKS, STEPS, Trace, Trial, unrepeatable
 
 ELEMENTS = 5  # of a parameter in a trial, at most
 SCALES = (1e-3, 1.0, 1e3)  # of the gradients: a threshold lies between two of them
-ROUNDING, OF_X = 1e-4, 1e-6  # differences that are rounding, relative to a vector and to x
+ROUNDING = 1e-4  # of a vector: differences that are no more are rounding, as are those of a few last digits of x
 SEVERAL = 3  # calls of a hook that move a global generator; other threads may move it, too, but not at each
 
 
@@ -57,27 +58,30 @@ def _try_sizes(a: Algorithm, tensors: Sequence[Sequence[slice]]) -> Trial:
     return trial
 
 
-def _small(a: Algorithm, tensors: Sequence[Sequence[slice]], first: Trial) -> tuple[Algorithm, int]:
-    """The method for a few elements of every parameter, and their number; as it is, if it takes no others."""
+def _small(a: Algorithm, tensors: Sequence[Sequence[slice]], first: Trial) -> tuple[Algorithm, int, torch.dtype]:
+    """The method for a few elements of every parameter, their number and type: double, where rounding hides least.
+
+    As it is in a run, if it takes no others.
+    """
     size, small_tensors = 0, []
     for places in tensors:
         lengths = [ELEMENTS if p.stop is None else min(ELEMENTS, p.stop - (p.start or 0)) for p in places]
         ends = [size + end for end in accumulate(lengths)]
         small_tensors.append([slice(end - length, end) for end, length in zip(ends, lengths, strict=True)])
         size = ends[-1]
-    try:
-        small = construct(type(a), a.config, small_tensors)
-        Trial(small, size, thorough=False).train((0, 1), t=0, steps=1)
-    except Exception:
-        return a, first.size
-    return small, size
+    for dtype in (torch.float64, torch.float32):
+        with suppress(Exception):
+            small = construct(type(a), a.config, small_tensors)
+            Trial(small, size, thorough=False, dtype=dtype).train((0, 1), t=0, steps=1)
+            return small, size, dtype
+    return a, first.size, first.dtype
 
 
-def _compare_groups(a: Algorithm, size: int) -> list[Trial]:
+def _compare_groups(a: Algorithm, size: int, dtype: torch.dtype) -> list[Trial]:
     """Raise ``UserError`` where a client's results depend on who trains with it, or are others each time."""
     trials, last = [], a.config.rounds
     for scale in SCALES:
-        trial = Trial(a, size, scale)
+        trial = Trial(a, size, scale, dtype=dtype)
         trials.append(trial)
         for t in sorted({0, 1, last // 2, max(0, last - 1)}) if scale == 1 else (0, 1):
             alone: dict[int, dict[str, Tensor]] = {}
@@ -96,9 +100,10 @@ def _compare_groups(a: Algorithm, size: int) -> list[Trial]:
 def _compare(alone: Trace, again: Trace, together: bool) -> None:
     x = max((float(value.abs().max()) for _, name, value in alone if name == "c.x"), default=0.0)
     for (hook, name, expected), (_, _, value) in zip(alone, again, strict=True):
+        floor = 10 * torch.finfo(value.dtype).eps * x if value.is_floating_point() else 0.0
         if not together and contents(value) != contents(expected):
             raise UserError(unrepeatable(hook))
-        if _differ(expected, value, OF_X * x):
+        if _differ(expected, value, floor):
             raise UserError(
                 f"{hook} mixes clients: {name} of one depends on who trains with it; g is [C, d], a row for each "
                 "client: reduce over dim=1, keepdim=True"
@@ -114,11 +119,11 @@ def _differ(a: Tensor, b: Tensor, floor: float) -> bool:
     return not bool(gap <= ROUNDING * torch.maximum(a.abs(), b.abs()).max() + floor)
 
 
-def _refuse_old_slots(a: Algorithm, size: int) -> None:
+def _refuse_old_slots(a: Algorithm, size: int, dtype: torch.dtype) -> None:
     """What a client finds in its slots is what another one left there."""
 
     def finite(left: float) -> bool:
-        sent = Trial(a, size, thorough=False, slots=left).train((0, 1), t=0)
+        sent = Trial(a, size, thorough=False, slots=left, dtype=dtype).train((0, 1), t=0)
         return all(bool(value.isfinite().all()) for each in sent.values() for value in each.values())
 
     if a.slots and finite(0.0) and not finite(torch.nan):

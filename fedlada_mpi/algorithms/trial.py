@@ -39,21 +39,27 @@ class Trial:
     >>> alone, together = trial.train((0,), t=0), trial.train((0, 1, 2), t=0)
     """
 
-    def __init__(self, a: Algorithm, size: int, scale: float = 1.0, thorough: bool = True, slots: float = 0.0):
-        """``thorough``: also look for what hooks must not change; ``slots``: what others have left in them."""
+    def __init__(
+        self,
+        a: Algorithm,
+        size: int,
+        scale: float = 1.0,
+        thorough: bool = True,
+        slots: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        """``thorough``: trace, and look for what hooks must not change; ``slots``: what others have left in them."""
         self.a, self.size, self.thorough, self.slots = a, size, thorough, slots
-        self.dtype = torch.float64 if a.config.precision == "fp64" else torch.float32
+        self.dtype = torch.float64 if a.config.precision == "fp64" else dtype
         self.keys: Tensor | None = None  # of the clients whose hook is called; None: the server's
         self.k = 0  # the local step
         self.drew: Counter[str] = Counter()  # calls of each hook that draw with torch, or move a global generator
         self.moved: Counter[str] = Counter()
         self.traces: dict[int, Trace] = {}
-        draw = torch.Generator().manual_seed(0)
-        shape = (len(STEPS), max(STEPS) + 2, size)
-        self.gradients = torch.randn(shape, generator=draw).to(self.dtype) * scale * torch.tensor(SPREAD)[:, None, None]
+        self.scale = scale
         self.state: dict[int, dict[str, Tensor]] = {}  # what each client keeps
         self.on_root = Vectors(**{n: torch.zeros(size, dtype=self.dtype) for n in (*a.down, *a.derived, *a.private)})
-        self.on_root.x.copy_(torch.randn(size, generator=draw))
+        self.on_root.x.copy_(torch.randn(size, generator=torch.Generator().manual_seed(0)))
         self.hooks = cast(Algorithm, _Watched(a, self._call))
         self.hooks.start(self.on_root)
 
@@ -96,9 +102,9 @@ class Trial:
     def _step(self, running: list[int], c: ClientVectors, s: Vectors, lr: Tensor, k: int) -> None:
         a, hooks, self.k = self.a, self.hooks, k
         self._of(running)
-        c.g.copy_(self.gradients[running, k])
+        c.g.copy_(self._gradients(running, k))
         if a.gradients == 2:
-            c.g1.copy_(self.gradients[running, k + 1])
+            c.g1.copy_(self._gradients(running, k + 1))
         if a.moves_point:
             point = hooks.point(c, s, lr)
             if point is not None:
@@ -133,10 +139,16 @@ class Trial:
         if a.gradients == 2:
             c.g1 = torch.zeros(shape, dtype=self.dtype)
         if a.full_gradient:
-            c.full_g = self.gradients[clients, -1].clone()
+            c.full_g = self._gradients(clients, max(STEPS))
         if a.step_index:
             c.k = torch.zeros(len(clients), 1, dtype=self.dtype)
         return c
+
+    def _gradients(self, clients: list[int], k: int) -> Tensor:
+        """Of these clients in step k, [C, d]."""
+        draws = (torch.Generator().manual_seed(1 + client * 100 + k) for client in clients)
+        rows = [torch.randn(self.size, generator=draw, dtype=self.dtype) for draw in draws]
+        return torch.stack(rows) * self.scale * torch.tensor([[SPREAD[client]] for client in clients])
 
     def _server(self) -> Vectors:
         """As clients see it."""
@@ -204,6 +216,8 @@ class Trial:
                 raise UserError(f"{hook} writes to {name}, {_why(hook, name)}")
 
     def _trace(self, hook: str, clients: list[int], c: ClientVectors, more: dict[str, Tensor] | None = None) -> None:
+        if not self.thorough:
+            return
         named = {f"c.{name}": getattr(c, name) for name in ("x", *self.a.slots, *self.a.client_state)}
         for name, values in {**(more or {}), **named}.items():
             for i, client in enumerate(clients):

@@ -37,6 +37,24 @@ def test_the_same_bits_in_turns_and_after_a_resume(shared_tmp):
         assert not np.array_equal(other.x, whole.x)
 
 
+def test_elements_between_parameters_pass_nothing_on(shared_tmp):
+    """The gradients' buffer is that of the next client, too; the layers write to parameters alone."""
+    data = make_data(shared_tmp / "between", SIZES, silos=2)
+    given = {**COMMON, "algorithm": f"{OWN}Shifted", "rounds": 1}
+    whole, in_turns = (run_here(data, shared_tmp / f"{n}", **given, max_clients_at_once=n) for n in (3, 1))
+    same(in_turns, whole)
+
+
+def test_no_random_numbers_between_parameters():
+    real = torch.tensor([1.0, 0.0, 1.0])
+    with client_draws(drawing(), "begin", torch.tensor([1, 2]), real=real):
+        drawn, filled, column = torch.randn(2, 3), torch.empty(2, 3).normal_(), torch.rand(2, 1)
+    for rows in (drawn, filled):
+        assert rows[:, 1].eq(0).all()
+        assert rows[:, 0].ne(0).all()
+    assert column.ne(0).all()
+
+
 def drawing(seed: int = 0) -> Algorithm:
     method = Algorithm(resolve(dict(algorithm="fedavg", seed=seed)).config)
     method.traits = Traits(draws=True)

@@ -78,6 +78,9 @@ WRONG = {
     "def begin(self, c, s, r):\n        super().begin(c, s, r)\n        c.x.mul_(len(c.x))": "begin mixes clients: c.x",
     "client_state = ('h',)\n    def finish(self, c, s, r):\n        c.h.add_(c.x.mean(0))\n"
     "        return super().finish(c, s, r)": "finish mixes clients: c.h",
+    # Far below the last digits of x in single precision.
+    "def finish(self, c, s, r):\n        v = super().finish(c, s, r)['offset'] * 1e-3\n"
+    "        return {'offset': v @ v.T @ v}": "finish mixes clients: offset",
     "def directon(self, c, s, g): return -g": (
         "directon is none of a method's hooks and declarations (did you mean 'direction'?): rename it, with _ in front "
         "if it is your own"

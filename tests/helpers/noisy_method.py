@@ -54,3 +54,10 @@ class Quiet(Noisy):
 
     def before_clip(self, c, s, g):
         return g
+
+
+class Shifted(Algorithm):
+    """A step in which elements between parameters, which have no gradient, move as well."""
+
+    def direction(self, c, s, g):
+        return g.add_(0.5)
