@@ -22,8 +22,8 @@ from .trial import HOOKS, STEPS, Trace, Trial, unrepeatable
 
 ELEMENTS = 5  # of a parameter in a trial, at most
 SCALES = (1e-3, 1.0, 1e3)  # of the gradients: a threshold lies between two of them
-# Of a vector: differences that are no more are rounding, as are those of a few last digits of x. In double, a method may
-# still compute some of it in single precision.
+# Of a vector: differences that are no more are rounding, as are those of a few last digits of x. In a double trial, a
+# method may still compute something in single precision.
 ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}
 SEVERAL = 3  # calls of a hook that move a global generator; other threads may move it, too, but not at each
 
