@@ -22,7 +22,9 @@ from .trial import HOOKS, STEPS, Trace, Trial, unrepeatable
 
 ELEMENTS = 5  # of a parameter in a trial, at most
 SCALES = (1e-3, 1.0, 1e3)  # of the gradients: a threshold lies between two of them
-ROUNDING = 1e-4  # of a vector: differences that are no more are rounding, as are those of a few last digits of x
+# Of a vector: differences that are no more are rounding, as are those of a few last digits of x. In a double trial, a
+# method may still compute something in single precision.
+ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}
 SEVERAL = 3  # calls of a hook that move a global generator; other threads may move it, too, but not at each
 
 
@@ -116,7 +118,7 @@ def _differ(a: Tensor, b: Tensor, floor: float) -> bool:
     if bool(same.all()):
         return False
     gap = (a - b)[~same].abs().max()
-    return not bool(gap <= ROUNDING * torch.maximum(a.abs(), b.abs()).max() + floor)
+    return not bool(gap <= ROUNDING.get(a.dtype, 1e-4) * torch.maximum(a.abs(), b.abs()).max() + floor)
 
 
 def _refuse_old_slots(a: Algorithm, size: int, dtype: torch.dtype) -> None:

@@ -78,7 +78,8 @@ WRONG = {
     "def begin(self, c, s, r):\n        super().begin(c, s, r)\n        c.x.mul_(len(c.x))": "begin mixes clients: c.x",
     "client_state = ('h',)\n    def finish(self, c, s, r):\n        c.h.add_(c.x.mean(0))\n"
     "        return super().finish(c, s, r)": "finish mixes clients: c.h",
-    # Far below the last digits of x in single precision.
+    # Far below x, which the clip keeps close together, and below its last digits in single precision.
+    "def point(self, c, s, lr): return c.x + 1e-3 * (c.x - c.x.median(0).values)": "point mixes clients: the point",
     "def finish(self, c, s, r):\n        v = super().finish(c, s, r)['offset'] * 1e-3\n"
     "        return {'offset': v @ v.T @ v}": "finish mixes clients: offset",
     "def directon(self, c, s, g): return -g": (
