@@ -221,7 +221,9 @@ ERRORS: dict[str, Callable[[Source], None]] = {
 
 
 def results(run: Any) -> tuple[Any, torch.Tensor]:
-    """The metrics without times, and the model."""
+    """The metrics without times, and the model; a signal ends the campaign, as a run that it stopped has other ones."""
+    if run.summary["status"] == "stopped":
+        raise KeyboardInterrupt
     records = [json.loads(line) for line in (run.dir / "metrics.jsonl").read_text().splitlines()]
     model = torch.load(run.dir / "model.pt", weights_only=True)
     kept = [{k: v for k, v in without_times(record).items() if k != "bytes_mpi"} for record in records]
@@ -242,7 +244,7 @@ def attempt(path: Path, data: Data, folder: Path, draw: random.Random) -> str:
     try:
         together = results(train(**given, out=folder / "together", max_clients_at_once=3))
         in_turns = results(train(**given, out=folder / "turns", max_clients_at_once=1))
-        train(**{**given, "rounds": draw.choice((1, 2))}, out=folder / "resumed")
+        results(train(**{**given, "rounds": draw.choice((1, 2))}, out=folder / "resumed"))
         resumed = results(train(**{**given, "overwrite": False, "resume": True}, out=folder / "resumed"))
     except UserError as error:
         return "refused" if "\n" not in str(error) else f"several lines: {error}"
