@@ -697,8 +697,8 @@ def test_a_failure_of_one_rank_ends_all(mpirun, tmp_path, data):
         "class Fails(fedlada_mpi.Algorithm):\n"
         "    def begin(self, c, s, r):\n"
         "        super().begin(c, s, r)\n"
-        "        if r.t == 1 and MPI.COMM_WORLD.rank == 1: raise RuntimeError('rank one')\n"
-        f"fedlada_mpi.train(dataset={str(data.shards)!r}, algorithm=Fails, out='out', rounds=3, participation=1)\n"
+        "        if r.t == 2 and MPI.COMM_WORLD.rank == 1: raise RuntimeError('rank one')\n"
+        f"fedlada_mpi.train(dataset={str(data.shards)!r}, algorithm=Fails, out='out', rounds=9, participation=1)\n"
     )
     done = mpirun(2, command=(str(script),), cwd=tmp_path)
     assert done.returncode != 0

@@ -93,6 +93,8 @@ def set_precision(precision: str) -> torch.dtype:
 
 def refuse_unrepeatable(refuse: bool) -> None:
     """Whether torch refuses operations on a GPU that may give other bits each time."""
+    if torch.are_deterministic_algorithms_enabled() == refuse:
+        return  # the call below imports torch's compiler, which takes seconds
     if refuse:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without which torch refuses products
         deterministic: Any = torch.utils.deterministic

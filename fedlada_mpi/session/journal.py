@@ -160,10 +160,7 @@ class Journal(Watcher):
         missing, history = self._missing(), self.history
         with disk.writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.keep(self.out)
-        except lock.Busy as busy:
-            raise disk.WriteError(f"{busy}; the directory of this run was taken, and it ends") from None
+        lock.keep(self.out)
         if not missing:
             return
         print(f"note: {', '.join(missing)} of {self.out} changed or missing during the run: written again", flush=True)

@@ -40,7 +40,7 @@ def writing(path: Path, cure: str = "then add --resume", needed: int = 0) -> Ite
         if error.errno in _NO_ROOM:
             first = "make room"
             reason += _room(path, needed)
-        elif error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):
+        elif error.errno in (errno.ENOENT, errno.ESTALE):
             first = "put its directory back"
         elif error.errno == errno.EIO:
             first = "check the disk"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 from hostile import damage_file
-from ranks import python
 from repository import ROOT
 from training_runs import arguments, make_data, run_here
 
@@ -78,11 +78,12 @@ def test_a_directory_that_another_process_holds(data, tmp_path, refused):
     assert not (tmp_path / lock.NAME).exists()
 
 
+@pytest.mark.slow
 def test_two_runs_at_once(data, tmp_path):
     """The second ends with 2 while the first goes on, to the result that it has alone."""
-    settings = dict(SHORT, rounds=60, checkpoint_every=20)
+    settings = dict(SHORT, rounds=200, checkpoint_every=20)
     alone = run_here(data, tmp_path / "alone", **settings)
-    command = [python(), "-m", "fedlada_mpi.run", *arguments(data, tmp_path / "shared", settings), "--resume"]
+    command = [sys.executable, "-m", "fedlada_mpi.run", *arguments(data, tmp_path / "shared", settings), "--resume"]
     first = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 150
     while not (tmp_path / "shared" / "metrics.jsonl").exists():

@@ -141,7 +141,7 @@ def test_a_directory_that_another_run_has_taken_is_left_to_it(data, tmp_path):
         out.mkdir()
         (out / lock.NAME).write_text(json.dumps({**lock._me(), "pid": os.getppid(), "started": ""}))
 
-    with pytest.raises(UserError, match=r"is in use by process .* the directory of this run was taken, and it ends"):
+    with pytest.raises(UserError, match=r"run.lock was taken over by process"):
         train(data, tmp_path / "run", taken)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [lock.NAME]
 
