@@ -64,7 +64,7 @@ def _own_gradients_refused() -> Iterator[None]:
     def checked(kind: type, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values())):
             raise TypeError(f"{kind.__name__} is an autograd.Function, with a gradient of its own")
-        return apply.__func__(kind, *args, **kwargs)
+        return apply.__get__(None, kind)(*args, **kwargs)
 
     function.apply = classmethod(checked)
     try:

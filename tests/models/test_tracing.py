@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedlada_mpi import models
 from fedlada_mpi.models.agreement import disagreement
-from fedlada_mpi.models.tracing import Graph, described, operation
+from fedlada_mpi.models.tracing import Graph, _own_gradients_refused, described, operation
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine, different_gradient
 
 # Nothing here depends on the ranks, and four at once would only wait for each other's cores.
@@ -188,3 +188,21 @@ def test_a_users_model_waits_for_no_compiler():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=150, env=environment)
     assert done.stdout.split() == ["True", "False"], done.stderr
+
+
+def test_functions_with_gradients_of_their_own_go_on_while_another_model_is_traced():
+    """In another thread, say: only a traced tensor is refused."""
+
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return 2 * gradient
+
+    x = torch.ones(2, requires_grad=True)
+    with _own_gradients_refused():
+        Double.apply(x).sum().backward()
+    assert x.grad.tolist() == [2, 2]

@@ -28,7 +28,8 @@ def test_signalled_jobs_requeue_and_end_as_if_left_alone(user):
     jobs, forked = {}, user.environment["FEDLADA_VENV"]
     for name, kind, venv in (("by mpirun", "auto", sys.prefix), ("by srun", "pmix", forked), ("alone", "auto", forked)):
         user.environment |= {"FEDLADA_MPI": kind, "FEDLADA_VENV": venv}
-        jobs[name] = user.submit("train", "--", *TRAIN, "--out", name)
+        # So many rounds that none has ended when its signal comes.
+        jobs[name] = user.submit("train", "--", *TRAIN, "--rounds", 150, "--out", name)
     for name in ("by srun", "by mpirun"):
         user.wait_for_round(name, 2, jobs[name])
         user.cluster.run("scancel", "--batch", "--signal=USR1", jobs[name])
@@ -47,7 +48,7 @@ def test_signalled_jobs_requeue_and_end_as_if_left_alone(user):
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in expected)
         lines = (user.folder / name / "metrics.jsonl").read_text().splitlines()
-        assert [json.loads(line)["round"] for line in lines] == list(range(1, 31))
+        assert [json.loads(line)["round"] for line in lines] == list(range(1, 151))
 
 
 @pytest.mark.slow
