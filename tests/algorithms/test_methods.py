@@ -23,12 +23,18 @@ KNOWN: dict[str, list[Round]] = {}
 
 
 def by_tier(pairs):
-    """Those of the paper's methods whenever tests run, the others with --all."""
-    return [pair if pair[0] in PAPER else slow(*pair) for pair in pairs]
+    """Those of the paper's methods whenever tests run, on 4 ranks with --all; the others with --all, alone."""
+    on_ranks = pytest.mark.ranks(slow=True)
+    return [pytest.param(*pair, marks=on_ranks) if pair[0] in PAPER else slow(*pair) for pair in pairs]
 
 
 VARIATIONS = by_tier((method, change) for method, case in CASES.items() for change in case.variations)
-UNEQUAL = by_tier((method, change) for method, case in CASES.items() for change in case.unequal)
+UNEQUAL = by_tier(
+    [
+        *((method, change) for method, case in CASES.items() for change in case.unequal),
+        *((method, dict(weighting="uniform")) for method in PAPER),
+    ]
+)
 
 
 def label(value) -> str:
@@ -100,7 +106,6 @@ def test_method_agrees_with_the_reference(method, data, run_dir):
         assert np.linalg.norm(vector - reference) < EXACT * np.linalg.norm(reference), name
 
 
-@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize(("method", "change"), VARIATIONS, ids=label)
 def test_every_setting_that_changes_the_maths(method, change, data, run_dir):
     settings = {**CASES[method].settings, **change}
@@ -152,10 +157,7 @@ EPOCHS, BATCH = 2, 3
 UNEQUAL_STEPS = [2, 6, 4, 2]
 
 
-@pytest.mark.ranks(slow=True)
-@pytest.mark.parametrize(
-    ("method", "change"), UNEQUAL + [(method, dict(weighting="uniform")) for method in PAPER], ids=label
-)
+@pytest.mark.parametrize(("method", "change"), UNEQUAL, ids=label)
 def test_unequal_numbers_of_local_steps(method, change, copies, run_dir):
     """With three of the four clients in a round, and means weighted by their sizes, where a method can have that."""
     case = CASES[method]
