@@ -160,7 +160,10 @@ class Journal(Watcher):
         missing, history = self._missing(), self.history
         with disk.writing(self.out):
             self.out.mkdir(parents=True, exist_ok=True)
-        lock.keep(self.out)
+        try:
+            lock.keep(self.out)
+        except lock.Busy as busy:  # of which the root tells the other ranks, as of a full disk
+            raise disk.WriteError(str(busy)) from None
         if not missing:
             return
         print(f"note: {', '.join(missing)} of {self.out} changed or missing during the run: written again", flush=True)
