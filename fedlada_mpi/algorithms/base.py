@@ -77,6 +77,11 @@ class ClientVectors(Vectors):
         return f"the class as {asked[name]}" if name in asked else super()._where(name)
 
 
+def rows(c: ClientVectors, which: slice) -> ClientVectors:
+    """The vectors of some of the clients."""
+    return ClientVectors(**{name: None if v is None else v[which] for name, v in vars(c).items()})
+
+
 @dataclass(frozen=True)
 class Round:
     t: int  # 0-based

@@ -57,7 +57,7 @@ def check_declarations(a: Algorithm) -> None:
 def check_names(a: Algorithm) -> list[str]:
     """Raise ``UserError`` for what looks like a hook or a declaration and is none; notes on names that nothing uses."""
     asked_for, used = _interface(type(a)), _used(type(a))
-    defined = {name: value for cls in reversed(_own(type(a))) for name, value in vars(cls).items()}
+    defined = {name: value for cls in reversed(own_classes(type(a))) for name, value in vars(cls).items()}
     defined = {name: v for name, v in defined.items() if _public(name, asked_for) and not isinstance(v, Setting)}
     in_objects = [name for name in vars(a) if _public(name, asked_for) and name not in a.hypers]
     for name in (*defined, *in_objects):
@@ -102,17 +102,21 @@ def may_draw(cls: type[Algorithm]) -> bool:
     return not RANDOM.isdisjoint(_used(cls))
 
 
-def _own(cls: type) -> list[type]:
+def own_classes(cls: type) -> list[type]:
     """The classes that are the user's, mixins too."""
-    return [each for each in cls.__mro__ if each is not object and not each.__module__.startswith("fedlada_mpi.")]
+    return [each for each in cls.__mro__ if each is not object and not _is_built_in(each)]
 
 
 def _interface(cls: type) -> set[str]:
     """What a round asks a method for, and what built-in methods ask those that inherit from them."""
-    built_in = [each for each in cls.__mro__ if each.__module__.startswith("fedlada_mpi.")]
+    built_in = filter(_is_built_in, cls.__mro__)
     return {name for each in built_in for name in (*vars(each), *vars(each).get("__annotations__", {}))} | {
         *("config", "tensors", "eta_g", "decay", "moves_point")
     }
+
+
+def _is_built_in(cls: type) -> bool:
+    return cls.__module__.startswith("fedlada_mpi.")
 
 
 def _public(name: str, asked_for: set[str]) -> bool:
@@ -141,7 +145,7 @@ def _used(cls: type) -> set[str]:
             if isinstance(called, FunctionType) and called.__module__ == function.__module__:
                 visit(called)
 
-    for each in _own(cls):
+    for each in own_classes(cls):
         for value in vars(each).values():
             for function in _functions(value):
                 visit(function)

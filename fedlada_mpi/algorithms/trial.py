@@ -13,8 +13,8 @@ from torch import Tensor
 from ..support.contents import contents, global_generators
 from ..support.errors import UserError
 from ..support.randomness import mix
-from .base import Algorithm, ClientVectors, Round, Vectors
-from .declarations import check_sent
+from .base import Algorithm, ClientVectors, Round, Vectors, rows
+from .declarations import check_sent, own_classes
 from .hook_draws import HookDraws
 from .step import local_step
 
@@ -71,33 +71,33 @@ class Trial:
         """What each of ``clients`` sends and keeps (``client_state``) after a round together; traced."""
         a, hooks, r = self.a, self.hooks, self.round(t)
         self.traces = {client: [] for client in clients}
-        rows = list(clients)
-        c, s = self._clients(rows), self._server()
-        for i, client in enumerate(rows):
+        group = list(clients)
+        c, s = self._clients(group), self._server()
+        for i, client in enumerate(group):
             for name in a.client_state:
                 if client in self.state:
                     getattr(c, name)[i].copy_(self.state[client][name])
             if a.client_state and client not in self.state:
                 self._of([client])
-                hooks.enter(_rows(c, slice(i, i + 1)), s)
-        self._of(rows)
+                hooks.enter(rows(c, slice(i, i + 1)), s)
+        self._of(group)
         hooks.begin(c, s, r)
-        self._trace("begin", rows, c)
+        self._trace("begin", group, c)
         lr = torch.tensor(r.lr, dtype=self.dtype)
         for k in range(steps):
-            running = [client for client in rows if STEPS[client] > k]
+            running = [client for client in group if STEPS[client] > k]
             if running:
-                self._step(running, _rows(c, slice(0, len(running))), s, lr, k)
+                self._step(running, rows(c, slice(0, len(running))), s, lr, k)
         self.k = 0
-        self._of(rows)
+        self._of(group)
         sent = hooks.finish(c, s, r)
         check_sent(a, sent)
         for name in (*a.up, *a.scalars):
             width, kind = (self.size, "[C, d]") if name in a.up else (1, "[C, 1]")
-            _check(f"finish, {name}", sent[name], (len(rows), width), kind)
-        self._trace("finish", rows, c, {name: sent[name] for name in (*a.up, *a.scalars)})
+            _check(f"finish, {name}", sent[name], (len(group), width), kind)
+        self._trace("finish", group, c, {name: sent[name] for name in (*a.up, *a.scalars)})
         every = {**sent, **{f"c.{name}": getattr(c, name) for name in a.client_state}}
-        return {client: {name: v[i].clone() for name, v in every.items()} for i, client in enumerate(rows)}
+        return {client: {name: v[i].clone() for name, v in every.items()} for i, client in enumerate(group)}
 
     def _step(self, running: list[int], c: ClientVectors, s: Vectors, lr: Tensor, k: int) -> None:
         a, hooks, self.k = self.a, self.hooks, k
@@ -147,8 +147,8 @@ class Trial:
     def _gradients(self, clients: list[int], k: int) -> Tensor:
         """Of these clients in step k, [C, d]."""
         draws = (torch.Generator().manual_seed(1 + client * 100 + k) for client in clients)
-        rows = [torch.randn(self.size, generator=draw, dtype=self.dtype) for draw in draws]
-        return torch.stack(rows) * self.scale * torch.tensor([[SPREAD[client]] for client in clients])
+        gradients = [torch.randn(self.size, generator=draw, dtype=self.dtype) for draw in draws]
+        return torch.stack(gradients) * self.scale * torch.tensor([[SPREAD[client]] for client in clients])
 
     def _server(self) -> Vectors:
         """As clients see it."""
@@ -198,8 +198,9 @@ class Trial:
 
     def _own(self) -> dict[str, Any]:
         """The attributes of the method, and of the user's classes."""
-        classes = [cls for cls in type(self.a).__mro__ if cls is not object and not _built_in(cls)]
-        of_classes = {n: v for cls in reversed(classes) for n, v in vars(cls).items() if not n.startswith("__")}
+        of_classes = {
+            n: v for cls in reversed(own_classes(type(self.a))) for n, v in vars(cls).items() if not n.startswith("__")
+        }
         every = {**of_classes, **vars(self.a)}
         return {name: contents(value) for name, value in every.items() if name not in GIVEN}
 
@@ -233,14 +234,6 @@ class _Watched:
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._a, name)
         return partial(self._around, name, value) if name in HOOKS else value
-
-
-def _built_in(cls: type) -> bool:
-    return cls.__module__.startswith("fedlada_mpi.")
-
-
-def _rows(c: ClientVectors, which: slice) -> ClientVectors:
-    return ClientVectors(**{name: None if v is None else v[which] for name, v in vars(c).items()})
 
 
 def _written(vector: Tensor) -> tuple[int, Any]:

@@ -11,11 +11,10 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
-from ..support.processes import ProcessId
+from ..support.processes import ENDED, ProcessId
 
 PERIOD = 5.0  # seconds between looks
 STOPPED, STUCK = "Tt", "D"  # states in /proc: by a signal or a debugger; in a call to a disk or another device
-GONE = "ZX"
 STOPPED_PERIODS = 4  # after which a rank is killed: those of a job that was suspended as a whole wake up sooner
 
 
@@ -50,7 +49,7 @@ class Watchdog:
     @property
     def gone(self) -> list[ProcessId]:
         """Those that have ended."""
-        return [process for process in self.processes if process.state in GONE]
+        return [process for process in self.processes if process.state in ENDED]
 
 
 def end(process: ProcessId, why: str) -> None:

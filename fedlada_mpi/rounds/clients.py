@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms import Algorithm, ClientVectors, Vectors
+from ..algorithms.base import rows
 from ..algorithms.dry_run import steps_alone
 from ..models.layout import Layout
 from ..settings import Config
@@ -132,10 +133,6 @@ class ClientBuffers:
     def slices(self) -> tuple[slice, slice]:
         """Where the two parts are in a flat vector."""
         return slice(0, self.live), slice(self.live, None)
-
-
-def rows(c: ClientVectors, which: slice) -> ClientVectors:
-    return ClientVectors(**{name: None if v is None else v[which] for name, v in vars(c).items()})
 
 
 def _elements(s: Vectors, where: slice) -> Vectors:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms import Algorithm, ClientVectors, Round, Vectors
+from ..algorithms.base import rows
 from ..algorithms.hook_draws import client_draws, client_keys
 from ..algorithms.step import local_step
 from ..gpu.graphs import Capture
@@ -26,7 +27,7 @@ from ..support import rng
 from ..support.errors import UserError
 from .aggregate import Collector, Part, Sent
 from .batches import Batch, LocalData, Plan, all_batches, gather, local_steps, plan
-from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts, rows
+from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .costs import chunk_count, stack_width
 from .gradients import Engine
 

@@ -17,7 +17,6 @@ import importlib.util
 import os
 import platform
 import sys
-import sysconfig
 import warnings
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
@@ -26,16 +25,12 @@ from typing import Any
 
 from .inputs import read_bytes
 from .object_digest import object_digest
-from .user_code import Given, is_own
+from .user_code import Given, is_library, is_own
 
 Files = dict[str, str]  # SHA-256 by name, relative to the folder of the code
 Code = dict[str, Files]  # by the setting that names it
 SETTINGS = ("algorithm", "model")  # that may name users' code
 MAIN = "__main__"  # a script or a notebook, which cannot be imported again
-_LIBRARIES = (
-    Path(__file__).resolve().parents[1],
-    *(Path(os.path.realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib")),
-)
 
 
 def of_settings(settings: Mapping[str, Any]) -> Code:
@@ -60,7 +55,7 @@ def of(name: str) -> Files:
     found = name.object if isinstance(name, Given) else _object(place, attribute)
     # Bytecode is of one version of Python.
     key = f"{name} (Python {platform.python_version().rpartition('.')[0]})"
-    return {} if found is None else {key: object_digest(found, is_library, _of_module)}
+    return {} if found is None else {key: object_digest(found, _of_module)}
 
 
 def changed(before: Code, now: Code) -> list[str]:
@@ -81,14 +76,6 @@ def summary(code: Code) -> str:
 
 def _sorted(code: Code) -> list[Any]:
     return [(setting, sorted(files.items())) for setting, files in sorted(code.items())]
-
-
-def is_library(file: str | Path) -> bool:
-    """Whether a file belongs to Python, to an installed package or to this one."""
-    path = Path(os.path.realpath(file))
-    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(
-        library in path.parents for library in _LIBRARIES
-    )
 
 
 def _object(module: str, attribute: str) -> Any:

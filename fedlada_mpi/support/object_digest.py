@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from .user_code import is_library
+
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 # Of a class: what Python adds, and what does not act.
 _ADDED = (
@@ -27,17 +29,17 @@ _ADDED = (
 _WRAPPED = ("__wrapped__", "__func__", "__self__", "func", "args", "keywords", "fget", "fset", "fdel")
 
 
-def object_digest(value: Any, is_library: Callable[[str], bool], of_module: Callable[[str], Mapping[str, str]]) -> str:
-    """``is_library`` says of a file whether its code is not the user's own; ``of_module`` has the digests of files."""
-    lines = _Description(is_library, of_module).of(value)
+def object_digest(value: Any, of_module: Callable[[str], Mapping[str, str]]) -> str:
+    """``of_module`` has the digests of a module's files."""
+    lines = _Description(of_module).of(value)
     return hashlib.sha256("\n".join(lines).encode("utf8", "backslashreplace")).hexdigest()
 
 
 class _Description:
     """Lines that say all that a value does."""
 
-    def __init__(self, is_library: Callable[[str], bool], of_module: Callable[[str], Mapping[str, str]]):
-        self.is_library, self.of_module = is_library, of_module
+    def __init__(self, of_module: Callable[[str], Mapping[str, str]]):
+        self.of_module = of_module
         self.seen: dict[int, tuple[int, Any]] = {}  # with the values, so that no other gets the same id
 
     def of(self, value: Any) -> Iterator[str]:
@@ -67,7 +69,7 @@ class _Description:
                 yield from self.of(key)
                 yield from self.of(item)
         elif isinstance(value, (set, frozenset)):
-            yield from sorted("".join(_Description(self.is_library, self.of_module).of(item)) for item in value)
+            yield from sorted("".join(_Description(self.of_module).of(item)) for item in value)
         elif isinstance(value, (list, tuple)):
             yield f"{type(value).__name__} of {len(value)}"
             for item in value:
@@ -88,7 +90,7 @@ class _Description:
             except ValueError:  # not set yet
                 yield "empty"
         code = function.__code__
-        if self.is_library(code.co_filename):
+        if is_library(code.co_filename):
             yield f"{function.__module__}.{function.__qualname__}"
             return
         yield from self.of((code, function.__defaults__, function.__kwdefaults__))
@@ -128,7 +130,7 @@ class _Description:
 
     def _of_library(self, module: str) -> bool:
         file = getattr(sys.modules.get(module), "__file__", None)
-        return module != "__main__" and (file is None or self.is_library(file))
+        return module != "__main__" and (file is None or is_library(file))
 
 
 def _globals(code: CodeType) -> set[str]:

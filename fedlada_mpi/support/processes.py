@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+ENDED = "ZX"  # states of processes that have ended, as ``state`` has them
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -135,7 +137,7 @@ def _is_member(path: Path, session: int) -> bool:
         now, _, _, number = (path / "stat").read_text().rsplit(")", 1)[1].split()[:4]
     except (OSError, IndexError, ValueError):
         return False
-    return now not in "ZX" and int(number) == session
+    return now not in ENDED and int(number) == session
 
 
 def exit_status(returncode: int) -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from .errors import NO_ANSWER
-from .processes import children, exit_status, session_members, state
+from .processes import ENDED, children, exit_status, session_members, state
 from .start_record import LIMIT, StartRecord
 
 SAME = 0.2  # seconds within which two signals count as one
@@ -110,7 +110,7 @@ class StartedRanks:
         """Why the ranks will not all join; empty while they may. Time is counted in ticks, as in ``WaitLimit``."""
         self.ticks += 1
         self.seen |= {pid for pid in children(self.process.pid) - self.seen if self._is_rank(pid)}
-        missing = [pid for pid in self.seen if state(pid) in "ZX"]
+        missing = [pid for pid in self.seen if state(pid) in ENDED]
         self.ticks_missing = self.ticks_missing + 1 if missing else 0
         if self.ticks_missing * TICK > GRACE:
             return f"process {missing[0]} has ended before all ranks had started"

@@ -19,6 +19,10 @@ from .errors import UserError, first_line, shortened
 from .inputs import check_path, read_bytes
 
 TORCHVISION = "torchvision:"  # before the name of one of its models, which is not a user's code
+_LIBRARIES = (
+    Path(__file__).resolve().parents[1],
+    *(Path(os.path.realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib")),
+)
 
 
 class Given(str):
@@ -38,6 +42,14 @@ def is_own(name: str) -> bool:
     return ":" in name and not name.startswith(TORCHVISION)
 
 
+def is_library(file: str | Path) -> bool:
+    """Whether a file belongs to Python, to an installed package or to this one."""
+    path = Path(os.path.realpath(file))
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(
+        library in path.parents for library in _LIBRARIES
+    )
+
+
 @contextmanager
 def users_code(what: str, expected: str) -> Iterator[None]:
     """Raise what a user's code raises, ``sys.exit`` included, as a UserError that names the line in it."""
@@ -53,9 +65,8 @@ def users_code(what: str, expected: str) -> Iterator[None]:
 
 def _place(error: BaseException) -> str:
     """`` (model.py, line 3: its text)``: the innermost line that is in the user's code."""
-    libraries = (str(Path(__file__).parents[1]), *(sysconfig.get_path(n) for n in ("stdlib", "purelib", "platlib")))
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_file()]
-    own = [f for f in frames if not f.filename.startswith(libraries)]
+    own = [f for f in frames if not is_library(f.filename)]
     return f" ({own[-1].filename}, line {own[-1].lineno}: {own[-1].line})" if own else ""
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from repository import ROOT
 
-from fedlada_mpi.support.code_digest import changed, is_library, of, of_settings
-from fedlada_mpi.support.user_code import Given, load_object
+from fedlada_mpi.support.code_digest import changed, of, of_settings
+from fedlada_mpi.support.user_code import Given, is_library, load_object
 
 FATAL = "raise SystemExit('this code must not run')\n"
 
