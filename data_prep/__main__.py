@@ -46,7 +46,7 @@ def parser() -> Parser:
         f"{IMAGES_PER_CLIENT} images]",
     )
     add("--silos", type=int, metavar="N", help=f"number of silo files [{DEFAULT_SILOS}, or as many as clients]")
-    add("--partition", metavar="KIND", help=f"{', '.join(KINDS)} [{PrepareSettings.partition}]")
+    add("--partition", metavar="KIND", help=f"{', '.join(KINDS)} [natural where the data has owners, else dirichlet]")
     add("--dirichlet", type=float, metavar="ALPHA", help="concentration of the label priors [0.6; digits: 0.3]")
     add("--exhausted", metavar="MODE", help=f"when a class runs out: refill or exact [{PrepareSettings.exhausted}]")
     add("--classes-per-client", type=int, metavar="C", help=f"for pathological [{PrepareSettings.classes_per_client}]")
@@ -67,7 +67,7 @@ def parser() -> Parser:
 def main(arguments: list[str] | None = None) -> int:
     try:
         flags = vars(parser().parse_all(arguments))
-        kind = flags.get("partition", PrepareSettings.partition)
+        kind = flags.get("partition", "dirichlet")
         for name, kinds in USED_BY.items():
             if name in flags and kind in KINDS and kind not in kinds:
                 raise UserError(f"--{name.replace('_', '-')} has no effect on --partition {kind}: leave it out")

@@ -18,6 +18,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="directory of the run")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files, of any size")
+    parser.add_argument(
+        "--best", action="store_true", help="by the model of the round that was best on the validation images"
+    )
     parser.add_argument("--trust", action="store_true", help="run a model's code that you have not run here before")
     parser.add_argument("--accept-changed-code", action="store_true", help="take a model's code as it is now")
     try:
@@ -25,7 +28,8 @@ def main(arguments: list[str] | None = None) -> int:
         # Imported here: --help must not wait for torch.
         from .trained import load
 
-        run = load(options.run, trust=options.trust, accept_changed_code=options.accept_changed_code)
+        how = {"trust": options.trust, "accept_changed_code": options.accept_changed_code, "best": options.best}
+        run = load(options.run, **how)
         probabilities = run.predict(options.images, probabilities=True)
         names = run.classes
     except UserError as error:

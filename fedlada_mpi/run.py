@@ -5,6 +5,8 @@
     srun --mpi=pmix -n 11 python -m fedlada_mpi.run --dataset cifar10 --algorithm fedlada
     python -m fedlada_mpi.run --dataset cifar10 --print-config       the settings, and where each comes from
 
+    python -m fedlada_mpi.run --help-all                             every setting, not only those that most runs change
+
 Exit codes: 0 finished, 2 bad input, 3 diverged (see --on-nonfinite), 4 no answer from other ranks (see --patience), 75
 stopped by Ctrl-C, SIGTERM or SIGUSR1 with a checkpoint (--resume goes on).
 """
@@ -31,6 +33,12 @@ from .support.errors import DIVERGED, DivergedError, UserError
 
 # Of the command, in addition to the settings.
 OPTIONS = ("config", "resume", "overwrite", "print_config", "ranks", "accept_changed_code", "trust")
+# What most runs change, which --help lists; --help-all has all settings.
+COMMON = (
+    *("dataset", "algorithm", "model", "clients", "participation"),
+    *("rounds", "local_epochs", "batch_size", "lr", "seed", "device", "out"),
+)
+HELP_ALL = "--help-all"
 
 
 class _Parser(Parser):
@@ -46,6 +54,7 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument(HELP_ALL, action="help", help="the same with all settings")
     parser.add_argument("--config", metavar="FILE", help="settings from a TOML file, or from a run's config.json")
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument(
@@ -119,10 +128,16 @@ def _add_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     with suppress(UserError):  # which is reported when all options are known
         given = {name: value for name, value in vars(chosen).items() if name in chooses and value is not None}
         values = resolve(given, file, recorded=path is not None and is_record(path)).config.record()
+    everything = HELP_ALL in (sys.argv[1:] if argv is None else argv)
+    common = {} if everything else {name: SETTINGS[name] for name in COMMON}
+    if common:
+        add_arguments(parser.add_argument_group("settings that most runs change"), common, values=values)
     for title, settings in grouped().items():
-        add_arguments(parser.add_argument_group(title), settings, values=values)
+        rest = {name: setting for name, setting in settings.items() if name not in common}
+        add_arguments(parser.add_argument_group(title), rest, shown=everything, values=values)
     add_arguments(parser.add_argument_group(f"settings of {method}"), hypers, method, values=values)
-    parser.epilog = f"methods: {', '.join(names())}"
+    more = "" if everything else f"{len(SETTINGS) - len(COMMON)} further settings: {HELP_ALL}\n"
+    parser.epilog = f"{more}methods: {', '.join(names())}"
     taken = {*hypers, *(name.removeprefix("no_") for name in hypers)}
     others = {name: setting for name, setting in built_in_hypers().items() if name not in taken}
     add_arguments(parser, others, shown=False)

@@ -25,7 +25,7 @@ from .data.sources.npz import channels_last
 from .models.initial import load_initial
 from .rounds.evaluate import BATCH
 from .rundir import checkpoint
-from .rundir.results import MODEL, SUMMARY
+from .rundir.results import BEST, MODEL, SUMMARY
 from .settings import SETTINGS, Config, recorded_code
 from .support import code_digest, trust
 from .support.errors import UserError, shortened
@@ -75,9 +75,11 @@ class Run:
         model: Model | str | None = None,
         trust: bool = False,
         accept_changed_code: bool = False,
+        best: bool = False,
     ):
-        """``trust``, ``accept_changed_code``: as in ``load``."""
+        """``trust``, ``accept_changed_code``, ``best``: as in ``load``."""
         self.dir, self.config, self.summary = directory, config, summary
+        self._file = BEST if best else MODEL
         self._trust, self._accept = trust, accept_changed_code
         self.metrics = {name: np.asarray(values) for name, values in metrics.items()}
         self._given = model
@@ -89,12 +91,12 @@ class Run:
 
     @cached_property
     def model(self) -> Model:
-        """The trained model with its normalisation, in evaluation mode, on the CPU."""
+        """The model with its normalisation, in evaluation mode, on the CPU: after the last round, or the best one."""
         return self._given if isinstance(self._given, Model) else self._from_disk(self._given)
 
     def _from_disk(self, given: str | None) -> Model:
-        if not (self.dir / MODEL).is_file():
-            raise UserError(f"{self.dir} has no {MODEL}, as the run has not ended: go on with resume=True")
+        if not (self.dir / self._file).is_file():
+            raise UserError(f"{self.dir} has no {self._file}, {self._why_missing}")
         about, config = self._images, self.config
         if given is None:
             self._check_code()
@@ -119,10 +121,16 @@ class Run:
             ) from None
         dtype = torch.float64 if config["precision"] == "fp64" else torch.float32
         try:
-            load_initial(self.dir / MODEL, network, dtype)
+            load_initial(self.dir / self._file, network, dtype)
         except UserError as error:
             raise UserError(str(error).removeprefix("--init: ")) from None
         return Model(network.module, about["mean"], about["std"], dtype)
+
+    @property
+    def _why_missing(self) -> str:
+        if self._file == BEST and not self.config.get("validation"):
+            return "as it had no validation images to choose the best round by: train with validation=0.1, for instance"
+        return "as the run has not ended: go on with resume=True"
 
     def _check_code(self) -> None:
         """Refuse a user's model that others may have written, or that has changed since the training."""
@@ -240,9 +248,15 @@ class Run:
 
 
 def load(
-    directory: str | os.PathLike[str], model: Any = None, trust: bool = False, accept_changed_code: bool = False
+    directory: str | os.PathLike[str],
+    model: Any = None,
+    trust: bool = False,
+    accept_changed_code: bool = False,
+    best: bool = False,
 ) -> Run:
     """The run in a directory; ``model`` is the module or function it was trained with, where that cannot be imported.
+
+    ``best``: with the model of the round that was best on the validation images, not that of the last round.
 
     A model of a user's own is made by its code: what this user has not run by name on this machine is refused without
     ``trust``, what has changed since the training without ``accept_changed_code``.
@@ -264,4 +278,4 @@ def load(
         raise UserError(f"{path / SUMMARY} holds {type(summary).__name__}, expected results by name")
     metrics = {"round": found.rounds, **found.series}
     named = model if model is None or isinstance(model, str) else Given(model)
-    return Run(path, found.settings, summary, metrics, named, trust, accept_changed_code)
+    return Run(path, found.settings, summary, metrics, named, trust, accept_changed_code, best)

@@ -41,7 +41,7 @@ import sys
 from pathlib import Path
 
 out = Path(sys.argv[1]).resolve()
-if {"-h", "--help", "--print-config"} & {*sys.argv[2:]}:
+if {"-h", "--help", "--help-all", "--print-config"} & {*sys.argv[2:]}:
     sys.exit(0)  # nothing was trained
 # mpirun can return 0 when it has lost a node: what counts is what the run has written.
 summary = json.loads((out / "summary.json").read_text()) if (out / "summary.json").exists() else {}

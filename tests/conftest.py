@@ -49,6 +49,13 @@ def pytest_configure(config: pytest.Config) -> None:
         plugins.register(pytest.TerminalReporter(config, open(os.devnull, "w")), "terminalreporter")  # noqa: SIM115
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """On several ranks: a file without a test that communicates is not read, on each of them."""
+    if SIZE > 1 and collection_path.name.startswith("test_") and "mark.ranks" not in collection_path.read_text():
+        return True
+    return None
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):
     report = yield

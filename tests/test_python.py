@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from training_runs import CLASSES, SHAPE, make_data, run_here, without_times
 
 import fedlada_mpi
 from fedlada_mpi import Algorithm, Data, UserError, hyper, load, train
+from fedlada_mpi.data.manifest import read_manifest
 from fedlada_mpi.mpi import world
 from fedlada_mpi.rounds.callback import is_false
 from fedlada_mpi.support import signals
@@ -215,6 +217,32 @@ def test_arrays_give_what_their_shards_give(settings, data, arrays, shared_tmp, 
     grey = train(data=Data(**arrays, mean=0.5, std=[0.25]), **{**settings, "out": beside(out, "grey"), **where})
     assert (grey.model.mean.flatten().tolist(), grey.model.std.flatten().tolist()) == ([0.5], [0.25])
     assert grey.config["clients"] == 2
+
+
+@pytest.mark.ranks
+def test_a_share_of_the_arrays_chooses_the_best_round(settings, arrays, shared_tmp):
+    """Of 18 images 4 are held out, none of which a client keeps."""
+    del settings["dataset"]
+    given = {**settings, "eval_every": 1, "lr": 0.3, "algorithm": "fedavg", "data_dir": shared_tmp / "validation"}
+    run = train(data=Data(**arrays), **given, validation=0.2)
+    manifest = read_manifest(run.config["dataset"])
+    assert (manifest.validation, int(manifest.sizes.sum()), manifest.clients) == (0.2, 14, len(SIZES))
+    assert manifest.files["validation.h5"]["images"] == 4
+    chosen = run.summary["best_validation"]
+    best, last = load(run.dir, best=True), load(run.dir)
+    assert equal(last, run)
+    assert best.evaluate()["accuracy"] == pytest.approx(chosen["test_acc"], abs=1e-6)
+    assert equal(best, last) == (chosen["round"] == settings["rounds"])
+    refused = refusal(**given, data=Data(**arrays), validation=0.9, overwrite=True)
+    assert re.fullmatch(
+        "validation: got 0.9, which leaves (client . no image|no training image of .*): give less", refused
+    )
+
+
+def test_the_best_model_of_a_run_without_validation(settings):
+    run = train(**settings)
+    with pytest.raises(UserError, match=r"has no best\.pt, as it had no validation images"):
+        _ = load(run.dir, best=True).model
 
 
 @pytest.mark.ranks
@@ -679,13 +707,21 @@ def test_what_load_refuses(tmp_path):
             load(tmp_path)
 
 
-def test_printed_unless_quiet(settings, capfd):
+def test_printed_unless_quiet(settings, data, capfd):
     train(**settings)
     assert capfd.readouterr() == ("", "")
     train(**{**settings, "quiet": False}, overwrite=True)
     printed = capfd.readouterr().out
     assert "method   fedlada, 3 rounds, preset paper\n" in printed
+    assert f"data     {data.shards.name}: 18 images, 3 classes, 4 clients; not augmented\n" in printed
+    assert "note" not in printed
     assert "finished after 3 rounds" in printed
+    train(**{**settings, "quiet": False, "augment": "paper", "preset": "tuned"}, overwrite=True)
+    printed = capfd.readouterr().out
+    assert "4 clients; augmented: half mirrored, half cropped (4 pixels around)\n" in printed
+    assert "note     --preset tuned was chosen on cifar10: whether it is better on this data is not known\n" in printed
+    train(**{**settings, "quiet": False, "algorithm": Tether}, overwrite=True)
+    assert "Tether, 3 rounds\n" in capfd.readouterr().out
 
 
 def test_a_failure_of_one_rank_ends_all(mpirun, tmp_path, data):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -15,6 +16,7 @@ from torch import nn
 from training_runs import CLASSES, Run, arguments, make_data, run_here
 
 from data_prep import PrepareSettings, prepare
+from fedlada_mpi import __main__ as commands
 from fedlada_mpi import models
 from fedlada_mpi.run import main
 
@@ -251,15 +253,28 @@ def test_unknown_options(refused, words, expected):
     [((), "60", "--v-init"), (("--dataset", "cifar10", "--algorithm", "fedprox"), "1500", "--mu")],
 )
 def test_help_shows_the_values_that_will_be_used(words, rounds, own, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([*words, "--help"])
-    assert ended.value.code == 0
+    all_titles = ["data", "method and model", "training", "evaluation", "machine", "output"]
+    for option, expected in (("--help", ["settings that most runs change"]), ("--help-all", all_titles)):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, option])
+        assert ended.value.code == 0
+        text = capsys.readouterr().out
+        assert (f"communication rounds T [{rounds}]" in text) == is_root()
+        assert (f"\n  {own} " in text) == is_root()
+        if is_root():
+            titles = re.findall(r"^(\w[\w ]*):$", text, re.MULTILINE)
+            assert titles[1 : len(expected) + 1] == expected
+            assert ("--size-sigma" in text) == (option == "--help-all")
+            assert ("further settings: --help-all" in text) == (option == "--help")
+
+
+def test_the_package_lists_its_commands(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["fedlada_mpi"])
+    assert commands.main() == 0
     text = capsys.readouterr().out
-    assert (f"communication rounds T [{rounds}]" in text) == is_root()
-    assert (f"\n  {own} " in text) == is_root()
-    if is_root():
-        titles = re.findall(r"^(\w[\w ]*):$", text, re.MULTILINE)
-        assert titles[1:7] == ["data", "method and model", "training", "evaluation", "machine", "output"]
+    assert all(f"python -m {name} " in text for name in commands.COMMANDS)
+    for name in commands.COMMANDS:
+        assert importlib.util.find_spec(name) is not None
 
 
 def test_print_config(data, capsys, tmp_path, monkeypatch):

@@ -24,6 +24,7 @@ COMMANDS = {
     "fedlada_mpi.bench": "fedlada-bench",
     "fedlada_mpi.scaling": "",
     "fedlada_mpi.doctor": "fedlada-doctor",
+    "fedlada_mpi.predict": "fedlada-predict",
     "data_prep": "fedlada-prep",
     "data_prep.inspect": "",
     "data_prep.bench": "",
@@ -32,7 +33,7 @@ INTRODUCTION = """# Command reference
 
 All commands with all their options and settings, and those of every method, as the code has them.
 `python docs/make/command_reference.py > docs/reference.md` makes this page; the test suite compares it with the code.
-`--help` of a command lists the same, with the values that it will use."""
+`--help` of a command (`--help-all` of a run) lists the same, with the values that it will use."""
 
 
 class _Captured(Exception):

@@ -10,17 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from ..settings import SETTINGS, coerce
+from ..settings import SETTINGS, check_value, coerce
 from ..support.errors import UserError, first_line, shortened
-from ..support.inputs import check_path
 from .datasets import PREPARING
 from .manifest import ARRAYS, MANIFEST, data_root, read_manifest
+from .partition import hold_out
 from .prepare import complete, describe, write_shards
 from .settings import PrepareSettings
 from .sources import ImageSet
 from .sources.base import check
 from .sources.npz import channels_last
 
+_READ = ("data_dir", "validation", "partition_seed")  # settings of a run that its shards depend on
 SILOS = 64  # files of training images, whose checksums are computed side by side
 
 
@@ -112,25 +113,43 @@ def array(given: object, what: str) -> np.ndarray:
 
 
 def shards(data: Data, settings: Mapping[str, Any]) -> str:
-    """The directory of the data's shards, for the setting ``dataset``; the same arrays always have the same one."""
+    """The directory of the data's shards, for the setting ``dataset``; the same arrays always have the same one.
+
+    Where the settings ask for a validation set, it is drawn from the clients' images.
+    """
     if not isinstance(data, Data):
         raise UserError(f"data: got {shortened(data)}, expected fedlada_mpi.Data(train_images, train_labels, ...)")
     if "dataset" in settings:
         raise UserError(f"data and dataset contradict each other: got dataset {shortened(settings['dataset'])}, too")
-    data_dir = coerce(SETTINGS["data_dir"], settings.get("data_dir", ""))
-    check_path(data_dir, "--data-dir")
-    root = data_root(data_dir)
-    digest = data.digest
-    out = root / f"{ARRAYS}-{digest[:12]}"
+    asked = {name: coerce(SETTINGS[name], settings.get(name, SETTINGS[name].default)) for name in _READ}
+    for name, value in asked.items():
+        check_value(SETTINGS[name], value, name)
+    share, seed = asked["validation"], asked["partition_seed"] if asked["validation"] else PrepareSettings.seed
+    root, digest = data_root(asked["data_dir"]), data.digest
+    held_out = f"-validation{share!r}-seed{seed}" if share else ""
+    out = root / f"{ARRAYS}-{digest[:12]}{held_out}"
     with PREPARING:
         if not (out / MANIFEST).is_file() or not complete(read_manifest(out)):
-            _write(data, digest, out)
+            _write(data, digest, out, share, seed)
     return str(out)
 
 
-def _write(data: Data, digest: str, out: Path) -> None:
-    owned = list(data.clients)
-    settings = PrepareSettings(ARRAYS, out, clients=len(owned), silos=min(SILOS, len(owned)), partition="natural")
-    manifest = describe(settings, digest, data.images, np.arange(len(data.images.train_labels)), owned)
+def _write(data: Data, digest: str, out: Path, validation: float, seed: int) -> None:
+    images, trained_on = data.images, np.unique(np.concatenate(data.clients))
+    held = trained_on[hold_out(validation, images.train_labels[trained_on], seed)[1]]
+    owned = [indices[~np.isin(indices, held)] for indices in data.clients]
+    if empty := [client for client, indices in enumerate(owned) if not len(indices)]:
+        raise UserError(f"--validation: got {validation:g}, which leaves client {empty[0]} no image: give less")
+    kept = np.setdiff1d(np.arange(len(images.train_labels)), held)
+    settings = PrepareSettings(
+        ARRAYS,
+        out,
+        clients=len(owned),
+        silos=min(SILOS, len(owned)),
+        partition="natural",
+        seed=seed,
+        validation=validation,
+    )
+    manifest = describe(settings, digest, images, kept, owned)
     manifest |= {name: list(given) for name in ("mean", "std") if (given := getattr(data, name)) is not None}
-    write_shards(out, manifest, data.images, owned, np.arange(0))
+    write_shards(out, manifest, images, owned, held)

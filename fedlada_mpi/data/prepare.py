@@ -37,6 +37,9 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
     raw = sources.find_raw(settings.dataset, settings.raw, settings.out.parent, settings.download)
     report(f"reading {settings.dataset} from {raw}")
     images = sources.load(settings.dataset, raw, settings.workers, **settings.reading)
+    if not settings.partition and images.owners is not None:
+        report("the data has owners: each is a client (--partition dirichlet divides all images anew)")
+    settings = settings.decided(images.owners is not None)
     kept, held = hold_out(settings.validation, images.train_labels, settings.seed)
     owned = divide(settings, images, kept)
     manifest = describe(settings, fingerprint(settings, raw), images, kept, owned)
@@ -79,8 +82,10 @@ def divide(settings: PrepareSettings, images: sources.ImageSet, kept: np.ndarray
     parts = partition(settings.rule, labels, images.classes, clients, settings.seed, owners)
     owned = [kept[part] for part in parts]
     if settings.clients is not None and len(owned) != settings.clients:
-        owners_found = f"but the data has {len(owned)} owners: give --clients {len(owned)}, or leave it out"
-        raise UserError(f"--clients: got {settings.clients}, {owners_found}")
+        raise UserError(
+            f"--clients: got {settings.clients}, but the data has {len(owned)} owners: leave it out, or divide all "
+            "images anew with --partition dirichlet"
+        )
     check_silos(settings.silos_for(len(owned)), len(owned))
     return owned
 
@@ -115,6 +120,7 @@ def describe(
 
 def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
     """Raise if the shards that are there were prepared with other settings or from other raw data."""
+    settings = settings.decided(owners=present.partition.get("kind") == "natural")
     pairs = {
         "dataset": (present.dataset, settings.dataset),
         "clients": (present.clients, settings.wanted_clients or present.clients),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,9 @@ class PrepareSettings:
     ``out`` None means a folder of the data root with the name of the data set, or of ``raw`` where that is
     the user's own; ``clients`` None the paper's number (``natural``: the data's own; ``imagefolder``: fewer, where
     there are few images); ``silos`` None ten, or as many as there are clients; ``dirichlet`` None the preset of the
-    data set; ``raw`` None the data under ``out/..`` (see ``raw_available``) or a download; ``workers`` 0 all cores
-    this process may use. ``resize`` and ``test_share`` are those of ``load_imagefolder``.
+    data set; ``partition`` "" ``natural`` where the user's data has owners, ``dirichlet`` otherwise and where one of
+    its settings is given; ``raw`` None the data under ``out/..`` (see ``raw_available``) or a download; ``workers`` 0
+    all cores this process may use. ``resize`` and ``test_share`` are those of ``load_imagefolder``.
     """
 
     dataset: str
@@ -41,7 +42,7 @@ class PrepareSettings:
     raw: Path | None = None
     clients: int | None = None
     silos: int | None = None
-    partition: str = "dirichlet"
+    partition: str = ""
     dirichlet: float | None = None
     exhausted: str = "refill"
     classes_per_client: int = 2
@@ -57,6 +58,13 @@ class PrepareSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "raw", Path(self.raw) if self.raw is not None else None)
         object.__setattr__(self, "out", Path(self._default_out if self.out is None else self.out))
+        dealt = self.dirichlet is not None or self.size_sigma or self.exhausted != PrepareSettings.exhausted
+        if not self.partition and (dealt or self.dataset not in OWN):
+            object.__setattr__(self, "partition", "dirichlet")
+
+    def decided(self, owners: bool) -> PrepareSettings:
+        """With a partition, for data that has owners or has none."""
+        return self if self.partition else replace(self, partition="natural" if owners else "dirichlet")
 
     @property
     def _default_out(self) -> Path:
@@ -87,7 +95,7 @@ class PrepareSettings:
     @property
     def wanted_clients(self) -> int | None:
         """The number of clients to make; None where the data determines it."""
-        if self.clients is None and self.partition != "natural" and self.dataset != "imagefolder":
+        if self.clients is None and self.partition not in ("natural", "") and self.dataset != "imagefolder":
             return PRESETS.get(self.dataset, {}).get("clients", DEFAULT_CLIENTS)
         return self.clients
 
@@ -103,7 +111,7 @@ class PrepareSettings:
             known = f"one of {', '.join(LOADERS)}{did_you_mean(self.dataset, LOADERS)}"
             raise UserError(f"--dataset: got {self.dataset!r}, expected {known}")
         for name, setting in OF_RUNS.items():
-            if (value := getattr(self, name)) is not None:
+            if (value := getattr(self, name)) not in (None, ""):
                 check_value(SETTINGS[setting], value, name)
         if self.dataset == "digits" and self.raw is not None:
             raise UserError("--raw has no effect on the digits, which ship with the package: leave it out")

@@ -10,6 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from ..rundir import lock, metrics
+from ..rundir.columns import OBJECTIVE
 from ..rundir.results import finished
 from . import PlannedRun
 
@@ -18,7 +19,8 @@ OTHER_CODE = "other code"  # finished, by code that has changed since
 WAITING = (STOPPED, NOT_STARTED)
 RECENT = 50  # rounds whose mean time is a run's speed
 CENTURY = 3.2e9  # seconds; more cannot be expected
-HEAD = ("", "run", "state", "rounds", "test", "best", "s/round", "end", "")
+HEAD = ("", "run", "state", "rounds", "val", "test", "best", "s/round", "end", "")
+SIDES = (">", "<", "<", ">", ">", ">", ">", ">", "<", "<")
 
 
 @dataclass(frozen=True)
@@ -30,9 +32,10 @@ class RunProgress:
     rounds: int  # that it is to have
     done: int = 0
     last: float | None = None  # test accuracy of the last evaluated round
-    best: float | None = None
+    best: float | None = None  # that of the best round: by validation, where there is such a set
     pace: float | None = None  # seconds per round
     holder: str = ""  # who runs it
+    validation: float | None = None  # accuracy of the best round there
 
     def seconds_left(self, pace: float | None = None) -> float | None:
         """Until its end; with ``pace``, also where its own is not known."""
@@ -51,7 +54,9 @@ def measure(run: PlannedRun) -> RunProgress:
     except OSError:
         records = []
     state = RUNNING if holder else STOPPED if records else NOT_STARTED
-    accuracies = [acc for record in records if (acc := _number(record.get("test_acc"))) is not None]
+    test, validation = OBJECTIVE.of("test"), OBJECTIVE.of("val")
+    tested, validated = ([r for r in records if _number(r.get(column)) is not None] for column in (test, validation))
+    best = OBJECTIVE.best(validated, "val") or OBJECTIVE.best(tested)
     seconds = [_number((record.get("seconds") or {}).get("total")) for record in records[-RECENT:]]
     timed = [value for value in seconds if value is not None]
     return RunProgress(
@@ -59,20 +64,34 @@ def measure(run: PlannedRun) -> RunProgress:
         state,
         run.rounds,
         records[-1]["round"] if records else 0,
-        accuracies[-1] if accuracies else None,
-        max(accuracies, default=None),
+        tested[-1][test] if tested else None,
+        _number(best.get(test)) if best else None,
         fmean(timed) if timed else None,
         holder,
+        best[validation] if best and validated else None,
     )
 
 
 def _of_summary(run: PlannedRun, summary: Mapping[str, Any], state: str) -> RunProgress:
     """Of a finished run, whose summary is much smaller than its metrics."""
-    tables = (summary.get("final"), summary.get("best"))
-    last, best = (_number(table.get("test_acc")) if isinstance(table, dict) else None for table in tables)
+    final, best = summary.get("final"), summary.get("best_validation") or summary.get("best")
     seconds, done = _number(summary.get("seconds")), summary["rounds"]
     pace = None if seconds is None or not done else seconds / done
-    return RunProgress(run.directory.name, state, run.rounds, done, last, best, pace)
+    return RunProgress(
+        run.directory.name,
+        state,
+        run.rounds,
+        done,
+        _of(final, "test"),
+        _of(best, "test"),
+        pace,
+        validation=_of(best, "val"),
+    )
+
+
+def _of(table: Any, part: str) -> float | None:
+    """The objective in a table of the summary."""
+    return _number(table.get(OBJECTIVE.of(part))) if isinstance(table, dict) else None
 
 
 def _number(value: Any) -> float | None:
@@ -100,12 +119,11 @@ def expected(runs: Sequence[RunProgress], at_once: int) -> float | None:
 def rows(runs: Sequence[RunProgress], now: float, holders: bool = True) -> list[str]:
     """A table, its heading first; ``now`` is in seconds since the epoch."""
     cells = [HEAD, *(_cells(index, run, now, holders) for index, run in enumerate(runs))]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    sides = (">", "<", "<", ">", ">", ">", ">", "<", "<")
-    return [
-        "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
-        for row in cells
-    ]
+    columns = list(zip(*cells, strict=True))
+    # Without a column of validation where there is no such set.
+    shown = [i for i, column in enumerate(columns) if HEAD[i] != "val" or any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    return ["  ".join(f"{row[i]:{SIDES[i]}{widths[i]}}" for i in shown).rstrip() for row in cells]
 
 
 def _cells(index: int, run: RunProgress, now: float, holders: bool) -> tuple[str, ...]:
@@ -115,7 +133,7 @@ def _cells(index: int, run: RunProgress, now: float, holders: bool) -> tuple[str
         run.name,
         run.state,
         f"{run.done}/{run.rounds}",
-        *("" if acc is None else f"{acc:.2%}" for acc in (run.last, run.best)),
+        *("" if acc is None else f"{acc:.2%}" for acc in (run.validation, run.last, run.best)),
         "" if run.pace is None else f"{run.pace:.3g}",
         "" if left is None else clock(now + left, now),
         run.holder if holders else "",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,10 +16,13 @@ from ..mpi.plan import cuda_aware
 from ..rounds.costs import Costs, RankMemory
 from ..rounds.device import arithmetic, device_name, precision_notes
 from ..rundir import provenance
+from ..settings import DATASETS, Config
 from ..support.rng import fixed_number
 from ..support.version import __version__
 from .assemble import Session
 from .console import amount, plural
+
+TUNED_ON = "cifar10"  # the data on which --preset tuned was chosen
 
 
 def environment(session: Session) -> dict[str, Any]:
@@ -50,6 +55,13 @@ def costs(session: Session, memory: np.ndarray) -> Costs:
     return Costs.of(session.config, a, vector_bytes, bytes_mpi, rank_of, session.start, ranks)
 
 
+def augmented(config: Config) -> str:
+    """How training images are changed before a step."""
+    cropped = {"half": "half cropped", "always": "all cropped", "never": ""}[config.crop]
+    ways = ["half mirrored"] * config.flip + [f"{cropped} ({config.crop_padding} pixels around)"] * bool(cropped)
+    return f"augmented: {', '.join(ways)}" if ways and config.augment != "none" else "not augmented"
+
+
 class Banner:
     """What a run prints of itself before its first round."""
 
@@ -71,9 +83,11 @@ class Banner:
         session, c, m = self.session, self.config, self.session.manifest
         resumed = f", resumed after round {session.start}" if session.start else ""
         computed = f"{arithmetic(c.precision, session.device)}, {session.silo.trainer.engine.description}"
+        preset = "" if ":" in c.algorithm else f", preset {c.preset}"
+        name = m.dataset if m.dataset in DATASETS else Path(os.path.abspath(c.dataset)).name
         return [
-            ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}, preset {c.preset}"),
-            ("data", f"{m.dataset}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients"),
+            ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}{preset}"),
+            ("data", f"{name}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients; {augmented(c)}"),
             ("model", f"{c.model}, {session.network.layout.numel:,} parameters, {computed}"),
         ]
 
@@ -109,6 +123,8 @@ class Banner:
     def _notes(self) -> list[str]:
         session = self.session
         notes = [*session.network.notes, *session.algorithm.traits.notes]
+        if self.config.preset == "tuned" and session.manifest.dataset != TUNED_ON:
+            notes.append(f"--preset tuned was chosen on {TUNED_ON}: whether it is better on this data is not known")
         notes += precision_notes(self.config.precision, session.device)
         if 0 < self.costs.clients_that_fit < self.costs.most_participants:
             fit = plural(self.costs.clients_that_fit, "client")

@@ -93,17 +93,19 @@ def closing_lines(summary: dict[str, Any], records: list[dict[str, Any]], out: s
     """The last lines that a run prints."""
     lines = [f"{summary['status']} after {plural(summary['rounds'], 'round')} in {summary['seconds']:.1f} s"]
     if summary["final"]:
-        best, final = summary["best"], summary["final"]
+        by_validation, final = summary.get("best_validation"), summary["final"]
+        best = by_validation or summary["best"]
         test, train = OBJECTIVE.of("test"), OBJECTIVE.of("train")
         reached, most = OBJECTIVE.shown(final[test]), OBJECTIVE.shown(best[test])
-        lines.append(f"  test {OBJECTIVE.title:<9} {reached} final, {most} best (round {best['round']})")
+        there = f"by validation, round {best['round']}" if by_validation else f"round {best['round']}"
+        lines.append(f"  test {OBJECTIVE.title:<9} {reached} final, {most} best ({there})")
         if final[train] is not None:
             loss = final[LOSS.of("train")]
             shown = "not finite" if loss is None else LOSS.shown(loss)
             lines.append(f"  train          {OBJECTIVE.shown(final[train])} {OBJECTIVE.title}, {shown} loss")
-    if best := summary.get("best_validation"):
-        chosen, there = (OBJECTIVE.shown(best[OBJECTIVE.of(part)]) for part in ("val", "test"))
-        lines.append(f"  validation     {chosen} best (round {best['round']}), where test {OBJECTIVE.title} is {there}")
+        if by_validation:
+            chosen = OBJECTIVE.shown(by_validation[OBJECTIVE.of("val")])
+            lines.append(f"  validation     {chosen} best (round {best['round']})")
     for target, at in summary["targets"].items():
         lines.append(f"  {float(target):.1%} test      {'not reached' if at is None else f'in round {at}'}")
     if records:

@@ -15,6 +15,7 @@ from ..support.code_digest import Code
 from ..support.errors import UserError, printable, shortened
 
 DATASETS = ("digits", "cifar10", "cifar100", "tinyimagenet")
+FEW = 10  # clients of data of one's own who all take part in a round
 # Of settings without a limit of their own: counts fit into 32 bits, products of three rates into a float32.
 MOST: dict[type, int] = {int: 2**31 - 1, float: 10**12}
 
@@ -97,7 +98,9 @@ class Config:
     validation: float = _data(
         0.0, "share of the training images that chooses the best round (best.pt); 0 = none", least=0, below=1
     )
-    augment: str = _data("paper", "flip and padded crop, or nothing", choices=("paper", "none"))
+    augment: str = _data(
+        "none", "flip and padded crop (paper, as CIFAR and TinyImageNet have it), or nothing", choices=("paper", "none")
+    )
     flip: bool = _data(True, "flip half of the images, where they are augmented")
     crop: str = _data("half", "which images are cropped, where they are augmented", choices=("half", "always", "never"))
     # The place of a crop is drawn from 20 bits.
@@ -118,7 +121,9 @@ class Config:
     init: str = _method("", "start from this model.pt instead of a fresh initialisation", path=True)
     init_partial: bool = _method(False, "take from --init what fits by name and shape, and leave the rest")
     server_lr: float = _method(1.0, "server rate eta_g", above=0)
-    participation: float = _method(0.2, "share of the clients in a round", above=0, most=1)
+    participation: float = _method(
+        0.2, f"share of the clients in a round; data of your own: 1 for up to {FEW} clients", above=0, most=1
+    )
     sampling: str = _method("fixed", "exactly S clients, or each with probability P", choices=("fixed", "bernoulli"))
     weighting: str = _method("uniform", "weights of the mean over participants", choices=("uniform", "size"))
     robust: str = _method(

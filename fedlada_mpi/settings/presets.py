@@ -9,11 +9,11 @@ from typing import Any
 
 # The paper's experimental set-up; "digits" is ours, sized for a laptop.
 _PAPER = dict(
-    model="resnet18", rounds=1500, clients=100, participation=0.1, batch_size=50, dirichlet=0.6
+    model="resnet18", rounds=1500, clients=100, participation=0.1, batch_size=50, dirichlet=0.6, augment="paper"
 )  # fmt: skip
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": dict(model="cnn", rounds=60, clients=50, participation=0.2, batch_size=10, dirichlet=0.3,
-                   local_epochs=5, augment="none", crop_padding=1, eval_every=10),
+                   local_epochs=5, crop_padding=1, eval_every=10),
     "cifar10": dict(_PAPER, local_epochs=5, crop_padding=4),
     "cifar100": dict(_PAPER, local_epochs=2, crop_padding=4),
     "tinyimagenet": dict(_PAPER, local_epochs=2, crop_padding=8),

@@ -16,7 +16,7 @@ from typing import Any
 from ..support.errors import UserError, did_you_mean, shortened
 from .checks import check
 from .configurable import Configurable
-from .fields import SETTINGS, Config, Setting, coerce, flag, shown
+from .fields import FEW, SETTINGS, Config, Setting, coerce, flag, shown
 from .presets import PRESETS, not_in_paper
 
 
@@ -82,6 +82,9 @@ def resolve(
         take(tuned, f"preset tuned, {algorithm}")
     take(method.requires, f"preset {algorithm}")
     take(shards or {}, "shards")
+    clients = coerce(known["clients"], {**values, **file, **flags}["clients"])
+    if sources["participation"] == "default" and clients <= FEW:
+        take({"participation": 1.0}, "few clients")
     take(file, "file", changes_only=recorded)
     take(flags, "flag")
     if values["preset"] == "tuned" and not tuned:
@@ -91,6 +94,8 @@ def resolve(
         name = method.name or method.__name__
         values["out"] = f"runs/{Path(values['dataset']).name}-{name}-seed{values['seed']}"
     check(values, sources, known)
+    if not recorded:  # earlier versions have taken and ignored it
+        _check_augmentation(values, sources)
     _check_method(algorithm, method, values)
     config = Config(**{name: values[name] for name in SETTINGS}, hyper={name: values[name] for name in method.hypers})
     return Resolved(config, sources)
@@ -103,6 +108,12 @@ def _derive(values: dict[str, Any], sources: dict[str, str]) -> None:
         values["lr_horizon"], sources["lr_horizon"] = max(1, values["rounds"]), "rounds"
     if values["robust"] != "none" and sources["on_nonfinite"] == "default":
         values["on_nonfinite"], sources["on_nonfinite"] = "skip", "robust"
+
+
+def _check_augmentation(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    for name in ("flip", "crop", "crop_padding"):
+        if values["augment"] == "none" and sources[name] in ("file", "flag"):
+            raise UserError(f"--{flag(name)} has no effect on images that are not augmented: add --augment paper")
 
 
 def _check_method(algorithm: str, method: type[Configurable], values: Mapping[str, Any]) -> None:

@@ -66,7 +66,8 @@ def asked(argv: Sequence[str] | None) -> tuple[int | None, list[str]]:
 def number(given: str | None) -> int | None:
     """The argument of ``-n`` as a number; None if it was not given."""
     if given is not None and (not given.isdecimal() or not 1 <= int(given) <= MOST):
-        raise UserError(f"-n: got {given!r}, expected a number of ranks from 1 to {MOST}")
+        hint = ": mpirun's -np 4 is -n 4 here" if given.startswith("p") else ""  # what -np is read as
+        raise UserError(f"-n: got {given!r}, expected a number of ranks from 1 to {MOST}{hint}")
     return None if given is None else int(given)
 
 

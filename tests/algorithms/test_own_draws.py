@@ -22,7 +22,7 @@ COMMON = dict(
 )  # fmt: skip
 
 
-@pytest.mark.ranks
+@pytest.mark.ranks(slow=True)
 def test_the_same_bits_in_turns_and_after_a_resume(shared_tmp):
     """Together, alone, in two runs; and other bits where a hook draws other numbers, or with another seed."""
     data = make_data(shared_tmp / "draws", SIZES, silos=2)

@@ -33,7 +33,7 @@ def mine(tmp_path) -> Path:
         raw, train_images=images, train_labels=labels, test_images=images, test_labels=labels,
         train_clients=np.arange(40) // 10,
     )  # fmt: skip
-    prepare(PrepareSettings("npz", raw=raw, out=tmp_path / "data/mine", clients=4, silos=2))
+    prepare(PrepareSettings("npz", raw=raw, out=tmp_path / "data/mine", partition="dirichlet", clients=4, silos=2))
     return tmp_path / "data/mine"
 
 
@@ -84,7 +84,7 @@ def test_a_concentration_asks_for_a_dirichlet_partition(mine):
     config, directory = asked(mine, dirichlet=0.1)
     assert (config.partition, directory.name) == ("dirichlet", "mine-4clients-dirichlet0.1")
     assert ensure(config, directory, 1).partition["dirichlet"] == 0.1
-    with pytest.raises(UserError, match="the data has 4 owners: give --clients 4, or leave it out"):
+    with pytest.raises(UserError, match="the data has 4 owners: leave it out, or divide all images anew"):
         ensure(*asked(directory, partition="natural", clients=5), 1)
 
 

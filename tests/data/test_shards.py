@@ -312,3 +312,29 @@ def test_a_clients_checksum_is_of_its_labels_and_images(made):
         here = int(np.flatnonzero(shard.client_ids == client)[0])
         rows = slice(shard.offsets[here], shard.offsets[here + 1])
         assert hashlib.sha256(shard.labels[rows].tobytes() + shard.images[rows].tobytes()).hexdigest() == expected
+
+
+def test_owners_are_clients_unless_something_else_is_asked_for(tmp_path):
+    owners = ["zoe", "ben", "ben", "zoe", "mia", "ben"]
+    images = np.zeros((6, 2, 2, 1), np.uint8)
+    arrays = dict(train_images=images, train_labels=[0, 1, 0, 1, 0, 1], test_images=images[:2], test_labels=[0, 1])
+    np.savez(tmp_path / "owned.npz", **arrays, train_clients=owners)
+    np.savez(tmp_path / "plain.npz", **arrays)
+    lines: list[str] = []
+    owned = dict(dataset="npz", raw=tmp_path / "owned.npz")
+    manifest = prepare(PrepareSettings(**owned, out=tmp_path / "a"), lines.append)
+    assert (manifest.partition["kind"], manifest.client_names) == ("natural", ("ben", "mia", "zoe"))
+    assert manifest.sizes.tolist() == [3, 1, 2]
+    assert lines[1].startswith("the data has owners: each is a client")
+    # The same again, by default and by name.
+    for partition in ("", "natural"):
+        prepare(PrepareSettings(**owned, out=tmp_path / "a", partition=partition), lines.append)
+        assert "already prepared" in lines[-1]
+    for asked in (dict(partition="dirichlet"), dict(dirichlet=0.5), dict(size_sigma=0.1), dict(exhausted="exact")):
+        other = prepare(PrepareSettings(**owned, out=tmp_path / "b", clients=2, force=True, **asked))
+        assert (other.partition["kind"], other.clients) == ("dirichlet", 2)
+    with pytest.raises(UserError, match="--clients: got 2, but the data has 3 owners: leave it out, or divide all"):
+        prepare(PrepareSettings(**owned, out=tmp_path / "c", clients=2))
+    assert not (tmp_path / "c").exists()
+    plain = prepare(PrepareSettings("npz", raw=tmp_path / "plain.npz", out=tmp_path / "d", clients=2))
+    assert plain.partition["kind"] == "dirichlet"

@@ -40,6 +40,26 @@ def write_metrics(directory, seconds, accuracies):
     (directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def test_status_by_validation(four, capsys, monkeypatch):
+    """The best round is that of the validation images: the first, although the second is better on the test images."""
+    arguments, directories = four
+    chosen = {"round": 5, "val_acc": 0.8, "val_loss": 0.1, "test_acc": 0.85}
+    write_summary(directories[0], best_validation=chosen)
+    values = [(0.7, 0.5), (0.6, 0.75), (None, None)]
+    lines = [
+        json.dumps({"round": t, "val_acc": val, "test_acc": test, "seconds": {"total": 1}})
+        for t, (val, test) in enumerate(values, 1)
+    ]
+    (directories[1] / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(time, "time", lambda: NOON)
+    assert grid.main([*arguments, "--status"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:4] == [
+        "   run                   state        rounds     val    test    best  s/round  end",
+        "0  digits_fedavg_seed=0  finished      10/10  80.00%  90.00%  85.00%      2.5",
+        "1  digits_fedavg_seed=1  stopped        3/10  70.00%  75.00%  50.00%        1",
+    ]
+
+
 def write_summary(directory, **changes):
     summary = {
         "status": "finished",

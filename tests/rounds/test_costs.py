@@ -86,7 +86,7 @@ def over_ranks(value: int) -> list[int]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("kind", ["host", "shared"])
+@pytest.mark.parametrize("kind", [pytest.param("host", marks=pytest.mark.ranks(slow=True)), "shared"])
 @pytest.mark.parametrize("algorithm", CASES)
 def test_bytes_are_those_that_moved(algorithm, kind, one_each, out, sessions, sent):
     """With one client per silo, what participants receive and send is what moves between ranks, but for padding."""

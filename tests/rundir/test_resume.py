@@ -176,7 +176,7 @@ def test_resumed_on_another_number_of_ranks(algorithm, before, after, data, run_
     assert disagreement(resumed.x, whole.x, data.start) < 1e-10
 
 
-@pytest.mark.ranks
+@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize(
     ("algorithm", "change"),
     [(algorithm, {}) for algorithm in CASES]

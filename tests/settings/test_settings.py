@@ -56,6 +56,33 @@ def test_presets(dataset, method):
     assert {name: found[name] for name in expected} == expected
 
 
+def test_data_of_ones_own_is_as_it_is():
+    """No flip and crop, which mirror letters and X-rays; everybody takes part where there are few clients."""
+    own = dict(dataset="mine", algorithm="fedavg")
+    found = resolve(own, dataset_kind="npz", shards={"clients": 10})
+    assert (found.config.augment, found.config.participation) == ("none", 1.0)
+    assert found.sources["participation"] == "few clients"
+    assert resolve(own, dataset_kind="npz", shards={"clients": 11}).config.participation == 0.2
+    assert resolve({**own, "clients": "3", "participation": 0.5}, dataset_kind="npz").config.participation == 0.5
+    # A preset is not changed, nor what a record says.
+    assert resolve({"dataset": "digits", "clients": 5}).config.participation == 0.2
+    record = {**resolve(own, dataset_kind="npz", shards={"clients": 3}).config.record(), "participation": 0.2}
+    record |= {"augment": "paper", "crop": "always"}
+    again = resolve({}, record, dataset_kind="npz", shards={"clients": 3}, recorded=True).config
+    assert (again.participation, again.augment, again.crop) == (0.2, "paper", "always")
+
+
+@pytest.mark.parametrize("given", [{"crop": "always"}, {"flip": False}, {"crop_padding": 2}])
+def test_what_only_augmented_images_have(given):
+    name = next(iter(given)).replace("_", "-")
+    with pytest.raises(UserError, match=f"--{name} has no effect on images that are not augmented: add"):
+        resolve({"dataset": "digits", **given})
+    resolve({"dataset": "digits", "augment": "paper", **given})
+    resolve({"dataset": "cifar10", **given})
+    record = {**resolve({"dataset": "digits"}).config.record(), **given}
+    resolve({}, record, recorded=True)  # of a version that took it
+
+
 def test_first_of_flag_file_preset_default():
     file = {"dataset": "cifar100", "rounds": 7, "lr": 0.5}
     found = resolve({"lr": "0.25", "algorithm": "fedlada"}, file)

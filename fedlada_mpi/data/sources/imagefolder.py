@@ -2,7 +2,7 @@
 
     ROOT/CLASS/IMAGE                   a share of every class is taken for testing
     ROOT/train/CLASS/IMAGE             ROOT/test/CLASS/IMAGE   (or ROOT/val/)
-    ROOT/train/CLIENT/CLASS/IMAGE      the same, with owners for ``--partition natural``
+    ROOT/train/CLIENT/CLASS/IMAGE      the same, with owners, who are the clients
 
 Classes are numbered in the order of their names. Images have one size, or are resized to one; they are
 stored as one channel if every one is grey, otherwise as RGB.

@@ -1,0 +1,31 @@
+"""python -m fedlada_mpi: the commands of the package."""
+
+from __future__ import annotations
+
+import sys
+
+from .support.version import __version__
+
+COMMANDS = {
+    "fedlada_mpi.run": "train a model, alone, with -n on several ranks, or under srun and mpirun",
+    "fedlada_mpi.grid": "list and run the runs of an experiment",
+    "fedlada_mpi.report": "compare runs: tables, figures, one HTML page",
+    "fedlada_mpi.predict": "the class of image files, by the model of a run",
+    "fedlada_mpi.doctor": "what works on this machine, and how to fix the rest",
+    "fedlada_mpi.bench": "time a round on this machine",
+    "fedlada_mpi.scaling": "a round's time on many nodes, from a model of it",
+    "data_prep": "prepare the shards of a data set: a known one, a folder of images, arrays",
+    "data_prep.inspect": "verify shards, and show who has what",
+}
+
+
+def main() -> int:
+    width = max(map(len, COMMANDS))
+    print(f"fedlada_mpi {__version__}: federated learning over MPI\n")
+    print(*(f"  python -m {name:<{width}}  {what}" for name, what in COMMANDS.items()), sep="\n")
+    print("\nEach has --help. The first run needs nothing: python -m fedlada_mpi.run trains the embedded digits.")
+    return 2 if sys.argv[1:] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
