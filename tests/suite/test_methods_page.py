@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -26,15 +27,16 @@ def test_lines_of_code():
 @pytest.mark.timeout(900)
 def test_tutorial(tmp_path):
     """Its files and commands, literally, in an empty directory."""
-    tutorial = PAGE.partition("## A method of your own")[2]
+    tutorial = PAGE.partition("## A method of your own")[2].partition("### What a round calls, in order")[0]
     blocks = re.findall(r"^```(python|toml|bash)\n(.*?)^```", tutorial, re.MULTILINE | re.DOTALL)
-    files = {"python": "my_method.py", "toml": "compare.toml"}
-    assert [kind for kind, _ in blocks] == ["python", "bash", "bash", "toml", "bash", "bash"]
+    files = {"python": iter(("my_method.py", "fedexp.py", "sparse.py")), "toml": iter(("compare.toml",))}
+    kinds = ["python", "bash", "bash", "toml", "bash", "bash", *("python", "bash") * 2]
+    assert [kind for kind, _ in blocks] == kinds
     paths = {"PATH": programs(), "PYTHONPATH": str(ROOT)}
     shown = ""
     for kind, text in blocks:
         if kind in files:
-            (tmp_path / files[kind]).write_text(text)
+            (tmp_path / next(files[kind])).write_text(text)
             continue
         done = subprocess.run(
             ["bash", "-e", "-c", text],
@@ -51,6 +53,8 @@ def test_tutorial(tmp_path):
     assert "resumed after round 2" in shown
     assert "4 runs of 4 settings" in shown
     assert "my_method.py:Tether round, 10 participants" in shown
+    fedexp = json.loads((tmp_path / "runs" / "fedexp" / "summary.json").read_text())
+    assert fedexp["final"]["test_acc"] > 0.9
     tables = "".join(path.read_text() for path in (tmp_path / "report" / "tables").glob("*.md"))
     for name in ("FedAvg", "FedLADA", "Tethered FedAvg pull=0.05", "Tethered FedAvg pull=0.5"):
         assert f"| {name} |" in tables
