@@ -1,5 +1,6 @@
 """Tables and pictures of the report in pages: those of this repository, and what a page can ask for."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from fedlada_mpi.support.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = {
-    "docs/reproduction/runs": ("docs/reproduction.md", "README.md"),
+    "docs/reproduction/runs": ("docs/reproduction.md",),
     "docs/reproduction/runs docs/reproduction/tuning": ("docs/experiments.md",),
 }
+HEADLINES = ("headline", "headline_tuned")
 FOLDERS = (*(f"reproduction/{name}" for name in ("runs", "tuning", "readings", "theory")), "methods/runs")
 
 
@@ -41,6 +43,28 @@ def test_the_pages_agree_with_the_records(folders):
     assert command in text
     for spec in paper.contents()["tables"]:
         assert f"<!-- report: {spec['id']} -->" in text
+
+
+def test_the_readme_says_what_the_table_says():
+    """How far from the paper's accuracies the methods end, from the table that the records make."""
+    page = (ROOT / "docs/reproduction.md").read_text()
+    table, tuned = (page.split(f"<!-- report: {name} -->")[1].split("<!-- end -->")[0] for name in HEADLINES)
+
+    def points_below(text: str, method: str, column: int) -> float:
+        (row,) = (line.split("|") for line in text.splitlines() if line.startswith(f"| {method} |"))
+        ours, paper = re.match(r"\**([\d.]+)[^(]*\(([\d.]+)\)", row[column].strip()).groups()
+        return round(float(paper) - float(ours), 1)
+
+    baselines = [[points_below(table, method, at) for method in ("FedAvg", "FedCM", "FedAdam")] for at in (4, 7)]
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    on_10, on_100 = baselines
+    assert f"end {min(on_10)} to {max(on_10)} points below them on CIFAR-10" in readme
+    assert f"and {-max(on_100)} to {-min(on_100)} above on CIFAR-100" in readme
+    lada = [points_below(table, "FedLADA", at) for at in (4, 7)]
+    assert f"it ends {lada[0]} points lower on CIFAR-10 and {lada[1]} on CIFAR-100" in readme
+    ends = [re.search(r"[\d.]+", line.split("|")[at])[0] for line in tuned.splitlines() for at in (4, 7)
+            if line.startswith("| FedLADA |")]  # fmt: skip
+    assert f"(`--preset tuned`) it ends at {ends[0]} and {ends[1]} %" in readme
 
 
 def test_the_tuned_presets_are_those_of_the_rule():
