@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from method_cases import BY_TIER, CASES, PAPER
 from reference import Round
-from tiers import slow
+from tiers import on_ranks_with_all, slow
 from training_runs import disagreement, make_data, run_here, run_reference
 
 from fedlada_mpi import algorithms
@@ -24,8 +24,7 @@ KNOWN: dict[str, list[Round]] = {}
 
 def by_tier(pairs):
     """Those of the paper's methods whenever tests run, on 4 ranks with --all; the others with --all, alone."""
-    on_ranks = pytest.mark.ranks(slow=True)
-    return [pytest.param(*pair, marks=on_ranks) if pair[0] in PAPER else slow(*pair) for pair in pairs]
+    return [on_ranks_with_all(*pair) if pair[0] in PAPER else slow(*pair) for pair in pairs]
 
 
 VARIATIONS = by_tier((method, change) for method, case in CASES.items() for change in case.variations)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiers import slow
+from tiers import on_ranks_with_all, slow
 
 Settings = dict[str, Any]
 
@@ -214,3 +214,5 @@ FAMILY = {
 CASES = PAPER | FAMILY
 # For tests that are worth their time for the paper's methods whenever tests run, for the further ones with --all.
 BY_TIER = [name if name in PAPER else slow(name) for name in CASES]
+# The same, where the paper's methods run on ranks, too, with --all.
+BY_TIER_AND_RANKS = [on_ranks_with_all(name) if name in PAPER else slow(name) for name in CASES]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from method_cases import BY_TIER, CASES
+from method_cases import BY_TIER_AND_RANKS, CASES
 from torch import nn
 from training_runs import SHAPE, make_data, run_here
 
@@ -88,8 +88,7 @@ def test_the_narrow_model_has_gradient_free_parameters():
     assert layout.size - layout.live == 13 * 64
 
 
-@pytest.mark.ranks(slow=True)
-@pytest.mark.parametrize("method", BY_TIER)
+@pytest.mark.parametrize("method", BY_TIER_AND_RANKS)
 def test_engines_and_chunks_agree(method, run):
     settings = {**SETTINGS, **CASES[method].settings, **CASES[method].requires, "algorithm": method}
     generic = run("generic", engine="generic", **settings)

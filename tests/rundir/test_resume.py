@@ -18,10 +18,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from method_cases import CASES
+from method_cases import CASES, PAPER
 from ranks import barrier, find_mpirun, is_root, python
 from repository import ROOT
-from tiers import slow
+from tiers import on_ranks_with_all, slow
 from training_runs import Run, arguments, disagreement, make_data, run_here, same
 
 from fedlada_mpi.data.shards import read_manifest
@@ -176,11 +176,10 @@ def test_resumed_on_another_number_of_ranks(algorithm, before, after, data, run_
     assert disagreement(resumed.x, whole.x, data.start) < 1e-10
 
 
-@pytest.mark.ranks(slow=True)
 @pytest.mark.parametrize(
     ("algorithm", "change"),
-    [(algorithm, {}) for algorithm in CASES]
-    + [("fedlamb", dict(m_start="client", v_start="client")), ("mimelite", dict(base="adam"))],
+    [on_ranks_with_all(algorithm, {}) if algorithm in PAPER else slow(algorithm, {}) for algorithm in CASES]
+    + [slow("fedlamb", dict(m_start="client", v_start="client")), on_ranks_with_all("mimelite", dict(base="adam"))],
     ids=str,
 )
 def test_extended_run_is_the_longer_run_to_the_bit(algorithm, change, data, run_dir):
