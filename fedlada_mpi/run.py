@@ -4,7 +4,6 @@
     python -m fedlada_mpi.run -n 4                                   a server and three silos on this machine
     srun --mpi=pmix -n 11 python -m fedlada_mpi.run --dataset cifar10 --algorithm fedlada
     python -m fedlada_mpi.run --dataset cifar10 --print-config       the settings, and where each comes from
-
     python -m fedlada_mpi.run --help-all                             every setting, not only those that most runs change
 
 Exit codes: 0 finished, 2 bad input, 3 diverged (see --on-nonfinite), 4 no answer from other ranks (see --patience), 75
@@ -205,7 +204,10 @@ def _print_on_root(text: str, stream: TextIO | None = None) -> None:
 
         if not is_root():
             return
-    print(text, file=stream)
+    try:
+        print(text, file=stream, flush=True)
+    except BrokenPipeError:  # piped into head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command(argv: Sequence[str] | None = None) -> NoReturn:

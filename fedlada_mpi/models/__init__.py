@@ -63,7 +63,7 @@ def build(
             except ValueError as error:
                 raise UserError(f"--model {name}: {error}") from None
         else:
-            known = f"{', '.join(MODELS)}, torchvision:NAME or package.module:function"
+            known = f"{', '.join(MODELS)}, torchvision:NAME, package.module:function or path/file.py:function"
             raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, MODELS)}")
         network = _generic(name, module, image_shape, notes)
         if not stacked:
@@ -88,7 +88,7 @@ def _by_name(name: str, classes: int, image_shape: ImageShape, norm: str) -> tup
     if name.startswith(TORCHVISION):
         module, notes = vision.torchvision_model(name, classes, image_shape[2])
     else:
-        function = load_object("--model", name, "package.module:function")
+        function = load_object("--model", name, "package.module:function or path/file.py:function")
         with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
             own = isinstance(function, nn.Module)
             module = copy.deepcopy(function) if own else function(classes, image_shape)

@@ -111,7 +111,8 @@ class Config:
         "paper", "what is not given is the paper's, or what was chosen on CIFAR-10", choices=("paper", "tuned")
     )
     model: str = _method(
-        "cnn", "resnet18, lenet, lenet3, cnn, torchvision:NAME, or your own as package.module:function"
+        "cnn",
+        "resnet18, lenet, lenet3, cnn, torchvision:NAME, or your own as package.module:function or file.py:function",
     )
     norm: str = _method(
         "", "exchange BatchNorm by group:N, layer, instance or none (torchvision:NAME: group:2 unless given)"

@@ -264,7 +264,7 @@ def test_initialisation_is_a_function_of_the_seed_alone():
     [
         (
             "resnet8",
-            "expected one of resnet18, lenet, lenet3, cnn, torchvision:NAME or package.module:function (did you",
+            "lenet3, cnn, torchvision:NAME, package.module:function or path/file.py:function (did you",
         ),
         ("lenet", "lenet needs images of at least 16x16, got 8x8"),
     ],
