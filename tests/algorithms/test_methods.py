@@ -6,6 +6,8 @@ shown to move the reference itself, so that none of the comparisons is empty.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from method_cases import BY_TIER, CASES, PAPER
@@ -22,9 +24,15 @@ EXACT = 1e-9
 KNOWN: dict[str, list[Round]] = {}
 
 
+# Methods whose variations are tried whenever tests run: with the most settings, and with state of clients.
+VARIED = ("fedlada", "scaffold")
+
+
 def by_tier(pairs):
-    """Those of the paper's methods whenever tests run, on 4 ranks with --all; the others with --all, alone."""
-    return [on_ranks_with_all(*pair) if pair[0] in PAPER else slow(*pair) for pair in pairs]
+    """Whenever tests run, and on 4 ranks with --all; of the paper's other methods with --all; further ones alone."""
+    on_ranks_and_slow = partial(pytest.param, marks=[pytest.mark.ranks, pytest.mark.slow])
+    paper = {method: on_ranks_with_all if method in VARIED else on_ranks_and_slow for method in PAPER}
+    return [paper.get(pair[0], slow)(*pair) for pair in pairs]
 
 
 VARIATIONS = by_tier((method, change) for method, case in CASES.items() for change in case.variations)

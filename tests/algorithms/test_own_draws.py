@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from noisy_method import Noisy
 from repository import ROOT
@@ -21,6 +22,7 @@ COMMON = dict(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_same_bits_in_turns_and_after_a_resume(shared_tmp):
     """Together, alone, in two runs; and other bits where a hook draws other numbers, or with another seed."""
     data = make_data(shared_tmp / "draws", SIZES, silos=2)

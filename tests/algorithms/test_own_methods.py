@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from method_cases import PAPER
 from ranks import is_root
+from tiers import slow
 
 from fedlada_mpi.algorithms import Algorithm, create, find, hyper, names, resolve
 from fedlada_mpi.algorithms.base import Traits
@@ -278,7 +280,7 @@ def test_a_setting_that_negates_a_switch_of_another_method(own):
 MODES = [(name, mode) for name in names() for mode in ("l2", "decoupled", *(["inside"] * find(name).amends))]
 
 
-@pytest.mark.parametrize(("name", "mode"), MODES)
+@pytest.mark.parametrize(("name", "mode"), [pair if pair[0] in PAPER else slow(*pair) for pair in MODES])
 def test_the_trial_accepts_every_built_in_method(name, mode):
     config = resolve(dict(algorithm=name, decay_mode=mode, clip=0.5, weight_decay=0.1, decay_on="weights")).config
     assert dry_run(create(config, TENSORS), TENSORS) == Traits()

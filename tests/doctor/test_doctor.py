@@ -55,6 +55,7 @@ def test_a_sound_machine(mpirun, tmp_path):
     assert "nothing failed" in done.stdout.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_ranks_print_one_report_and_test_the_transport(mpirun, tmp_path):
     done = mpirun(3, "--json", "found.json", **DOCTOR, cwd=tmp_path, check=True)
     assert done.stdout.count("transport") == 1

@@ -102,6 +102,7 @@ def test_too_few_silos_before_the_first_round_end_all_ranks(campaign):
     assert printed.count("error: 2 silos left, and --min-silos is 3: start again") == 1
 
 
+@pytest.mark.slow
 def test_one_that_exits_ends_the_run_which_can_be_resumed(campaign):
     """MPI does not tell the others of such a one."""
     words = campaign.words({1: ("checkpoint", 2, "exit")}, "scaffold", False)
@@ -115,6 +116,7 @@ def test_one_that_exits_ends_the_run_which_can_be_resumed(campaign):
     assert campaign.compare("scaffold", 3, False, out, status) == 0
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_one_rank_ends_all(campaign):
     words = campaign.words({2: ("train", 3, "interrupt")}, "fedavg", False)
     status, printed = campaign.run(3, words)
@@ -123,6 +125,7 @@ def test_an_interrupt_of_one_rank_ends_all(campaign):
     assert "KeyboardInterrupt" in printed
 
 
+@pytest.mark.slow
 def test_what_is_recorded_where_one_rank_is_left(campaign):
     words = campaign.words({1: ("train", 3, BEFORE)}, "fedavg", True)
     status, printed = campaign.run(2, words)

@@ -84,6 +84,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "setting"), [("over_participants", "--robust=median"), ("_allreduce", "--sums=exact")]
 )

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from method_cases import CASES
+from method_cases import BY_TIER
 from ranks import SIZE, communicator, is_root
 from training_runs import make_data, run_here
 
@@ -87,7 +87,7 @@ def over_ranks(value: int) -> list[int]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize("kind", [pytest.param("host", marks=pytest.mark.ranks(slow=True)), "shared"])
-@pytest.mark.parametrize("algorithm", CASES)
+@pytest.mark.parametrize("algorithm", BY_TIER)
 def test_bytes_are_those_that_moved(algorithm, kind, one_each, out, sessions, sent):
     """With one client per silo, what participants receive and send is what moves between ranks, but for padding."""
     run = run_here(one_each, out, algorithm=algorithm, transport=kind, rounds=3, local_steps=1)

@@ -50,7 +50,7 @@ def whole(data, tmp_path_factory):
         (1, ("kill", 60, 0)),
         slow(1, ("ENOSPC", 40, 0)),
         slow(3, ("ENOSPC", 12, 0)),
-        (3, ("EDQUOT", 4, 1)),
+        slow(3, ("EDQUOT", 4, 1)),
     ],
 )
 def test_resumed_as_if_nothing_had_happened(ranks, fault, data, tmp_path, whole):

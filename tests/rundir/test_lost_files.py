@@ -7,6 +7,7 @@ import os
 import shutil
 
 import pytest
+from tiers import slow
 from training_runs import Run, make_data, same
 
 import fedlada_mpi
@@ -89,8 +90,8 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("at", [3, 6])
-@pytest.mark.parametrize("accident", LOST)
+@pytest.mark.parametrize("at", [3, slow(6)])
+@pytest.mark.parametrize("accident", [name if name in ("moved", "edited") else slow(name) for name in LOST])
 def test_what_is_lost_during_a_run_is_written_again(accident, at, data, whole, tmp_path, capsys):
     out = tmp_path / "run"
     happens, named = LOST[accident]
