@@ -39,9 +39,9 @@ class Parallel:
     """
 
     def __init__(self, runs: Sequence[PlannedRun], launcher: Sequence[str], at_once: int, live: bool = False):
-        self.runs, self.launcher, self.at_once = runs, list(launcher), at_once
-        self.table = LiveTable(runs, at_once) if live else None
-        self.waiting = deque(enumerate(runs))
+        self.runs, self.launcher, self.at_once = list(runs), list(launcher), at_once
+        self.table = LiveTable(self.runs, at_once) if live else None
+        self.waiting = deque(range(len(runs)))
         self.slots = list(range(min(at_once, len(runs))))
         self.running: list[Started] = []
         self.failed: list[int] = []
@@ -57,7 +57,7 @@ class Parallel:
             at_end.callback(self._end_all)
             while self.running or (self.waiting and not self.stopped):
                 while self.slots and self.waiting and not self.stopped:
-                    self._start(*self.waiting.popleft(), places)
+                    self._start(self.waiting.popleft(), places)
                 self._collect()
                 self._show()
             self._show(now=True)
@@ -86,7 +86,8 @@ class Parallel:
             note = f"{rest}; the same command goes on"
         self.table.show([started.index for started in self.running], self.failed, note, now)
 
-    def _start(self, index: int, run: PlannedRun, places: Mapping[str, str]) -> None:
+    def _start(self, index: int, places: Mapping[str, str]) -> None:
+        run = self.runs[index] = self.runs[index].located()
         with ExitStack() as held:
             try:
                 to_do = held.enter_context(claimed(run))

@@ -25,7 +25,8 @@ def execute_all(runs: Sequence[PlannedRun], launcher: Sequence[str]) -> int:
     failed: list[int] = []
     signals = StopSignals(bool(launcher))
     with signals.handled():
-        for index, run in enumerate(runs):
+        for index, planned in enumerate(runs):
+            run = planned.located()
             print(f"[{index + 1}/{len(runs)}] {run.directory.name}", flush=True)
             try:
                 status = _execute(run, launcher, signals)
