@@ -130,7 +130,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def _heading(grid: Experiment) -> str:
-    return f"{grid.name}: {grid.title}" + (f" ({grid.paper})" if grid.paper else "")
+    return grid.name + (f": {grid.title}" if grid.title else "") + (f" ({grid.paper})" if grid.paper else "")
 
 
 def _print(grid: Experiment, status: bool) -> None:
