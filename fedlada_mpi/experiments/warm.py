@@ -215,7 +215,8 @@ def main() -> None:
             importlib.import_module(name)
     except Exception:  # a run reports it
         os._exit(1)
-    if threading.active_count() > 1 or "mpi4py.MPI" in sys.modules:  # by a sitecustomize, say
+    # By a sitecustomize, say. Threads that OpenBLAS has are not counted: it ends them before a fork.
+    if threading.active_count() > 1 or "mpi4py.MPI" in sys.modules:
         os._exit(1)
     gc.collect()
     gc.freeze()  # runs would otherwise copy all that was imported when they first collect
