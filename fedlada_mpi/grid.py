@@ -23,7 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .experiments import Experiment, PlannedRun, experiments, live, load, parse_changes, progress
+from .experiments import Experiment, PlannedRun, experiments, live, load, parse_changes, progress, titles
 from .experiments.parallel import LOG, Parallel
 from .experiments.sequential import execute_all, execute_one
 from .experiments.starting import compact
@@ -108,6 +108,10 @@ def act(arguments: argparse.Namespace) -> int:
         raise UserError("--overwrite and --accept-changed-code contradict each other: give one of them")
     asked = {"overwrite": arguments.overwrite, "accept_changed_code": arguments.accept_changed_code}
     grid = replace(grid, runs=[replace(run, **asked) for run in grid.runs])
+    if arguments.all or arguments.index is not None:
+        titles.write(grid)
+    if arguments.all:
+        print(_heading(grid), flush=True)
     if arguments.count:
         print(len(grid.runs))
     elif arguments.command is not None:
@@ -125,8 +129,12 @@ def act(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _heading(grid: Experiment) -> str:
+    return grid.name + (f": {grid.title}" if grid.title else "") + (f" ({grid.paper})" if grid.paper else "")
+
+
 def _print(grid: Experiment, status: bool) -> None:
-    print(f"{grid.name}: {grid.title}" + (f" ({grid.paper})" if grid.paper else ""))
+    print(_heading(grid))
     if status:
         runs, now = [progress.measure(run) for run in grid.runs], time.time()
         print(*progress.rows(runs, now), progress.closing_line(runs, now), sep="\n")

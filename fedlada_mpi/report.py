@@ -64,6 +64,7 @@ def build(
         formats,
         [section(tables, of_paper, formats, interactive)],
         {figure.id: figure.panels for figure in of_paper if not figure.empty},
+        load.title(loaded),
     )
     (out / "index.html").write_text(text, "utf-8")
     markdown.update(pages, tables, of_paper, out / "figures")

@@ -115,11 +115,21 @@ class Group:
         own = self.departures()
         return ", ".join([dataset_name(self.dataset), *(show(n, own[n]) for n in PROBLEM if n in own)])
 
+    @property
+    def named(self) -> set[str]:
+        """Settings that were given by name, see ``RecordedRun``."""
+        return {name for run in self.runs for name in run.named}
+
     def departures(self) -> dict[str, Any]:
-        """Settings that differ from the run's preset of the data set and the method; the preset itself, if tuned."""
-        preset = _preset(self.dataset, self.method, self.settings["preset"] == "tuned")
+        """Settings that differ from the run's preset of the data set and the method; the preset itself, if tuned.
+
+        The defaults of a user's own method are not known here: of its settings, those that were given.
+        """
+        preset, named = _preset(self.dataset, self.method, self.settings["preset"] == "tuned"), self.named
         return {
-            n: v for n, v in self.settings.items() if n not in ("dataset", "algorithm") and v != preset.get(n, MISSING)
+            n: v
+            for n, v in self.settings.items()
+            if n not in ("dataset", "algorithm") and (v != preset[n] if n in preset else n in named)
         }
 
     def curve(self, name: str) -> Curve:
@@ -264,7 +274,10 @@ def dataset_name(dataset: str) -> str:
 
 
 def labels(groups: Sequence[Group]) -> list[str]:
-    """A short name for each of these groups: the method, and the settings that distinguish it from the others."""
+    """A short name for each of these groups: the method, and the settings that distinguish it from the others.
+
+    An axis of a plan is one of them also where its value is the preset's.
+    """
     departures = [one.departures() for one in groups]
     shared = (
         {n for n, v in groups[0].settings.items() if all(g.settings.get(n) == v for g in groups)} if groups else set()
@@ -272,8 +285,14 @@ def labels(groups: Sequence[Group]) -> list[str]:
     names = []
     for one, own in zip(groups, departures, strict=True):
         same_method = [g for g in groups if g.method == one.method and g.dataset == one.dataset]
-        varied = {n for n, v in one.settings.items() if n != "dataset" and any(g.settings[n] != v for g in same_method)}
+        varied = {
+            n
+            for n, v in one.settings.items()
+            if n != "dataset" and any(g.settings.get(n, MISSING) != v for g in same_method)
+        }
         shown = varied if len(varied) == 1 else set(own) - shared
+        shown |= one.named - own.keys() - shared
+        shown |= varied - _preset(one.dataset, one.method).keys()
         names.append(" ".join([one.method_name, *(show(n, v) for n, v in one.settings.items() if n in shown)]))
     return _told_apart(_told_apart(names, groups, _place), groups, _code)
 

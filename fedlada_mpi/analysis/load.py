@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from .. import algorithms, settings
+from ..experiments import names, titles
 from ..rundir import client_values, metrics
 from ..rundir.columns import ALL_PHASES, NUMBERS, OPTIONAL
 from ..rundir.metrics import parse
@@ -45,6 +46,7 @@ class RecordedRun:
     ran_on: str = ""  # ranks, nodes, devices and versions, where the run has recorded them
     usage: usage.Usage = field(default_factory=usage.Usage)
     left: dict[int, int] = field(default_factory=dict)  # how many ranks were lost before which round
+    named: frozenset[str] = frozenset()  # settings that its directory names or, of a user's own method, its command
 
     @property
     def seed(self) -> int:
@@ -127,6 +129,7 @@ def read(directory: Path) -> RecordedRun:
         raise UserError(f"{directory / metrics.METRICS} cannot be read: {reason(error)}") from None
     run = RecordedRun(directory, values, *_columns(records), by_rank=_by_rank(records), skipped=skipped)
     run.code = code_digest.summary(settings.recorded_code(directory / "config.json"))
+    run.named = frozenset(names.named(directory.resolve().name, values))
     run.left = {r["round"]: len(r["left"]) for r in records if isinstance(r.get("left"), list)}
     try:
         run.clients = client_values.latest(directory / client_values.CLIENTS, run.done)
@@ -138,6 +141,8 @@ def read(directory: Path) -> RecordedRun:
         summary = read_json(directory / "summary.json")
         run.status = label(str(summary["status"]))
         run.method = label(str(summary.get("method", "")))
+        if values["algorithm"] not in algorithms.names():
+            run.named |= _options(summary) & (values.keys() - settings.SETTINGS.keys())
         run.ran_on = printable(_ran_on(summary))[:200]
         run.usage = usage.of(summary)
         run.environment = _environment(summary, run.usage.device)
@@ -160,6 +165,15 @@ def _environment(summary: dict[str, Any], device: str) -> dict[str, str]:
         "commit": commit + " modified" * bool(commit and last.get("modified")),
     }
     return {name: printable(str(value))[:100] for name, value in known.items() if value}
+
+
+def _options(summary: dict[str, Any]) -> set[str]:
+    """The settings in the command that the run was started with last."""
+    environment = summary.get("environment")
+    command = environment.get("command") if isinstance(environment, dict) else None
+    words = [word for word in command if isinstance(word, str)] if isinstance(command, list) else []
+    options = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+    return options | {name.removeprefix("no_") for name in options}
 
 
 def _ran_on(summary: dict[str, Any]) -> str:
@@ -191,6 +205,11 @@ def _settings(path: Path) -> dict[str, Any]:
     values = {**settings.Config().record(), **known}
     values["targets"] = [target for target in values["targets"] if 0 < target <= 1]
     return {name: label(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+def title(runs: Iterable[RecordedRun]) -> str:
+    """That of the plan whose runs these are; empty where they are of several plans, or of none."""
+    return label(titles.common(run.path.resolve().parent for run in runs))
 
 
 def label(text: str) -> str:

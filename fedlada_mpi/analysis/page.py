@@ -38,6 +38,7 @@ def render(
     formats: Sequence[str] = ("png", "svg"),
     sections: Sequence[Section] = (),
     panels: Mapping[str, Sequence[Panel]] | None = None,
+    title: str = "",
 ) -> str:
     """The page; ``drawn`` are the names of the figures in the folder next to it, each in these formats, ``problems``
     what is left out. ``sections`` are further ones, and ``panels`` the charts in them, by name."""
@@ -62,7 +63,7 @@ def render(
     sections = sorted([*sections, *own], key=lambda section: section.empty)
     template = Template(_text("page.html"))
     return template.substitute(
-        title="Federated runs",
+        title=html.escape(title) or "Federated runs",
         lead=f"Read from {html.escape(where)} on {datetime.now():%d %B %Y, %H:%M}. "
         "Mean ± standard deviation over seeds; what has not been run is shown as –.",
         facts=_facts(groups),

@@ -1,6 +1,6 @@
 """The paper's experiments as data, one TOML file each, and their expansion into runs.
 
-    title = "..."                    # shown in lists
+    title = "..."                    # shown in lists and by the report
     paper = "..."                    # the paper's tables and figures that it reproduces
     [base]                           # settings of every run; a list is an axis, and axes are crossed
     [[runs]]                         # optional, any number: settings added to the base for some of the runs
@@ -11,13 +11,11 @@ presets of the data set and the method.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import os
-import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from ..support import code_digest
 from ..support.code_digest import Code, Files
 from ..support.errors import UserError, did_you_mean, shortened
 from ..support.inputs import check_path, read_json, require_regular
+from .names import RunName, entries
 
 FOLDER = Path(__file__).parent
 
@@ -40,6 +39,8 @@ class PlannedRun:
     given: dict[str, Any]
     rounds: int
     directory: Path
+    name: RunName
+    axes: frozenset[str] = frozenset()  # of its plan
     code: Code = field(default_factory=dict)  # digests of a user's own method and model
     defaults: dict[str, Any] = field(default_factory=dict)  # values of the settings that a user's own method declares
     ranks: int | None = None  # that the run starts on this machine by itself, without a launcher
@@ -62,6 +63,11 @@ class PlannedRun:
         arguments += ["--accept-changed-code"] if self.accept_changed_code else []
         how = "--overwrite" if self.overwrite and self.changed() else "--resume"
         return [*launcher, sys.executable, "-m", "fedlada_mpi.run", *arguments, "--out", str(self.directory), how]
+
+    def located(self) -> PlannedRun:
+        """With the directory that has this run now: another plan may have begun it meanwhile, under another name."""
+        root = self.directory.parent
+        return replace(self, directory=root / self.name.choose(self.axes, entries(root)))
 
     def rounds_done(self) -> int:
         """The last round in metrics.jsonl, read from its end."""
@@ -161,22 +167,33 @@ def _expand(path: Path, root: Path, changes: Mapping[str, Any]) -> Experiment:
     base, blocks = data.get("base", {}), data.get("runs", [{}])
     if not isinstance(base, dict) or not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
         raise UserError("expected a table [base] and tables [[runs]]")
-    runs: dict[Path, PlannedRun] = {}
+    runs: dict[str, PlannedRun] = {}
     codes: dict[str, Files] = {}
+    existing = entries(root)
     for block in blocks:
-        for given in _crossed({**base, **block, **changes}):
+        asked = {**base, **block, **changes}
+        axes = frozenset(name for name, value in asked.items() if _is_axis(name, value))
+        for given in _crossed(asked):
             run = _run(given, root, codes)
-            first = runs.setdefault(run.directory, run)
+            key = run.name.text()
+            first = runs.setdefault(key, run)
             if first.rounds != run.rounds:
-                raise UserError(f"{run.directory.name} has {first.rounds} and {run.rounds} rounds: keep one of them")
-    return Experiment(path.stem, str(data.get("title", "")), str(data.get("paper", "")), list(runs.values()))
+                raise UserError(f"{key} has {first.rounds} and {run.rounds} rounds: keep one of them")
+            runs[key] = replace(first, axes=first.axes | axes)
+    placed = [replace(run, directory=root / run.name.choose(run.axes, existing)) for run in runs.values()]
+    return Experiment(path.stem, str(data.get("title", "")), str(data.get("paper", "")), placed)
+
+
+def _is_axis(name: str, value: Any) -> bool:
+    """Whether the runs of a block take these values in turn."""
+    return isinstance(value, list) and (not _takes_lists(name) or any(isinstance(v, list) for v in value))
 
 
 def _crossed(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every list of a block is an axis; axes are crossed, the last varies fastest."""
     axes = []
     for name, value in block.items():
-        axis = isinstance(value, list) and (not _takes_lists(name) or any(isinstance(v, list) for v in value))
+        axis = _is_axis(name, value)
         if axis and not value:
             raise UserError(f"{name} is an empty list: expected at least one value")
         axes.append([(name, v) for v in value] if axis else [(name, value)])
@@ -194,31 +211,12 @@ def _run(given: Mapping[str, Any], root: Path, codes: dict[str, Files]) -> Plann
         codes[name] = codes.get(name) or code_digest.of(name)
     # A directory of shards may have a preset, which takes reading it.
     own = "algorithm" in named and values["dataset"] in settings.DATASETS
+    run_name = RunName(values)
     return PlannedRun(
         {k: values[k] for k in given},
         values["rounds"],
-        root / directory_name(values),
-        {setting: codes[name] for setting, name in named.items()},
-        resolved.config.hyper if own else {},
+        root / run_name.text(),
+        run_name,
+        code={setting: codes[name] for setting, name in named.items()},
+        defaults=resolved.config.hyper if own else {},
     )
-
-
-def directory_name(values: Mapping[str, Any]) -> str:
-    """The data set, the method, the settings that differ from their presets, and the seed: equal for equal runs."""
-    dataset, method = values["dataset"], values["algorithm"]
-    own = {name: values[name] for name in ("dataset", "algorithm", "preset")}
-    preset = {**resolve(own).config.record(), "preset": settings.SETTINGS["preset"].default}
-    parts = [_safe(dataset), method if ":" not in method else _safe(method)]
-    for name, setting in settings_of(method).items():
-        if not setting.runtime and name != "seed" and values[name] != preset[name]:
-            parts.append(f"{name}={_safe(values[name])}")
-    return "_".join([*parts, f"seed={values['seed']}"])
-
-
-def _safe(value: Any) -> str:
-    """The value as a part of a file name; what has to be changed for that gets a hash, so that names stay distinct."""
-    text = str(value)
-    clean = re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")
-    if clean == text and len(text) <= 40:
-        return text
-    return f"{clean[-30:]}-{hashlib.sha256(os.fsencode(text)).hexdigest()[:8]}"

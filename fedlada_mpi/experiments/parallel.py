@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import subprocess
 import sys
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from ..rundir import lock
 from ..support.processes import exit_status, usable_cores
 from . import PlannedRun
 from .live import LiveTable
-from .starting import STOPS, OtherCodeError, StopSignals, claimed, print_failed
+from .starting import STOPS, OtherCodeError, Process, StopSignals, claimed, print_failed
 
 LOG = "log.txt"  # what a run prints
 SECONDS = 0.1  # between two looks at the runs
@@ -28,7 +27,7 @@ class Started:
     index: int
     run: PlannedRun
     slot: int  # of those that run at once
-    process: subprocess.Popen[bytes]
+    process: Process
     held: ExitStack  # its lock and its log
 
 
@@ -39,13 +38,13 @@ class Parallel:
     """
 
     def __init__(self, runs: Sequence[PlannedRun], launcher: Sequence[str], at_once: int, live: bool = False):
-        self.runs, self.launcher, self.at_once = runs, list(launcher), at_once
-        self.table = LiveTable(runs, at_once) if live else None
-        self.waiting = deque(enumerate(runs))
+        self.runs, self.launcher, self.at_once = list(runs), list(launcher), at_once
+        self.table = LiveTable(self.runs, at_once) if live else None
+        self.waiting = deque(range(len(runs)))
         self.slots = list(range(min(at_once, len(runs))))
         self.running: list[Started] = []
         self.failed: list[int] = []
-        self.signals = StopSignals(bool(launcher))
+        self.signals = StopSignals(bool(launcher), warm=True)
         self.gpus = mps.gpus()
 
     def execute(self) -> int:
@@ -57,7 +56,7 @@ class Parallel:
             at_end.callback(self._end_all)
             while self.running or (self.waiting and not self.stopped):
                 while self.slots and self.waiting and not self.stopped:
-                    self._start(*self.waiting.popleft(), places)
+                    self._start(self.waiting.popleft(), places)
                 self._collect()
                 self._show()
             self._show(now=True)
@@ -86,7 +85,8 @@ class Parallel:
             note = f"{rest}; the same command goes on"
         self.table.show([started.index for started in self.running], self.failed, note, now)
 
-    def _start(self, index: int, run: PlannedRun, places: Mapping[str, str]) -> None:
+    def _start(self, index: int, places: Mapping[str, str]) -> None:
+        run = self.runs[index] = self.runs[index].located()
         with ExitStack() as held:
             try:
                 to_do = held.enter_context(claimed(run))
@@ -106,7 +106,7 @@ class Parallel:
             log.flush()
             slot = self.slots.pop(0)
             environment = {**os.environ, **places, **self._share(slot)}
-            process = self.signals.start(command, environment, stdout=log, stderr=subprocess.STDOUT)
+            process = self.signals.start(command, environment, log)
             self.running.append(Started(index, run, slot, process, held.pop_all()))
         self._say(index, f"started, prints to {run.directory / LOG}")
 
@@ -126,7 +126,7 @@ class Parallel:
             self.running.remove(started)
             self.slots = sorted([*self.slots, started.slot])
             started.held.close()
-            status, run = exit_status(started.process.returncode), started.run
+            status, run = exit_status(started.process.wait()), started.run
             done = f"{run.rounds_done()} of {run.rounds} rounds"
             if run.finished():
                 self._say(started.index, f"finished, {run.rounds} rounds")

@@ -23,9 +23,10 @@ def execute_one(run: PlannedRun, launcher: Sequence[str]) -> int:
 def execute_all(runs: Sequence[PlannedRun], launcher: Sequence[str]) -> int:
     """Start the runs that no other process is running; stops where one was stopped by a signal."""
     failed: list[int] = []
-    signals = StopSignals(bool(launcher))
+    signals = StopSignals(bool(launcher), warm=True)
     with signals.handled():
-        for index, run in enumerate(runs):
+        for index, planned in enumerate(runs):
+            run = planned.located()
             print(f"[{index + 1}/{len(runs)}] {run.directory.name}", flush=True)
             try:
                 status = _execute(run, launcher, signals)

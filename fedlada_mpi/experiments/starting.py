@@ -8,15 +8,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from ..rundir import lock
 from ..support.errors import UserError
 from ..support.signals import STOPPED, handlers
 from . import PlannedRun
+from .warm import ForkedRun, WarmProcess
 
+Process = subprocess.Popen[bytes] | ForkedRun
 # What ranks on other nodes take from the environment of the launcher. srun passes on everything, mpirun only what it is
 # asked to.
 PASSED_ON = ("FEDLADA_DATA", "OMP_NUM_THREADS")
@@ -49,17 +51,24 @@ def claimed(run: PlannedRun) -> Iterator[bool]:
 class StopSignals:
     """Passes SIGTERM and SIGUSR1 on to the runs at work, which write a checkpoint and end.
 
-    Ctrl-C has reached them already, as they are in the same process group.
+    Ctrl-C has reached them already, as they are in the same process group. ``warm``: runs start from a warm process.
     """
 
-    def __init__(self, launched: bool):
+    def __init__(self, launched: bool, warm: bool = False):
         self.launched = launched
+        self.warm = WarmProcess() if warm else None
         self.received: list[int] = []
-        self.started: list[subprocess.Popen[bytes]] = []
+        self.started: list[Process] = []
 
-    def handled(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def handled(self) -> Iterator[None]:
         """Within the block, these signals come here."""
-        return handlers((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), self._handle)
+        with handlers((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT), self._handle):
+            try:
+                yield
+            finally:
+                if self.warm:
+                    self.warm.close()
 
     @property
     def status(self) -> int:
@@ -69,27 +78,39 @@ class StopSignals:
         return 128 + signal.SIGINT if self.received[0] == signal.SIGINT else STOPPED
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str] = os.environ, **options: Any
-    ) -> subprocess.Popen[bytes]:
-        """Start a run; it gets the signals that have come just before, too."""
+        self, command: Sequence[str], environment: Mapping[str, str] = os.environ, log: IO[Any] | None = None
+    ) -> Process:
+        """Start a run, which prints to the log if there is one; it gets the signals that have come just before, too."""
+        before = len(self.received)
         known = [name for name in PASSED_ON if name in environment]
         # Open MPI may refuse both this and -x, which says the same.
         asked = {"OMPI_MCA_mca_base_env_list": ";".join(known)} if known and "-x" not in command else {}
+        environment = {**asked, **environment}
+        process: Process | None = self.warm.start(command, environment, log) if self.warm else None
+        if process is None:
+            process = self._in_new_interpreter(command, environment, log)
+        self.started.append(process)
+        for index, number in enumerate(self.received):
+            self._pass_on(number, process)
+            if number == signal.SIGINT and index >= before:  # which it may have been too young for
+                process.send_signal(number)
+        return process
+
+    def _in_new_interpreter(
+        self, command: Sequence[str], environment: Mapping[str, str], log: IO[Any] | None
+    ) -> subprocess.Popen[bytes]:
+        errors = None if log is None else subprocess.STDOUT
         try:
-            process = subprocess.Popen(command, env={**asked, **environment}, **options)
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=errors)
         except OSError as error:
             raise UserError(f"cannot start {command[0]}: {error.strerror} (see --launcher)") from None
-        self.started.append(process)
-        for number in self.received:
-            self._pass_on(number, process)
-        return process
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.received.append(number)
         for process in self.started:
             self._pass_on(number, process)
 
-    def _pass_on(self, number: int, process: subprocess.Popen[bytes]) -> None:
+    def _pass_on(self, number: int, process: Process) -> None:
         if number != signal.SIGINT:
             # mpirun ends its ranks at once on SIGTERM but forwards SIGUSR1 to them.
             process.send_signal(signal.SIGUSR1 if self.launched else number)

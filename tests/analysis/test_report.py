@@ -226,6 +226,57 @@ def test_names_do_not_repeat_what_all_groups_share():
     assert groups.labels(shared) == ["FedAvg", "FedLADA"]
 
 
+def test_an_axis_of_a_plan_is_in_the_name_of_every_group():
+    """As the directories name it: 0.1 and 1.0 are FedAvg's presets. What all groups share is not repeated."""
+    rates = [dict(server_lr=server, lr=lr) for server in (0.5, 1.0) for lr in (0.05, 0.1)]
+    runs = [replace(run([0.1], **each), named=frozenset(each)) for each in rates]
+    assert groups.labels(group(runs)) == [
+        *("FedAvg η_g=0.5 η_l=0.05", "FedAvg η_g=0.5 η_l=0.1", "FedAvg η_g=1 η_l=0.05", "FedAvg η_g=1 η_l=0.1")
+    ]
+    assert groups.labels(group(runs[2:])) == ["FedAvg η_l=0.05", "FedAvg η_l=0.1"]
+
+
+def test_settings_of_own_methods_are_named_where_they_differ_or_were_given():
+    mine = dict(algorithm="a.py:Mine", eps=0.001)
+    default, other = run([0.1], **mine), run([0.1], **{**mine, "eps": 0.01})
+    assert groups.labels(group([run([0.1]), default])) == ["FedAvg", "Mine"]
+    given = replace(default, named=frozenset({"eps"}))
+    assert groups.labels(group([run([0.1]), given])) == ["FedAvg", "Mine eps=0.001"]
+    assert groups.labels(group([run([0.1]), default, other])) == ["FedAvg", "Mine eps=0.001", "Mine eps=0.01"]
+    faster = run([0.1], **{**mine, "eps": 0.01, "lr": 0.5})
+    assert groups.labels(group([default, faster])) == ["Mine eps=0.001", "Mine η_l=0.5 eps=0.01"]
+
+
+def test_what_a_run_names_is_read_from_its_directory_and_its_command(tmp_path):
+    rates = {"algorithm": "fedavg", "lr": 0.1, "server_lr": 0.1}
+    path = write_run(tmp_path / "digits_fedavg_server_lr=0.1_seed=0", rates, 1)
+    assert load.read(path).named == {"server_lr"}
+    assert load.read(path.rename(tmp_path / "digits_fedavg_server_lr=0.2")).named == set()  # a name that is not right
+    path = write_run(tmp_path / "mine", {"algorithm": "fedavg"}, 1)
+    own = {"algorithm": "a.py:Mine", "eps": 0.1, "tau": 1, "nesterov": False}
+    record = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**record, **own}))
+    command = ["run.py", "--algorithm", "a.py:Mine", "--lr", "0.1", "--eps=0.1", "--no-nesterov"]
+    (path / "summary.json").write_text(json.dumps({"status": "finished", "environment": {"command": command}}))
+    assert load.read(path).named == {"eps", "nesterov"}
+
+
+def test_the_title_of_a_plan_is_that_of_its_report(tmp_path):
+    """Of one plan; none where there are runs of a second one, or some that are of no plan."""
+    for folder, names in {"one": ["rates"], "same": ["rates"], "two": ["rates", "other"], "none": []}.items():
+        write_run(tmp_path / folder / "run", {"algorithm": "fedavg"}, 1)
+        for name in names:
+            (tmp_path / folder / f"{name}.plan.json").write_text(json.dumps({"title": f"{name} <b>"}))
+    titles = {
+        folders: load.title(load.read(tmp_path / folder / "run") for folder in folders)
+        for folders in (("one",), ("one", "same"), ("two",), ("none",), ("one", "none"), ("one", "two"))
+    }
+    assert titles == {**dict.fromkeys(titles, ""), ("one",): "rates <b>", ("one", "same"): "rates <b>"}
+    (tmp_path / "one" / "rates.plan.json").write_text("[")
+    assert load.title([load.read(tmp_path / "one" / "run")]) == ""
+    assert "<h1>rates &lt;b&gt;</h1>" in page.render([], [], [], "runs", title="rates <b>")
+
+
 def test_cost_counts_the_share_of_a_gpu():
     alone, shared = run([0.5] * 4), run([0.5] * 2, rounds=4, status="stopped", algorithm="scaffold")
     alone.usage = usage.Usage("NVIDIA H200", 1, [], 1.0)

@@ -133,15 +133,68 @@ def test_a_value_equal_to_the_preset_does_not_change_the_name(tmp_path):
     assert load(spelled, "R").runs[0].directory == Path("R/cifar10_fedlada_seed=0")
 
 
+def test_an_axis_is_named_also_where_its_value_is_the_presets(tmp_path):
+    """0.1 is the preset's rate of FedAvg on the digits."""
+    path = write(tmp_path / "a.toml", '[base]\nalgorithm = "fedavg"\nlr = [0.05, 0.1]\nserver_lr = 0.5\nseed = [0]\n')
+    assert [run.directory.name for run in load(path, "R").runs] == [
+        "digits_fedavg_server_lr=0.5_lr=0.05_seed=0",
+        "digits_fedavg_server_lr=0.5_lr=0.1_seed=0",
+    ]
+
+
+def test_a_run_of_several_blocks_names_the_axes_of_all(tmp_path):
+    path = write(
+        tmp_path / "a.toml", '[base]\nalgorithm = "fedprox"\n[[runs]]\nlr = [0.1, 0.2]\n[[runs]]\nmu = [0.1, 0.3]\n'
+    )
+    assert [run.directory.name for run in load(path, "R").runs] == [
+        "digits_fedprox_lr=0.1_mu=0.1_seed=0",
+        "digits_fedprox_lr=0.2_seed=0",
+        "digits_fedprox_mu=0.3_seed=0",
+    ]
+
+
+@pytest.mark.parametrize("existing", ["digits_fedavg_seed=0", "digits_fedavg_server_lr=1.0_seed=0"])
+def test_a_run_is_found_under_the_name_of_an_earlier_version_or_another_plan(tmp_path, capsys, existing):
+    """And the other way round: a plan without the axis finds the run of one that has it."""
+    path = write(tmp_path / "a.toml", '[base]\nalgorithm = "fedavg"\nlr = [0.05, 0.1]\n')
+    others = ["digits_fedavg_lr=0.2_seed=0", "digits_fedavg_seed=00", "digits_fedavg_lr=0.1_odd_seed=0"]
+    for name in (existing, *others):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "runs" / existing / "summary.json").write_text('{"status": "finished", "rounds": 60}')
+    assert grid.main([path, "--runs", str(tmp_path / "runs"), "--todo"]) == 0
+    assert capsys.readouterr().out == "0\n"
+    names = [run.directory.name for run in load(path, str(tmp_path / "runs")).runs]
+    assert names == ["digits_fedavg_lr=0.05_seed=0", existing]
+    plain = write(tmp_path / "b.toml", '[base]\nalgorithm = "fedavg"\n')
+    assert load(plain, str(tmp_path / "runs")).runs[0].directory.name == existing
+
+
+def test_a_run_that_another_plan_has_begun_meanwhile(small, tmp_path, capsys):
+    """Two grids at once in one directory: what one finishes under its own name, the other does not start."""
+    path = write(tmp_path / "a.toml", '[base]\nalgorithm = "fedavg"\nlr = [0.1]\n')
+    first, other = (load(each, small[2]).runs[0] for each in (path, small[0]))
+    assert first.directory != other.directory
+    other.directory.mkdir(parents=True)
+    assert first.located().directory == other.directory
+    first.directory.mkdir()
+    assert first.located().directory == first.directory
+
+
+def test_a_name_that_would_be_too_long_for_a_file_has_no_axes():
+    (run,) = load("digits", "R", {"seed": 0, "algorithm": "fedavg"}).runs
+    assert run.name.text(["lr", "clients"]) == "digits_fedavg_clients=50_lr=0.1_seed=0"
+    assert run.name.text(run.name.values) == "digits_fedavg_seed=0"
+
+
 def test_the_preset_is_an_axis(tmp_path):
-    """A method without tuned values has one run for both; a value that is the preset's is not named."""
+    """A method without tuned values has one run for both; a given value that is the preset's is not named."""
     both = write(
         tmp_path / "a.toml",
         '[base]\ndataset = "cifar10"\nalgorithm = ["fedcm", "fedlada"]\npreset = ["paper", "tuned"]\n',
     )
     assert {run.directory.name: run.given["preset"] for run in load(both).runs} == {
-        "cifar10_fedcm_seed=0": "paper",
-        "cifar10_fedlada_seed=0": "paper",
+        "cifar10_fedcm_preset=paper_seed=0": "paper",
+        "cifar10_fedlada_preset=paper_seed=0": "paper",
         "cifar10_fedlada_preset=tuned_seed=0": "tuned",
     }
     spelled = write(tmp_path / "b.toml", '[base]\ndataset = "cifar10"\npreset = "tuned"\nweight_decay = 0.05\n')
@@ -237,6 +290,15 @@ def test_status_survives_a_line_that_is_being_written(small, tmp_path, capsys):
     assert lines[2].split()[2:] == ["not", "started", "0/60"]
     assert lines[3].split()[2:] == ["stopped", "2/60"]
     assert lines[-1] == "0 of 3 runs finished"
+
+
+def test_the_title_is_shown_and_kept_for_the_report(small, tmp_path, capfd):
+    Path(small[0]).write_text('title = "Three <seeds>"\n' + Path(small[0]).read_text())
+    assert grid.main([*small, "--status"]) == 0
+    assert not (tmp_path / "runs").exists()
+    assert grid.main([*small, "--all"]) == 0
+    assert capfd.readouterr().out.count("small: Three <seeds>\n") == 2
+    assert json.loads((tmp_path / "runs/small.plan.json").read_text()) == {"title": "Three <seeds>"}
 
 
 def test_a_run_is_started_once_and_then_skipped(small, tmp_path, capsys):
