@@ -197,7 +197,7 @@ def _heat_map(one: HeatMap, style: Style) -> Drawing:
     low, high = one.extent
     drawn = axes.pcolormesh(np.ma.masked_invalid(means), cmap=colours, vmin=low, vmax=high, edgecolors="white", lw=1.5)
     axes.set_facecolor("#e4e6ea")
-    small = {"ha": "center", "va": "center", "fontsize": 8 if len(across) <= 10 else 5.5}
+    small: Any = {"ha": "center", "va": "center", "fontsize": 8 if len(across) <= 10 else 5.5}
     for (row, column), mean in np.ndenumerate(means):
         known = np.isfinite(mean)
         ink, shown = (one.ink(mean), f"{mean:.1f}") if known else ("#5f6670", "–")

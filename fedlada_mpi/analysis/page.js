@@ -127,7 +127,11 @@
   };
 
   // Shares end at 0 and 100 %, also when the axes are moved.
-  const limits = (measure, log) => (data.percent.includes(measure) ? (log ? { maxallowed: 2 } : { minallowed: 0, maxallowed: 100 }) : {});
+  const limits = (measure, log) => {
+    if (!data.percent.includes(measure)) return {};
+    const most = log ? { maxallowed: 2 } : { minallowed: 0, maxallowed: 100 };  // as powers of ten on a logarithmic axis
+    return { ...most, autorangeoptions: log ? { clipmax: 100 } : { clipmin: 0, clipmax: 100 } };
+  };
   const layout = (title, x, y, log, legend, measure) => ({
     title: title ? { text: title, font: { size: 14 }, x: 0.02, xanchor: "left" } : undefined,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",

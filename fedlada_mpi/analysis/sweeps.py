@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,6 @@ from .series import MEASURES
 from .setups import in_words, setting_name
 from .tables import Cell, Column, Table, stat
 
-FILLED = 0.5  # of the cells; settings that were varied one at a time leave most of them empty
 # From low to high: one hue, and lightness alone tells the values apart, in grey and for colour-blind readers as well.
 COLOURS = ("#f1f6fb", "#c3dcf0", "#82b8de", "#3f86c0", "#14518f", "#062a54")
 INKS = "#1d2127", "#ffffff"  # of text on light and on dark colours
@@ -128,13 +128,22 @@ def _maps(family: Sequence[Group]) -> list[HeatMap]:
     for one in family:
         by_rest.setdefault(tuple(one.settings[n] for n in others), []).append(one)
     found = []
-    for rest, members in by_rest.items():
+    for rest, alike in by_rest.items():
+        members = _crossed(alike, x, y)
         columns, rows = (_sorted(one.settings[n] for one in members) for n in (x, y))
         at = {(one.settings[y], one.settings[x]): one for one in members}
-        if len(columns) > 1 and len(rows) > 1 and len(at) > FILLED * len(columns) * len(rows):
+        if members:
             cells = [[at.get((row, column)) for column in columns] for row in rows]
             found.append(HeatMap(x, y, columns, rows, cells, dict(zip(others, rest, strict=True))))
     return found
+
+
+def _crossed(groups: Sequence[Group], x: str, y: str) -> Sequence[Group]:
+    """Without those that are alone in their row or column, and say nothing of the other setting: of settings that were
+    varied one at a time none is left."""
+    across, down = (Counter(one.settings[name] for one in groups) for name in (x, y))
+    rest = [one for one in groups if across[one.settings[x]] > 1 and down[one.settings[y]] > 1]
+    return rest if len(rest) == len(groups) else _crossed(rest, x, y)
 
 
 def _sorted(values: Iterable[Any]) -> list[Any]:

@@ -365,7 +365,9 @@ def phases(groups: Sequence[Group]) -> Table:
         waits = waiting[id(one)] or [Cell()] * 4
         row = [*head, *(seconds(times[p][place[id(one)]]) for p in shown)]
         rows.append([*row, *waits] if any(waiting.values()) else row)
-    notes = ["Each phase is that of the slowest rank; waiting is a rank's time without work of its own in a round."]
+    notes = ["Each phase is that of the slowest rank."]
+    if any(waiting.values()):
+        notes = [f"{notes[0][:-1]}; waiting is a rank's time without work of its own in a round."]
     if left_out := [p for p in times if p not in shown]:
         notes.append(f"Less than {100 * WORTH_A_COLUMN:g} % of a round, and left out: {', '.join(left_out)}.")
     return Table("phases", "Where the time goes", columns, rows, notes=notes, section="time")

@@ -27,7 +27,8 @@ def sections(
     drawn = [figure for figure in figures if not figure.empty]
     if not with_runs and not drawn:
         return []
-    missing = [f"{each.title} ({each.source})" for each in (*ours, *figures) if each.empty]
+    missing = [f"{t.title} ({t.source})" for t in ours if t.empty]
+    missing += [f"{f.title} ({f.source})" for f in figures if f.empty]
     parts = [
         NOTES,
         *map(elements.table, with_runs),

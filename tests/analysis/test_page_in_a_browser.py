@@ -61,16 +61,18 @@ def test_keyboard_and_texts(tmp_path):
         assert browser.run("[...document.querySelectorAll('select, input')].every(e => e.labels.length)")
 
 
-def test_a_wide_table_says_that_it_goes_on_and_keeps_its_names(tmp_path):
+def test_a_wide_table_goes_on_in_sight_and_accuracies_end_at_100(tmp_path):
     name = f"FedAvg {'long ' * 12}name"
     columns = [*HEAD, *(Column(f"Column {i}") for i in range(20))]
     wide = Table("wide", "Wide", columns, [[Cell("Digits"), Cell(name), *[Cell("1,234.56")] * 20]], section="results")
-    text = page.render(group([run([0.1])]), [wide], [], "runs")
+    text = page.render(group([run([0.0, 1.0])]), [wide], [], "runs")
     (tmp_path / "index.html").write_text(text, "utf-8")
     for width, covered in ((1280, False), (390, True)):
         with Browser(tmp_path / f"profile{width}", width, 2000) as browser:
             browser.open(tmp_path / "index.html", "document.querySelector('.wide').classList.contains('right')")
             assert browser.run("[...document.querySelectorAll('.name span')].every(e => e.offsetWidth < 400)")
+            browser.wait("document.body.dataset.drawn >= 1")
+            assert browser.run("document.querySelector('.chart').layout.yaxis.range") == [0, 100]  # not to 105 %
             browser.run("document.querySelector('.scroll').scrollLeft = 1e6")
             browser.wait("document.querySelector('.wide').className === 'wide left'")
             lefts = browser.run("[...document.querySelectorAll('tbody th')].map(e => e.getBoundingClientRect().left)")
