@@ -44,7 +44,7 @@ def render(
     what is left out. ``sections`` are further ones, before the others, and ``panels`` the charts in them, by name."""
     library, files = plotly(), partial(elements.files, formats)
 
-    maps = {one.name: one for one in sweeps.find(groups)}
+    maps = {one.name for one in sweeps.find(groups)}
 
     def figure_of(table: Table) -> str:
         if library and table.id in maps:
@@ -81,7 +81,7 @@ def render(
         css=_text("page.css"),
         js=_text("page.js"),
         plotly=library,
-        data=_embedded(_data(groups, panels or {}, maps)) if library else "{}",
+        data=_embedded(_data(groups, panels or {})) if library else "{}",
     )
 
 
@@ -186,9 +186,7 @@ def _time(groups: Sequence[Group], library: bool, drawn: Sequence[str], files: F
     return "".join(parts)
 
 
-def _data(
-    groups: Sequence[Group], panels: Mapping[str, Sequence[Panel]], maps: Mapping[str, HeatMap]
-) -> dict[str, Any]:
+def _data(groups: Sequence[Group], panels: Mapping[str, Sequence[Panel]]) -> dict[str, Any]:
     groups = [one for one in groups if one.done]
     position = {id(one): i for i, one in enumerate(groups)}
     most = max(40, min(300, POINTS // max(1, len(groups))))
@@ -203,7 +201,7 @@ def _data(
         "charts": [{"series": entries(series(members))} for members in problems.values()],
         "panels": {name: [_panel(panel, entries(panel.series)) for panel in each] for name, each in panels.items()},
         "phases": [_bars(members) for members in problems.values()],
-        "maps": {name: _map(one) for name, one in maps.items()},
+        "maps": {one.name: _map(one) for one in sweeps.find(groups)},
         "percent": PERCENT,
     }
 
