@@ -38,7 +38,7 @@ def build(
     from .analysis.groups import group
     from .reproduction import figures as paper_figures
     from .reproduction import markdown
-    from .reproduction.section import section
+    from .reproduction.section import sections
 
     check_path(os.fspath(out), "--out")
     for one in pages:
@@ -48,8 +48,9 @@ def build(
     problems = [printable(problem) for problem in problems]
     groups = group(loaded)
     tables, of_paper = tables_of(groups), paper_figures.figures(groups)
+    written = [table for table in tables if not (table.paper and table.empty)]  # other studies have no paper's tables
     (out / "tables").mkdir(parents=True, exist_ok=True)
-    for table in tables:
+    for table in written:
         (out / "tables" / f"{table.id}.csv").write_text(table.csv(), "utf-8")
         (out / "tables" / f"{table.id}.md").write_text(table.markdown(), "utf-8")
         (out / "tables" / f"{table.id}.tex").write_text(latex.table(table), "utf-8")
@@ -57,12 +58,12 @@ def build(
     formats, interactive = drawing.STYLES[style].formats, bool(page.plotly())
     text = page.render(
         groups,
-        tables,
+        written,
         drawn,
         printable(", ".join(map(str, runs))),
         problems,
         formats,
-        [section(tables, of_paper, formats, interactive)],
+        sections(tables, of_paper, formats, interactive),
         {figure.id: figure.panels for figure in of_paper if not figure.empty},
         load.title(loaded),
     )
@@ -74,7 +75,7 @@ def build(
         messages.append(f"{unreadable} unreadable lines in metrics.jsonl were left out")
     if not interactive:
         messages.append('curves are static pictures: for interactive ones, pip install "fedlada_mpi[report]"')
-    counts = [(len(loaded), "run"), (len(groups), "setting"), (len(tables), "table"), (len(drawn), "figure")]
+    counts = [(len(loaded), "run"), (len(groups), "setting"), (len(written), "table"), (len(drawn), "figure")]
     count, settings, *files = (f"{n} {name}{'' if n == 1 else 's'}" for n, name in counts)
     return [*messages, f"{count} of {settings}, {', '.join(files)}: {printable(str(out / 'index.html'))}"]
 
@@ -82,12 +83,13 @@ def build(
 def tables_of(groups: Sequence[Group]) -> list[Table]:
     """All tables of a report: those of the runs themselves, then the paper's."""
     from . import reproduction
-    from .analysis import setups, significance, tables
+    from .analysis import setups, significance, sweeps, tables
     from .reproduction import paper
 
     return [
         tables.overview(groups),
         *significance.tables(groups),
+        *sweeps.tables(groups),
         *(one for one in (tables.clients(groups), tables.silos(groups), tables.diagnostics(groups)) if one.rows),
         *tables.targets(groups, tables.levels(groups, paper.levels())),
         tables.cost(groups),

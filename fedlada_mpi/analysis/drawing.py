@@ -23,7 +23,7 @@ from ..support.inputs import figure_text
 from ..support.processes import process_map, usable_cores
 from . import latex
 from .groups import Group
-from .series import LOGARITHMIC, LOOKS, MARKERS, MEASURES, Look, Series, points, points_by_run, spent
+from .series import LOGARITHMIC, LOOKS, MARKERS, MEASURES, PERCENT, Look, Series, points, points_by_run, spent
 
 _SCREEN: dict[Any, Any] = {
     "font.size": 9,
@@ -154,13 +154,21 @@ def curve(axes: Axes, series: Series, measure: str, x: str = "", limit: int | No
 
 
 def axis(axes: Axes, measure: str, x: str = "Round") -> None:
-    """Titles and scales of a panel of curves."""
+    """Titles and scales of a panel of curves, once these are drawn."""
     axes.set_xlabel(x)
     axes.set_ylabel(MEASURES[measure])
     if measure in LOGARITHMIC and any((np.asarray(line.get_ydata()) > 0).any() for line in axes.lines):
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
+    if measure in PERCENT:
+        within_percent(axes)
     from_zero(axes)
+
+
+def within_percent(axes: Axes) -> None:
+    """The vertical axis of accuracies, once all is drawn: margins would take it to 104 %."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, 0), min(high, 100))
 
 
 def from_zero(axes: Axes) -> None:

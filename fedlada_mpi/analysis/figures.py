@@ -1,4 +1,4 @@
-"""The figures of any set of runs: curves, clients, silos, diagnostics, phases and ranks."""
+"""The figures of any set of runs: curves, clients, silos, diagnostics, phases, ranks and heat maps of sweeps."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 from matplotlib.collections import LineCollection
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Drawing
 
 from ..rundir.columns import DIAGNOSED
 from ..support.inputs import figure_text
+from . import sweeps
 from .drawing import (
     POINTS,
     Planned,
@@ -25,6 +27,7 @@ from .drawing import (
     spaced_markers,
     stroke,
     whole_numbers,
+    within_percent,
 )
 from .groups import Group, by_problem, labels, slug
 from .measures import by_silo, evaluated_last
@@ -41,6 +44,7 @@ from .series import (
     series,
     with_silos,
 )
+from .sweeps import COLOURS, HeatMap
 
 
 def plan(groups: Sequence[Group]) -> list[Planned]:
@@ -71,7 +75,7 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
         ranked = [one for one in members if any(len(run.by_rank.get("wait", ())) > 1 for run in one.runs)]
         if ranked and len(ranked) <= ONE_PANEL:
             planned.append((f"ranks_{name}", partial(_ranks, problem, ranked)))
-    return planned
+    return [*planned, *((one.name, partial(_heat_map, one)) for one in sweeps.find(groups))]
 
 
 def _curves(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
@@ -111,6 +115,7 @@ def _clients(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
             if len(values):
                 right.step(values, np.arange(1, len(values) + 1) / len(values), where="post", color=colour, label=name)
         left.set(xlabel="Round", ylabel=f"Clients' {part} accuracy (%)")
+        within_percent(left)
         from_zero(left)
         right.set(xlabel=f"{part.capitalize()} accuracy after the last evaluation (%)", ylabel="Clients at or below it")
     grid[0].set_title("mean ± standard deviation; dashed: worst tenth")
@@ -135,6 +140,8 @@ def _silos(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
             axes.errorbar(across, each.mean(axis=0), spread, elinewidth=0.8, capsize=2, **drawn)
             axes.set(xlabel="Silo", ylabel=MEASURES[measure])
             whole_numbers(axes)
+    for axes in grid[:2]:
+        within_percent(axes)
     drawing.suptitle(f"{problem}: silo by silo, after the last evaluation" + over_seeds(groups))
     legend_below(drawing, grid)
     return drawing
@@ -174,10 +181,37 @@ def _facets(problem: str, groups: Sequence[Group], measure: str, style: Style) -
         axes.add_collection(LineCollection(behind, colors="#d9dce1", linewidths=0.6, zorder=1), autolim=False)
         for one, look in zip(shown, looks(shown), strict=True):
             curve(axes, Series(one, named[id(one)], look), measure)
-        axis(axes, measure)
         corner: Any = "lower right" if measure in PERCENT else "upper right"
         axes.legend(fontsize=7 if style.widths is None else 5.5, loc=corner, handlelength=2.6, labelspacing=0.3)
+    for axes in grid:  # after all curves, as the panels share their axes
+        axis(axes, measure)
     drawing.suptitle(f"{problem}: {MEASURES[measure]}")
+    return drawing
+
+
+def _heat_map(one: HeatMap, style: Style) -> Drawing:
+    """The values over two settings, each in its cell."""
+    (across, down), means = one.ticks, np.array(one.means, dtype=float)
+    drawing, (axes,) = panels(style, 1, 1, 2.6 + 0.72 * len(across), 0.9 + 0.42 * len(down), 0.4)
+    colours = LinearSegmentedColormap.from_list("sweep", COLOURS)
+    low, high = one.extent
+    drawn = axes.pcolormesh(np.ma.masked_invalid(means), cmap=colours, vmin=low, vmax=high, edgecolors="white", lw=1.5)
+    axes.set_facecolor("#e4e6ea")
+    small: Any = {"ha": "center", "va": "center", "fontsize": 8 if len(across) <= 10 else 5.5}
+    for (row, column), mean in np.ndenumerate(means):
+        known = np.isfinite(mean)
+        ink, shown = (one.ink(mean), f"{mean:.1f}") if known else ("#5f6670", "–")
+        weight = "bold" if mean == high else "normal"
+        axes.text(column + 0.5, row + 0.5, shown, color=ink, weight=weight, **small)
+    axes.set_xticks(np.arange(len(across)) + 0.5, [figure_text(each) for each in across])
+    axes.set_yticks(np.arange(len(down)) + 0.5, [figure_text(each) for each in down])
+    axes.set(xlabel=one.x_name, ylabel=one.y_name)
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.invert_yaxis()
+    drawing.colorbar(drawn, label=one.value_name).outline.set_visible(False)
+    drawing.suptitle(figure_text(one.heading, 100), fontsize="medium")
     return drawing
 
 

@@ -30,7 +30,7 @@ EVALUATED = ("test_acc", "train_acc", "val_acc")  # metrics that some rounds hav
 
 def kind(dataset: str) -> str:
     """The known data set of that name, also where the setting is a directory of its shards."""
-    return dataset if dataset in settings.PRESETS else Path(dataset).name
+    return dataset if dataset in settings.PRESETS else Path(dataset).name or dataset
 
 
 class Curve(NamedTuple):

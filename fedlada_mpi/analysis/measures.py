@@ -119,23 +119,19 @@ def test_when_train(level: float) -> Measure:
     return measure
 
 
-def best(last: int | None, which: str = "test_acc") -> Measure:
-    """The best test accuracy in per cent, or ``which="round"`` of it, within the first rounds (None: all there are)."""
+def best(last: int | None, which: str = "test_acc", by: str = "test_acc") -> Measure:
+    """An accuracy in per cent, or ``which="round"`` the round, where accuracy ``by`` is the highest within the first
+    rounds (None: all there are)."""
 
     def measure(run: RecordedRun) -> float | None:
         rounds = slice(None) if last is None else _upto(run, last)
-        if rounds is None or np.isnan(run.series["test_acc"][rounds]).all():
+        if rounds is None or np.isnan(run.series[by][rounds]).all():
             return None
-        index = int(np.nanargmax(run.series["test_acc"][rounds]))
-        return float(run.rounds[index]) if which == "round" else 100 * float(run.series["test_acc"][index])
+        index = int(np.nanargmax(run.series[by][rounds]))
+        value = float(run.rounds[index]) if which == "round" else 100 * float(run.series[which][index])
+        return None if math.isnan(value) else value
 
     return measure
-
-
-def test_at_best_validation(run: RecordedRun) -> float | None:
-    """The test accuracy in per cent of the round with the best validation accuracy."""
-    known = run.series["val_acc"]
-    return None if np.isnan(known).all() else percent(float(run.series["test_acc"][int(np.nanargmax(known))]))
 
 
 def final(name: str, scale: float = 1.0) -> Measure:

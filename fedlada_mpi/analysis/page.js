@@ -27,6 +27,27 @@
     }
   }
 
+  // Where a table or a picture goes on to the left or right, and how wide its data sets are, once it is near what is read.
+  const measureWidth = (wide) => {
+    const box = wide.firstElementChild, first = box.querySelector("thead tr:last-child .name");
+    wide.style.setProperty("--lead", narrow() || !first ? "0px" : `${first.offsetWidth}px`);
+    const mark = () => {
+      wide.classList.toggle("left", box.scrollLeft > 1);
+      wide.classList.toggle("right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    };
+    box.onscroll = mark;
+    mark();
+  };
+  const sizes = new ResizeObserver((entries) => entries.forEach(({ target }) => measureWidth(target)));
+  const approaching = new IntersectionObserver((entries) => {
+    for (const { isIntersecting, target } of entries) {
+      if (!isIntersecting) continue;
+      approaching.unobserve(target);
+      sizes.observe(target);
+    }
+  }, { rootMargin: "400px" });
+  for (const wide of document.querySelectorAll(".wide")) approaching.observe(wide);
+
   // Plotly takes longer to load than the rest of the page: only once a chart is near what is read.
   const library = document.getElementById("plotly").textContent;
   if (!library) return;
@@ -105,13 +126,19 @@
     return { ...shape, showlegend: false };
   };
 
-  const layout = (title, x, y, log, legend) => ({
+  // Shares end at 0 and 100 %, also when the axes are moved.
+  const limits = (measure, log) => {
+    if (!data.percent.includes(measure)) return {};
+    const most = log ? { maxallowed: 2 } : { minallowed: 0, maxallowed: 100 };  // as powers of ten on a logarithmic axis
+    return { ...most, autorangeoptions: log ? { clipmax: 100 } : { clipmin: 0, clipmax: 100 } };
+  };
+  const layout = (title, x, y, log, legend, measure) => ({
     title: title ? { text: title, font: { size: 14 }, x: 0.02, xanchor: "left" } : undefined,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: ink(), family: "system-ui, sans-serif", size: 12 },
     margin: { l: 56, r: 12, t: title ? 36 : 28, b: 46 },
     xaxis: { title: { text: x }, gridcolor: line(), zeroline: false, rangemode: "tozero" },
-    yaxis: { title: { text: y }, gridcolor: line(), zeroline: false, type: log ? "log" : "linear" },
+    yaxis: { title: { text: y }, gridcolor: line(), zeroline: false, type: log ? "log" : "linear", ...limits(measure, log) },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: faint("#808890", 0.6), activecolor: ink() },
     hovermode: "closest", showlegend: legend,
     legend: { y: 1, x: 1.01 },
@@ -143,7 +170,7 @@
     target.setAttribute("aria-label", `${holder.getAttribute("aria-label")}; the numbers are in the tables below`);
     const draw = () => Plotly.react(
       target, traces(chart, measure.value, axis.value),
-      phone(target, layout("", unit(chart, measure.value, axis.value).title, data.measures[measure.value], log.checked, true), shown(chart, measure.value)), config);
+      phone(target, layout("", unit(chart, measure.value, axis.value).title, data.measures[measure.value], log.checked, true, measure.value), shown(chart, measure.value)), config);
     measure.addEventListener("change", () => { log.checked = measure.value === "consistency"; draw(); });
     axis.addEventListener("change", draw);
     log.addEventListener("change", draw);
@@ -154,7 +181,7 @@
     const [name, index] = target.dataset.panel.split(":"), chart = data.panels[name][Number(index)];
     target.setAttribute("aria-label", chart.title);
     draws.set(target, () => {
-      const shape = layout(chart.title, "Round", data.measures[chart.measure], chart.measure === "consistency", true);
+      const shape = layout(chart.title, "Round", data.measures[chart.measure], chart.measure === "consistency", true, chart.measure);
       shape.legend = { orientation: "h", y: -0.28, font: { size: 11 } };
       if (chart.shortest) shape.xaxis.range = [0, chart.shortest];
       Plotly.react(target, traces(chart, chart.measure, "round"), phone(target, shape, shown(chart, chart.measure)), config);
@@ -178,6 +205,33 @@
         type: "bar", orientation: "h", name: phase.name, y: bars.names, x: phase.seconds, marker: { color: phase.colour },
         hovertemplate: `%{y}<br>${phase.name}: %{x:.3~g} s<extra></extra>`,
       })), shape, config);
+    });
+  }
+
+  for (const target of document.querySelectorAll("[data-map]")) {
+    const map = data.maps[target.dataset.map], { means, shown, range } = map;
+    target.setAttribute("aria-label", `${map.title}; the numbers are in the table above`);
+    draws.set(target, () => {
+      const shape = layout("", plain(map.x.title), plain(map.y.title), false, false), inks = map.ink[dark.matches ? "dark" : "light"];
+      // Numbers on the axes are positions, as settings are rarely evenly spaced.
+      const axis = ({ ticks }) => ({ tickvals: ticks.map((_, i) => i), ticktext: ticks.map(plain), showgrid: false, fixedrange: true, automargin: true });
+      shape.xaxis = { ...shape.xaxis, ...axis(map.x), rangemode: "normal" };
+      shape.yaxis = { ...shape.yaxis, ...axis(map.y), autorange: "reversed" };
+      const best = (mean) => mean !== null && mean === Math.max(...means.flat().filter((each) => each !== null));
+      const text = (mean) => (mean === null ? "–" : best(mean) ? `<b>${mean.toFixed(1)}</b>` : mean.toFixed(1));
+      shape.annotations = means.flatMap((row, y) => row.map((mean, x) => ({
+        x, y, text: text(mean), showarrow: false, font: { color: mean === null ? ink() : inks[y][x], size: map.x.ticks.length > (narrow() ? 6 : 14) ? 9 : 12 },
+      })));
+      shape.height = 130 + 40 * map.y.ticks.length;
+      shape.width = Math.min(target.parentElement.clientWidth, 240 + 90 * map.x.ticks.length);
+      const colours = dark.matches ? [...map.colours].reverse() : map.colours;
+      Plotly.react(target, [{
+        type: "heatmap", z: means, zmin: range[0], zmax: range[1], xgap: 2, ygap: 2, hoverongaps: false,
+        colorscale: colours.map((colour, i) => [i / (colours.length - 1), colour]), showscale: !narrow(),
+        colorbar: { title: { text: map.value, side: "right" }, thickness: 14, outlinewidth: 0 },
+        text: means.map((row, y) => row.map((_, x) => `${plain(map.y.title)} ${plain(map.y.ticks[y])}<br>${plain(map.x.title)} ${plain(map.x.ticks[x])}<br><b>${shown[y][x]} %</b>`)),
+        hovertemplate: "%{text}<extra></extra>",
+      }], shape, config);
     });
   }
 

@@ -16,11 +16,12 @@ import numpy as np
 
 from ..rundir.columns import DIAGNOSED
 from ..support.version import __version__
-from . import elements
+from . import elements, sweeps
 from .elements import Section
 from .groups import Group, Stat, by_problem, labels, slug, uneven
-from .series import MARKERS, MEASURES, SPENT, Look, Panel, Series, phase_bars, points, series, spent
-from .tables import Table, duration
+from .series import MARKERS, MEASURES, PERCENT, SPENT, Look, Panel, Series, phase_bars, points, series, spent
+from .sweeps import COLOURS, HeatMap
+from .tables import Table, duration, stat
 
 Files = Callable[..., str]  # links to the files of these figures
 WIDTH = 1.8  # of a line, in pixels
@@ -41,15 +42,19 @@ def render(
     title: str = "",
 ) -> str:
     """The page; ``drawn`` are the names of the figures in the folder next to it, each in these formats, ``problems``
-    what is left out. ``sections`` are further ones, and ``panels`` the charts in them, by name."""
+    what is left out. ``sections`` are further ones, before the others, and ``panels`` the charts in them, by name."""
     library, files = plotly(), partial(elements.files, formats)
 
+    maps = {one.name for one in sweeps.find(groups)}
+
+    def figure_of(table: Table) -> str:
+        if library and table.id in maps:
+            return f'<div class="chart" data-map="{table.id}"></div>'
+        return elements.picture(table.id, table.title)
+
     def tables_in(section: str) -> str:
-        return "".join(
-            elements.table(t) + (files(t.id) + elements.picture(t.id, t.title) if t.pictured else "")
-            for t in tables
-            if t.section == section
-        )
+        shown = [table for table in tables if table.section == section]
+        return "".join(elements.table(t) + (files(t.id) + figure_of(t) if t.pictured else "") for t in shown)
 
     diagnostics = _diagnostics(groups, drawn, files) + tables_in("diagnostics")
     own = [
@@ -60,17 +65,17 @@ def render(
         Section("settings", "Settings and environment", tables_in("settings")),
         Section("runs", "Runs", _left_out(problems) + tables_in("runs")),
     ]
-    sections = sorted([*sections, *own], key=lambda section: section.empty)
+    sections = [*sections, *own]
     template = Template(_text("page.html"))
     return template.substitute(
         title=html.escape(title) or "Federated runs",
         lead=f"Read from {html.escape(where)} on {datetime.now():%d %B %Y, %H:%M}. "
         "Mean ± standard deviation over seeds; what has not been run is shown as –.",
         facts=_facts(groups),
-        nav="".join(f'<a href="#{name}">{title}</a>' for name, title, *_ in sections),
+        nav="".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections),
         body="".join(
             f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{content}</section>'
-            for name, title, content, _ in sections
+            for name, title, content in sections
         ),
         footer=f"fedlada_mpi {__version__}. Every table is also in <code>tables/</code> as CSV, Markdown and LaTeX, "
         f"every figure in <code>figures/</code> as {', '.join(map(elements.format_name, formats))}.",
@@ -197,6 +202,27 @@ def _data(groups: Sequence[Group], panels: Mapping[str, Sequence[Panel]]) -> dic
         "charts": [{"series": entries(series(members))} for members in problems.values()],
         "panels": {name: [_panel(panel, entries(panel.series)) for panel in each] for name, each in panels.items()},
         "phases": [_bars(members) for members in problems.values()],
+        "maps": {one.name: _map(one) for one in sweeps.find(groups)},
+        "percent": PERCENT,
+    }
+
+
+def _map(one: HeatMap) -> dict[str, Any]:
+    across, down = one.ticks
+    return {
+        "title": one.title,
+        "value": one.value_name,
+        "x": {"title": one.x_name, "ticks": across},
+        "y": {"title": one.y_name, "ticks": down},
+        "means": [[None if mean is None else _round(mean) for mean in row] for row in one.means],
+        "shown": [[stat(each, 2).text for each in row] for row in one.stats],
+        "range": one.extent,
+        "colours": COLOURS,
+        # On black the scale is turned round, so that high values stand out there, too.
+        "ink": {
+            mode: [["" if mean is None else one.ink(mean, mode == "dark") for mean in row] for row in one.means]
+            for mode in ("light", "dark")
+        },
     }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from .. import settings
@@ -66,14 +67,30 @@ def _values(one: Group) -> dict[str, str]:
     values = {}
     for name in (*MAIN, *ENVIRONMENT, *RUNTIME, *shown):
         if name in ENVIRONMENT:
-            values[ENVIRONMENT[name]] = _several(run.environment.get(name) or UNKNOWN for run in one.runs)
+            values[ENVIRONMENT[name]] = _several(str(run.environment.get(name) or UNKNOWN) for run in one.runs)
         else:
-            values[NAMES.get(name, name.replace("_", " "))] = _several(run.settings[name] for run in one.runs)
+            values[setting_name(name)] = _several(in_words(name, run.settings[name]) for run in one.runs)
     return values
 
 
-def _several(values: Any) -> str:
-    return ", ".join(dict.fromkeys(f"{v:g}" if isinstance(v, float) else str(v) or MISSING for v in values))
+def setting_name(name: str) -> str:
+    """A setting's name as a heading."""
+    return NAMES.get(name, SYMBOLS.get(name, name.replace("_", " ")))
+
+
+def in_words(name: str, value: Any) -> str:
+    """A setting's value as text, also where it is a number that stands for something else. The setting's help says
+    what for: "-1 = as eval_every"."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    known = re.findall(r"[;,] (-?\d+) = ([^;,(]+)", settings.SETTINGS[name].help if name in settings.SETTINGS else "")
+    meaning = dict(known).get(text, "").removeprefix("--").replace("_", " ").strip()
+    return meaning or text or MISSING
+
+
+def _several(values: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(values))
 
 
 def _own(one: Group) -> str:

@@ -21,6 +21,8 @@ from .series import MEASURES, with_silos
 
 MISSING = "–"
 NOT_RUN = "not run"
+SHORTEST = 1e-6  # seconds that a table tells from none
+WORTH_A_COLUMN = 0.005  # of a round, for a phase
 
 
 class Cell(NamedTuple):
@@ -152,21 +154,33 @@ def plain(value: float | None, digits: int | None = None) -> Cell:
     return Cell(number(value, digits), value)
 
 
-def stat(value: Stat, digits: int | None = None, scale: float = 1.0) -> Cell:
-    """Mean ± standard deviation; "(3 of 5)" where only some runs have it, "> rounds" for a level never reached."""
+def stat(value: Stat, digits: int | None = None, scale: float = 1.0, unit: str = "") -> Cell:
+    """Mean ± standard deviation, which is left out where it would print as zero; "(3 of 5)" where only some runs have
+    it, "> rounds" for a level never reached."""
     if value.mean is None:
         if value.beyond is None:
             return Cell()
         return Cell(f"> {value.beyond:,}", None, None, value.of, math.inf, "not reached in so many rounds")
     mean, std = value.mean * scale, None if value.std is None else value.std * scale
-    if digits is None and std is not None:
+    varies = len(set(value.values)) > 1
+    if digits is None and varies:
         digits = 1
-    shown = number(mean, digits) + (f" ± {number(std, digits)}" if std is not None else "")
+    shown = number(mean, digits)
+    if std is not None and varies and round(std, digits) > 0:
+        shown += f" ± {number(std, digits)}"
+    shown += f" {unit}" if unit else ""
     partial = len(value.values) < value.of
     if partial:
         shown += f" ({len(value.values)} of {value.of})"
     hint = f"{len(value.values)} of {value.of} runs" + (", the others never reached it" if value.beyond else "")
     return Cell(shown, mean, std, len(value.values), None, hint)
+
+
+def seconds(value: Stat) -> Cell:
+    """Seconds to the millisecond, less than ten with two significant digits; the unit is in the header."""
+    if value.mean is None or value.mean < SHORTEST:
+        return stat(value, 0)
+    return stat(value, max(3, 1 - math.floor(math.log10(value.mean))))
 
 
 def size(value: Stat) -> Cell:
@@ -193,8 +207,7 @@ def time_unit(seconds: float) -> tuple[str, float]:
 
 
 def _in_unit(value: Stat, digits: int, length: float, unit: str) -> Cell:
-    cell = stat(value, digits, 1 / length)
-    return cell._replace(text=f"{cell.text} {unit}", value=value.mean, std=value.std)
+    return stat(value, digits, 1 / length, unit)._replace(value=value.mean, std=value.std)
 
 
 def named(groups: Sequence[Group]) -> list[tuple[Group, list[Cell]]]:
@@ -215,31 +228,33 @@ HEAD = [Column("Data", numeric=False), Column("Method", numeric=False)]  # of th
 
 
 def overview(groups: Sequence[Group]) -> Table:
-    columns = [
-        *HEAD,
-        *map(
-            Column, ("Seeds", "Rounds", "Best test %", "at round", "Final test %", "Final train %", "Final train loss")
-        ),
-    ]
-    validated = any(one.has("val_acc") for one in groups)
-    if validated:
-        columns.append(Column("Test % at best validation"))
+    """The accuracies in the best round and in the last one. Validation chooses the best round where there is any: the
+    best of many test accuracies is too good."""
+    validated = [one.has("val_acc") for one in groups]
+    by_validation, by_test = any(validated), not all(validated) or not groups
+    columns = [*HEAD, Column("Seeds"), Column("Rounds")]
+    if by_validation:
+        columns += [Column(name, "best by validation") for name in ("round", "validation %", "test %")]
+    if by_test:
+        columns += [Column("Best test %"), Column("at round")]
+    columns += [Column("Final validation %")] if by_validation else []
+    columns += map(Column, ("Final test %", "Final train %", "Final train loss"))
     rows = []
     for one, head in named(groups):
-        rows.append(
-            [
-                *head,
-                plain(len(one.runs)),
-                _progress(one),
-                stat(one.latest(measures.best(None)), 2),
-                stat(one.latest(measures.best(None, "round"))),
-                stat(one.latest(measures.final("test_acc", 100)), 2),
-                stat(one.latest(measures.final("train_acc", 100)), 2),
-                stat(one.latest(measures.final("train_loss")), 4),
-                *([stat(one.latest(measures.test_at_best_validation), 2)] if validated else []),
-            ]
-        )
+        row = [*head, plain(len(one.runs)), _progress(one)]
+        if by_validation:
+            row.append(stat(one.latest(measures.best(None, "round", "val_acc"))))
+            row += [stat(one.latest(measures.best(None, which, "val_acc")), 2) for which in ("val_acc", "test_acc")]
+        if by_test:
+            tested = [stat(one.latest(measures.best(None)), 2), stat(one.latest(measures.best(None, "round")))]
+            row += [Cell(), Cell()] if one.has("val_acc") else tested
+        parts = ("val", "test", "train") if by_validation else ("test", "train")
+        row += [stat(one.latest(measures.final(f"{part}_acc", 100)), 2) for part in parts]
+        rows.append([*row, stat(one.latest(measures.final("train_loss")), 4)])
     notes = ["Mean ± standard deviation over seeds. Accuracies are of the latest evaluated round."]
+    if by_validation:
+        notes = ["Mean ± standard deviation over seeds. Final: in the latest evaluated round."]
+        notes += ["Where there is validation data, it chooses the best round, and the test accuracy is that of it."]
     notes += _uneven(groups) + _departures(groups)
     return Table("overview", "Accuracy", columns, rows, notes=notes, section="results")
 
@@ -331,23 +346,43 @@ def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Tab
 
 
 def phases(groups: Sequence[Group]) -> Table:
-    columns = [*HEAD, *(Column(p, "seconds a round") for p in (*PHASES, "total")), Column("ranks")]
-    columns += [Column("mean", "waiting"), Column("most", "waiting"), Column("who waits", "waiting", False)]
+    """Without phases that hardly take any time in all groups, and without waiting where nobody can."""
+    times = {p: [one.latest(measures.per_round(f"seconds_{p}")) for one in groups] for p in (*PHASES, "total")}
+
+    def counts(phase: str) -> bool:
+        pairs = zip(times[phase], times["total"], strict=True)
+        return any(each.mean and each.mean >= WORTH_A_COLUMN * (total.mean or 0) for each, total in pairs)
+
+    shown = [p for p in times if p == "total" or counts(p)]
+    waiting = {id(one): _waiting(one) for one in groups}
+    columns = [*HEAD, *(Column(p, "seconds a round") for p in shown)]
+    if any(waiting.values()):
+        columns += [Column("ranks"), *(Column(name, "waiting, seconds a round") for name in ("mean", "most"))]
+        columns.append(Column("who waits", "waiting, seconds a round", False))
+    place = {id(one): i for i, one in enumerate(groups)}
     rows = []
     for one, head in named(groups):
-        row = [*head, *(stat(one.latest(measures.per_round(f"seconds_{p}")), 3) for p in (*PHASES, "total"))]
-        waits = [run.by_rank["wait"] for run in one.runs if "wait" in run.by_rank and run.done == one.done]
-        if waits:
-            widest = max(map(len, waits))
-            wait = np.mean([w for w in waits if len(w) == widest], axis=0)
-            rank = int(np.argmax(wait))
-            row += [plain(widest), plain(float(wait.mean()), 3), plain(float(wait[rank]), 3)]
-            row.append(text("server" if rank == 0 and widest > 1 else f"rank {rank}"))
-        else:
-            row += [Cell()] * 4
-        rows.append(row)
-    notes = ["Each phase is that of the slowest rank; waiting is a rank's time without work of its own in a round."]
+        waits = waiting[id(one)] or [Cell()] * 4
+        row = [*head, *(seconds(times[p][place[id(one)]]) for p in shown)]
+        rows.append([*row, *waits] if any(waiting.values()) else row)
+    notes = ["Each phase is that of the slowest rank."]
+    if any(waiting.values()):
+        notes = [f"{notes[0][:-1]}; waiting is a rank's time without work of its own in a round."]
+    if left_out := [p for p in times if p not in shown]:
+        notes.append(f"Less than {100 * WORTH_A_COLUMN:g} % of a round, and left out: {', '.join(left_out)}.")
     return Table("phases", "Where the time goes", columns, rows, notes=notes, section="time")
+
+
+def _waiting(one: Group) -> list[Cell]:
+    """The number of ranks, how long they wait for each other in a round, and who does most; empty of a single rank."""
+    waits = [run.by_rank["wait"] for run in one.runs if "wait" in run.by_rank and run.done == one.done]
+    widest = max(map(len, waits), default=0)
+    if widest < 2:
+        return []
+    wait = np.mean([w for w in waits if len(w) == widest], axis=0)
+    rank = int(np.argmax(wait))
+    times = (seconds(Stat((float(w),), 1)) for w in (wait.mean(), wait[rank]))
+    return [plain(widest), *times, text("server" if rank == 0 else f"rank {rank}")]
 
 
 def cost(groups: Sequence[Group]) -> Table:
@@ -374,7 +409,7 @@ def cost(groups: Sequence[Group]) -> Table:
                 *head,
                 plain(len(one.runs)),
                 _progress(one),
-                stat(one.latest(measures.per_round("seconds_total")), 3),
+                seconds(one.latest(measures.per_round("seconds_total"))),
                 duration(one.latest(_seconds)),
                 plain(one.over(lambda run: run.usage.gpus).mean),
                 plain(one.over(lambda run: of_run[id(run.usage)]).mean),
@@ -423,12 +458,18 @@ def _progress(one: Group) -> Cell:
 
 
 def runs(groups: Sequence[Group]) -> Table:
-    columns = [*HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False), Column("Best test %")]
+    validated = [one.has("val_acc") for one in groups]
+    by_validation, by_test = any(validated), not all(validated) or not groups
+    columns = [*HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False)]
+    columns += [Column("Test % at best validation")] if by_validation else []
+    columns += [Column("Best test %")] if by_test else []
     columns += [Column("Final test %"), Column("Time")]
     columns += [Column("Directory", numeric=False), Column("Ran on", numeric=False)]
     rows = []
     for one, head in named(groups):
         for run in one.runs:
+            chosen = plain(measures.best(None, by="val_acc")(run), 2)
+            tested = Cell() if one.has("val_acc") else plain(measures.best(None)(run), 2)
             state = run.status if run.complete or run.status != "finished" else "unfinished"
             rows.append(
                 [
@@ -436,7 +477,8 @@ def runs(groups: Sequence[Group]) -> Table:
                     plain(run.seed),
                     Cell(f"{run.done:,} of {run.settings['rounds']:,}", float(run.done)),
                     text(", ".join([state, *_problems(run)])),
-                    plain(measures.best(None)(run), 2),
+                    *([chosen] if by_validation else []),
+                    *([tested] if by_test else []),
                     plain(measures.final("test_acc", 100)(run), 2),
                     duration(Stat(() if (seconds := _seconds(run)) is None else (seconds,), 1)),
                     text(printable(str(run.path))),

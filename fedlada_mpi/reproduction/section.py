@@ -17,23 +17,28 @@ NOTES = (
 )
 
 
-def section(tables: Sequence[Table], figures: Sequence[Figure], formats: Sequence[str], interactive: bool) -> Section:
-    """Tables and figures that there are runs for, then the others; ``formats`` are those of the figures' files."""
+def sections(
+    tables: Sequence[Table], figures: Sequence[Figure], formats: Sequence[str], interactive: bool
+) -> list[Section]:
+    """Tables and figures that there are runs for, and the names of the others; none where there are no runs of the
+    paper's, as of digits or of a user's own data. ``formats`` are those of the figures' files."""
     ours = [table for table in tables if table.paper]
-    with_runs, without_runs = [t for t in ours if not t.empty], [t for t in ours if t.empty]
+    with_runs = [table for table in ours if not table.empty]
+    drawn = [figure for figure in figures if not figure.empty]
+    if not with_runs and not drawn:
+        return []
+    missing = [f"{t.title} ({t.source})" for t in ours if t.empty]
+    missing += [f"{f.title} ({f.source})" for f in figures if f.empty]
     parts = [
         NOTES,
         *map(elements.table, with_runs),
-        *(_figure(figure, formats, interactive) for figure in figures if not figure.empty),
+        *(_figure(figure, formats, interactive) for figure in drawn),
     ]
-    if without_runs:
-        summary = f"{elements.count(len(without_runs), 'table')} of the paper without runs yet"
-        parts.append(_folded(summary, "".join(map(elements.table, without_runs))))
-    if empty := [f"{figure.title} ({figure.source})" for figure in figures if figure.empty]:
-        names = "".join(f"<li>{html.escape(name)}</li>" for name in empty)
-        parts.append(_folded(f"{elements.count(len(empty), 'figure')} without runs yet", f"<ul>{names}</ul>"))
-    nothing = not with_runs and len(empty) == len(figures)  # as of digits, or of a user's own data
-    return Section("paper", "Against the paper", "".join(parts), nothing)
+    if missing:
+        names = "".join(f"<li>{html.escape(name)}</li>" for name in missing)
+        summary = f"{len(missing)} of the paper's tables and figures have no runs yet"
+        parts.append(f"<details><summary>{summary}</summary><ul>{names}</ul></details>")
+    return [Section("paper", "Against the paper", "".join(parts))]
 
 
 def _figure(figure: Figure, formats: Sequence[str], interactive: bool) -> str:
@@ -51,7 +56,3 @@ def _figure(figure: Figure, formats: Sequence[str], interactive: bool) -> str:
     if figure.missing:
         parts.append(elements.note(f"Missing: {'; '.join(figure.missing)}."))
     return "".join(parts)
-
-
-def _folded(summary: str, content: str) -> str:
-    return f"<details><summary>{summary}</summary>{content}</details>"

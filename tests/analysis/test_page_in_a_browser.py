@@ -6,9 +6,10 @@ from synthetic_runs import run, write_run
 
 from fedlada_mpi.analysis import page
 from fedlada_mpi.analysis.groups import group
+from fedlada_mpi.analysis.tables import HEAD, Cell, Column, Table
 from fedlada_mpi.report import build, tables_of
 from fedlada_mpi.reproduction.figures import figures
-from fedlada_mpi.reproduction.section import section
+from fedlada_mpi.reproduction.section import sections
 
 pytestmark = [
     pytest.mark.browser,
@@ -28,9 +29,9 @@ def test_500_runs_open_without_what_is_not_in_sight(tmp_path):
     ]
     found = group(runs)
     tables, described = tables_of(found), figures(found)
-    sections = [section(tables, described, ["png"], interactive=True)]
+    more = sections(tables, described, ["png"], interactive=True)
     panels = {figure.id: figure.panels for figure in described if not figure.empty}
-    text = page.render(found, tables, [], "runs", sections=sections, panels=panels)
+    text = page.render(found, tables, [], "runs", sections=more, panels=panels)
     (tmp_path / "index.html").write_text(text, "utf-8")
     with Browser(tmp_path / "profile") as browser:
         browser.open(tmp_path / "index.html")
@@ -58,6 +59,27 @@ def test_keyboard_and_texts(tmp_path):
         nameless = "[...document.querySelectorAll('.chart, figure img')].filter(e => !(e.ariaLabel || e.alt)).length"
         assert browser.run(nameless) == 0
         assert browser.run("[...document.querySelectorAll('select, input')].every(e => e.labels.length)")
+
+
+def test_a_wide_table_goes_on_in_sight_and_accuracies_end_at_100(tmp_path):
+    name = f"FedAvg {'long ' * 12}name"
+    columns = [*HEAD, *(Column(f"Column {i}") for i in range(20))]
+    wide = Table("wide", "Wide", columns, [[Cell("Digits"), Cell(name), *[Cell("1,234.56")] * 20]], section="results")
+    text = page.render(group([run([0.0, 1.0])]), [wide], [], "runs")
+    (tmp_path / "index.html").write_text(text, "utf-8")
+    for width, covered in ((1280, False), (390, True)):
+        with Browser(tmp_path / f"profile{width}", width, 2000) as browser:
+            browser.open(tmp_path / "index.html", "document.querySelector('.wide').classList.contains('right')")
+            assert browser.run("[...document.querySelectorAll('.name span')].every(e => e.offsetWidth < 400)")
+            browser.wait("document.body.dataset.drawn >= 1")
+            assert browser.run("document.querySelector('.chart').layout.yaxis.range") == [0, 100]  # not to 105 %
+            browser.run("document.querySelector('.scroll').scrollLeft = 1e6")
+            browser.wait("document.querySelector('.wide').className === 'wide left'")
+            lefts = browser.run("[...document.querySelectorAll('tbody th')].map(e => e.getBoundingClientRect().left)")
+            box = browser.run("document.querySelector('.scroll').getBoundingClientRect().left")
+            assert lefts[0] == box + 1  # its border
+            assert (lefts[1] == lefts[0]) == covered
+            assert browser.run("document.querySelector('tbody th.last').offsetWidth < window.innerWidth / 2")
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from browser import Browser, chromium
 from synthetic_runs import rows_of, run, write_run
 
 from fedlada_mpi.analysis import figures, groups, load, measures, page, series, tables, usage
+from fedlada_mpi.analysis.drawing import STYLES, plt
 from fedlada_mpi.analysis.groups import Group, Stat, group
 from fedlada_mpi.report import build, main
 from fedlada_mpi.reproduction import comparison, paper
@@ -198,6 +199,80 @@ def test_cells_distinguish_missing_unreached_and_partial():
     assert tables.size(Stat((2.5e9,), 1)).value == 2.5e9
 
 
+def test_what_does_not_vary_has_no_spread_and_units_follow_the_number():
+    assert tables.stat(Stat((5.0, 5.0), 2)).text == "5"
+    assert tables.stat(Stat((98.001, 98.002), 2), 2).text == "98.00"
+    assert tables.stat(Stat((5.0, 5.0), 2)).std == 0  # in the CSV it is known
+    assert tables.size(Stat((11.92e6, 11.92e6), 3)).text == "11.92 MB (2 of 3)"
+    assert tables.size(Stat((1e6, 3e6), 2)).text == "2.00 ± 1.41 MB"
+    assert tables.duration(Stat((600.0, 600.0), 3)).text == "10.0 min (2 of 3)"
+
+
+def test_short_times_keep_two_digits():
+    shown = {mean: tables.seconds(Stat((mean,), 1)).text for mean in (1.5, 0.0123, 0.00123, 0.000012, 1e-9, 0.0)}
+    assert shown == {1.5: "1.500", 0.0123: "0.012", 0.00123: "0.0012", 0.000012: "0.000012", 1e-9: "0", 0.0: "0"}
+    assert tables.seconds(Stat((0.0004, 0.0006), 2)).text == "0.00050 ± 0.00014"
+
+
+def test_phases_that_hardly_take_time_and_ranks_that_cannot_wait_have_no_columns():
+    quick, slow = run([0.5, 0.6]), run([0.5, 0.6], algorithm="fedlada")
+    for one, reduced in ((quick, 0.0024), (slow, 0.0026)):  # 0.5 % of a round are 0.0025 s
+        one.series["seconds_reduce"], one.by_rank = np.full(2, reduced), {"wait": np.zeros(1)}
+        one.series["seconds_server"] = np.zeros(2)
+    alone, both = tables.phases(group([quick])), tables.phases(group([quick, slow]))
+    assert [column.name for column in alone.columns[2:]] == ["bcast", "train", "eval", "total"]
+    assert alone.notes[1] == "Less than 0.5 % of a round, and left out: reduce, server."
+    assert [column.name for column in both.columns[2:]] == ["bcast", "train", "reduce", "eval", "total"]
+    slow.by_rank = {"wait": np.array([0.2, 0.1])}
+    waits = {row[1].text: [cell.text for cell in row[-4:]] for row in tables.phases(group([quick, slow])).rows}
+    assert waits == {"FedAvg": ["–"] * 4, "FedLADA": ["2", "0.150", "0.200", "server"]}
+
+
+def validated(test_acc, val_acc, **changes):
+    one = run(test_acc, **changes)
+    one.series["val_acc"] = np.array(val_acc, float)
+    return one
+
+
+def test_validation_chooses_the_best_round():
+    """The second of three rounds, though the test accuracy is highest in the third."""
+    one = group([validated([0.1, 0.5, 0.9], [0.2, 0.8, 0.7], validation=0.1)])
+    table = tables.overview(one)
+    row = dict(zip([column.full for column in table.columns], (cell.text for cell in table.rows[0]), strict=True))
+    best = {name.rpartition(": ")[2]: text for name, text in row.items() if name.startswith("best by validation")}
+    assert best == {"round": "2", "validation %": "80.00", "test %": "50.00"}
+    assert row["Final validation %"] == "70.00"
+    assert row["Final test %"] == "90.00"
+    assert "Best test %" not in row
+    columns = [column.name for column in tables.runs(one).columns]
+    assert tables.runs(one).rows[0][columns.index("Test % at best validation")].text == "50.00"
+    assert "Best test %" not in columns
+
+
+def test_without_validation_the_best_test_accuracy_stays_in_a_column_of_its_own():
+    mixed = group([validated([0.5, 0.9], [0.8, 0.7], validation=0.1), run([0.3, 0.2])])
+    table = tables.overview(mixed)
+    names = [column.full for column in table.columns]
+    at = [names.index("best by validation: test %"), names.index("Best test %"), names.index("at round")]
+    assert sorted([row[i].text for i in at] for row in table.rows) == [["50.00", "–", "–"], ["–", "30.00", "1"]]
+
+
+def test_axes_of_accuracies_end_at_0_and_100():
+    found = group([run([0.0, 0.97, 1.0], algorithm=m, seed=s) for m in ("fedavg", "fedlada") for s in (0, 1)])
+    style = STYLES["screen"]
+    for drawing in (figures._curves("a", found, style), figures._facets("a", found, "test_acc", style)):
+        shown = [axes for axes in drawing.axes if axes.get_ylabel() == "Test accuracy (%)"]
+        assert [axes.get_ylim() for axes in shown] == [(0, 100)] * 2
+        plt.close(drawing)
+
+
+def test_data_sets_of_users_are_named_by_their_folder():
+    named = {"photos": "photos", "/data/me/photos/": "photos", "data/cifar10": "CIFAR-10", "data/a.b": "a.b", ".": "."}
+    for given, name in named.items():
+        (one,) = group([run([0.1], dataset=given)])
+        assert groups.dataset_name(one.dataset) == name
+
+
 def test_runs_of_the_same_seed_count_once_and_the_longer_one():
     (one,) = group([run([0.1]), run([0.1, 0.2]), run([0.3, 0.4], seed=1)])
     assert [r.done for r in one.runs] == [2, 2]
@@ -352,6 +427,22 @@ def test_the_report_of_runs_in_every_state(report):
         **dict.fromkeys(("fedavg0", "fedavg1", "fedlada0", "fedlada1"), "finished"),
         **dict.fromkeys(("ongoing", "begun"), "unfinished"),
     }
+
+
+def test_the_papers_tables_are_written_for_its_experiments_only(report, tmp_path):
+    out, _ = report
+    known = {spec["id"] for spec in paper.contents()["tables"]} | {"claims"}
+    assert not known & {path.stem for path in (out / "tables").iterdir()}
+    assert "Against the paper" not in (out / "index.html").read_text()
+    write_run(tmp_path / "runs", {"dataset": "cifar10", "algorithm": "fedavg", "rounds": 3}, 3)
+    build([tmp_path / "runs"], tmp_path / "report")
+    written = known & {path.stem for path in (tmp_path / "report/tables").iterdir()}
+    assert "rounds_to_test" in written
+    assert not written & {"alpha", "local_intervals"}  # of FedLADA
+    text = (tmp_path / "report/index.html").read_text()
+    assert "of the paper's tables and figures have no runs yet" in text
+    assert 'id="table-rounds_to_test"' in text
+    assert 'id="table-alpha"' not in text
 
 
 def test_figures_are_there_as_png_and_svg(report):

@@ -27,6 +27,16 @@ def test_what_differs_and_what_all_share():
     assert not set(names) & set(values)
 
 
+def test_numbers_that_stand_for_something_else_are_put_into_words():
+    _, shared = setups.tables(group([run([0.1], eval_train_every=-1, eval_every=0, clip=0.0)]))
+    values = {row[0].text: row[1].text for row in shared.rows}
+    words = {"eval train every": "as eval every", "eval every": "only at the end", "flip": "yes", "norm": "–"}
+    words |= {"local steps": "given by local epochs", "validation": "none", "clip": "off", "size sigma": "equal"}
+    assert {name: values[name] for name in words} == words
+    assert setups.in_words("batch_size", 50) == "50"
+    assert setups.in_words("alpha", 0.0) == "0"  # of a method, whose 0 is a number
+
+
 def test_the_environment_of_the_last_segment():
     first = {"torch": "2.10", "device": "x86_64 CPU", "ranks": 2}
     last = {"torch": "2.11", "commit": "0123456789", "modified": True, "ranks": 4}

@@ -12,7 +12,7 @@ from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.analysis import measures, page
 from fedlada_mpi.analysis.groups import Stat, group
 from fedlada_mpi.reproduction import comparison, figures, paper
-from fedlada_mpi.reproduction.section import section
+from fedlada_mpi.reproduction.section import sections
 
 
 def test_the_papers_own_numbers_are_consistent():
@@ -172,7 +172,7 @@ def test_other_settings_than_the_papers_are_not_compared_with_it():
 def test_one_task_has_no_axes_of_others():
     found = group([run([0.1, 0.2]), run([0.2, 0.3], algorithm="scaffold")])
     described = figures.figures(found)
-    text = page.render(found, [], [], "runs", sections=[section([], described, ["png"], interactive=True)])
+    text = page.render(found, [], [], "runs", sections=sections([], described, ["png"], interactive=True))
     (figure,) = (each for each in described if each.id == "all_methods")
     wanted = [f"all_methods:{i}" for i, panel in enumerate(figure.panels) if panel.series]
     assert len(wanted) == 2 < len(figure.panels)
