@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from .support.errors import did_you_mean, shortened
 from .support.version import __version__
 
 COMMANDS = {
@@ -20,11 +21,16 @@ COMMANDS = {
 
 
 def main() -> int:
+    given = sys.argv[1:]
     width = max(map(len, COMMANDS))
     print(f"fedlada_mpi {__version__}: federated learning over MPI\n")
     print(*(f"  python -m {name:<{width}}  {what}" for name, what in COMMANDS.items()), sep="\n")
     print("\nEach has --help. The first run needs nothing: python -m fedlada_mpi.run trains the embedded digits.")
-    return 2 if sys.argv[1:] else 0
+    if not given or given[0] in ("-h", "--help"):
+        return 0
+    meant = did_you_mean(f"fedlada_mpi.{given[0]}", COMMANDS)
+    print(f"error: got {shortened(given[0])}, expected one of the commands above{meant}", file=sys.stderr)
+    return 2
 
 
 if __name__ == "__main__":

@@ -275,6 +275,10 @@ def test_the_package_lists_its_commands(capsys, monkeypatch):
     assert all(f"python -m {name} " in text for name in commands.COMMANDS)
     for name in commands.COMMANDS:
         assert importlib.util.find_spec(name) is not None
+    monkeypatch.setattr(sys, "argv", ["fedlada_mpi", "run"])
+    assert commands.main() == 2
+    said = "error: got 'run', expected one of the commands above (did you mean 'fedlada_mpi.run'?)\n"
+    assert capsys.readouterr().err == said
 
 
 def test_print_config(data, capsys, tmp_path, monkeypatch):
