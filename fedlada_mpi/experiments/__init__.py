@@ -21,6 +21,7 @@ from typing import Any
 
 from .. import settings
 from ..algorithms import resolve, settings_of
+from ..data.datasets import resolve_dataset
 from ..rundir import metrics
 from ..rundir.results import finished_rounds
 from ..support import code_digest
@@ -42,7 +43,6 @@ class PlannedRun:
     name: RunName
     axes: frozenset[str] = frozenset()  # of its plan
     code: Code = field(default_factory=dict)  # digests of a user's own method and model
-    defaults: dict[str, Any] = field(default_factory=dict)  # values of the settings that a user's own method declares
     ranks: int | None = None  # that the run starts on this machine by itself, without a launcher
     overwrite: bool = False  # where it was made by other code
     accept_changed_code: bool = False
@@ -87,8 +87,9 @@ class PlannedRun:
         return rounds is not None and rounds >= self.rounds and not (self.overwrite and self.changed())
 
     def changed(self) -> list[str]:
-        """What of a user's own code is not as it was when the run in the directory began, unless that is accepted."""
-        if not self.code or self.accept_changed_code:
+        """What is not as it was when the run in the directory began, unless that is accepted: a user's own code, and
+        values of settings that the plan leaves to presets and defaults."""
+        if self.accept_changed_code:
             return []
         try:
             record = read_json(self.directory / "config.json")
@@ -96,9 +97,18 @@ class PlannedRun:
             return []
         if not isinstance(record, dict):
             return []
-        before = {name: record[name] for name in self.defaults if name in record}
-        differ = [f"{n} from {before[n]} to {v}" for n, v in self.defaults.items() if n in before and before[n] != v]
+        now = {n: v for n, v in self._settings().items() if n in record and n not in self.given}
+        differ = [f"{n} from {record[n]} to {v}" for n, v in now.items() if record[n] != v]
         return [*code_digest.changed(settings.as_code(record.get(settings.CODE)), self.code), *differ]
+
+    def _settings(self) -> dict[str, Any]:
+        """Those that a run would have now, of those on which its result depends; none while its data is not there."""
+        try:
+            config = resolve_dataset(self.given, {})[0].config
+        except UserError:
+            return {}
+        known = settings_of(config.algorithm)
+        return {n: v for n, v in config.record().items() if not known[n].runtime and n not in ("dataset", "algorithm")}
 
 
 @dataclass(frozen=True)
@@ -209,8 +219,6 @@ def _run(given: Mapping[str, Any], root: Path, codes: dict[str, Files]) -> Plann
     named = code_digest.named(values)
     for name in named.values():
         codes[name] = codes.get(name) or code_digest.of(name)
-    # A directory of shards may have a preset, which takes reading it.
-    own = "algorithm" in named and values["dataset"] in settings.DATASETS
     run_name = RunName(values)
     return PlannedRun(
         {k: values[k] for k in given},
@@ -218,5 +226,4 @@ def _run(given: Mapping[str, Any], root: Path, codes: dict[str, Files]) -> Plann
         root / run_name.text(),
         run_name,
         code={setting: codes[name] for setting, name in named.items()},
-        defaults=resolved.config.hyper if own else {},
     )

@@ -36,8 +36,8 @@ def claimed(run: PlannedRun) -> Iterator[bool]:
     if run.finished():
         if changed := run.changed():
             raise OtherCodeError(
-                f"{run.directory}: finished with other code, changed since: {', '.join(changed)}; --overwrite runs it "
-                "again, --accept-changed-code keeps it"
+                f"{run.directory}: finished with other code or defaults, changed since: {', '.join(changed)}; "
+                "--overwrite runs it again, --accept-changed-code keeps it"
             )
         yield False
         return

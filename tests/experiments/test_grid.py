@@ -4,18 +4,22 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hostile import DAMAGES, OBSTACLES, damage_file
 from ranks import python
 from repository import ROOT
 
+from data_prep import PrepareSettings, prepare
 from fedlada_mpi import algorithms, grid
+from fedlada_mpi.data.datasets import resolve_dataset
 from fedlada_mpi.experiments import experiments, load
 from fedlada_mpi.experiments.starting import StopSignals
 from fedlada_mpi.rundir import lock
@@ -500,7 +504,7 @@ def test_a_run_that_was_finished_with_other_code(of_my_own, capsys):
     assert grid.main([*small, "--all"]) == 0
     assert "already finished" in capsys.readouterr().out
     code.write_text(OWN + "# edited\n")
-    expected = f"error: {directory}: finished with other code, changed since: mine.py; --overwrite runs it again, --acc"
+    expected = f"error: {directory}: finished with other code or defaults, changed since: mine.py; --overwrite"
     for arguments, status in ((["--all"], 1), (["--index", "0"], 2)):
         assert grid.main([*small, *arguments]) == status
         assert capsys.readouterr().err.startswith(expected)
@@ -509,6 +513,28 @@ def test_a_run_that_was_finished_with_other_code(of_my_own, capsys):
     assert grid.main([*small, "--status"]) == 0
     assert re.search(r"other code +60/60\b.*0 of 1 runs finished; 1 other code", capsys.readouterr().out, re.DOTALL)
     assert not (directory / "calls").exists()
+
+
+def test_a_run_that_was_finished_with_other_defaults(tmp_path, capsys):
+    """Of an earlier version, in which everybody's images were augmented, and a fifth of three clients took part."""
+    raw = tmp_path / "raw.npz"
+    images, labels = np.zeros((6, 2, 2), np.uint8), np.arange(6) % 2
+    np.savez(raw, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    prepare(PrepareSettings("npz", raw=raw, out=tmp_path / "mine", clients=3))
+    (tmp_path / "plan.toml").write_text(f'[base]\ndataset = "{tmp_path}/mine"\nalgorithm = "fedavg"\nrounds = 5\n')
+    (run,) = load(str(tmp_path / "plan.toml"), str(tmp_path / "runs")).runs
+    run.directory.mkdir(parents=True)
+    now = resolve_dataset(run.given, {})[0].config.record()
+    (run.directory / "summary.json").write_text('{"status": "finished", "rounds": 5}')
+    for then, expected in (
+        ({}, []),
+        ({"augment": "paper", "participation": 0.2}, ["augment from paper to none", "participation from 0.2 to 1.0"]),
+        ({"rounds": 7, "out": "elsewhere"}, []),
+    ):
+        (run.directory / "config.json").write_text(json.dumps({**now, **then}))
+        assert run.changed() == expected
+    shutil.rmtree(tmp_path / "mine")  # nothing is known of what a run would be
+    assert run.changed() == []
 
 
 def test_other_code_is_accepted_or_overwritten(of_my_own, capsys):
