@@ -204,6 +204,8 @@ def _become(request: Mapping[str, Any], files: Sequence[int], between: int) -> l
     except BrokenPipeError:  # who asked has given up, and started another
         os._exit(1)
     os.close(answer)
+    # A Ctrl-C from before, until the run handles it itself: there is nothing to finish, or to explain.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     return list(request["arguments"])
 
