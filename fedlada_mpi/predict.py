@@ -6,6 +6,7 @@ python -m fedlada_mpi.predict runs/photos-fedlada-seed0 new.jpg another.png
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from .settings import Parser
@@ -36,8 +37,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     width = max(map(len, options.images))
-    for path, row in zip(options.images, probabilities, strict=True):
-        print(f"{printable(path):<{width}}  {row.max():6.1%}  {printable(names[row.argmax()])}")
+    try:
+        for path, row in zip(options.images, probabilities, strict=True):
+            print(f"{printable(path):<{width}}  {row.max():6.1%}  {printable(names[row.argmax()])}")
+        sys.stdout.flush()
+    except BrokenPipeError:  # piped into head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

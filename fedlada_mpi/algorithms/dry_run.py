@@ -18,7 +18,7 @@ from ..support.errors import UserError
 from .base import Algorithm, ClientVectors, Round, Traits, Vectors
 from .declarations import check_declarations, check_names, may_draw
 from .step import local_step
-from .trial import HOOKS, STEPS, Trace, Trial, unrepeatable
+from .trial import HOOKS, STEPS, Decided, Trace, Trial, unrepeatable
 
 ELEMENTS = 5  # of a parameter in a trial, at most
 SCALES = (1e-3, 1.0, 1e3)  # of the gradients: a threshold lies between two of them
@@ -88,13 +88,16 @@ def _compare_groups(a: Algorithm, size: int, dtype: torch.dtype) -> list[Trial]:
         for t in sorted({0, 1, last // 2, max(0, last - 1)}) if scale == 1 else (0, 1):
             alone: dict[int, dict[str, Tensor]] = {}
             traces: dict[int, Trace] = {}
+            decided: list[Decided] = []
             for client in range(len(STEPS)):
                 alone |= trial.train((client,), t)
                 traces |= trial.traces
+                decided.append(trial.decided)
             for group in ((0,), (0, 1), (0, 1, 2)):
                 trial.train(group, t)
                 for client in group:
                     _compare(traces[client], trial.traces[client], together=len(group) > 1)
+                _compare_decisions(decided, trial.decided)
             trial.serve(t, alone)
     return trials
 
@@ -110,6 +113,26 @@ def _compare(alone: Trace, again: Trace, together: bool) -> None:
                 f"{hook} mixes clients: {name} of one depends on who trains with it; g is [C, d], a row for each "
                 "client: reduce over dim=1, keepdim=True"
             )
+
+
+def _compare_decisions(alone: Sequence[Decided], together: Decided) -> None:
+    """Raise ``UserError`` where an ``if`` depends on several clients, although it has gone the same way here.
+
+    Numbers of single clients, one after the other, and those that have nothing to do with clients, are no such.
+    """
+    for (hook, k), (clients, numbers) in together.items():
+        own = [alone[client].get((hook, k), ([], []))[1] for client in clients]
+        if not _same_numbers(numbers, [*chain(*own)]) and not all(_same_numbers(numbers, each) for each in own):
+            raise UserError(
+                f"{hook} mixes clients: it decides by a number of all that train together, as in if g.norm() > 1; g is "
+                "[C, d], a row for each client: take torch.where and a number for each, over dim=1, keepdim=True"
+            )
+
+
+def _same_numbers(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Up to rounding."""
+    found, expected = (torch.tensor(numbers, dtype=torch.float64) for numbers in (a, b))
+    return len(a) == len(b) and bool(torch.isclose(found, expected, rtol=1e-5, atol=1e-12, equal_nan=True).all())
 
 
 def _differ(a: Tensor, b: Tensor, floor: float) -> bool:

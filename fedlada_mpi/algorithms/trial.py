@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -30,6 +30,9 @@ INSTEAD = "slots (of a round), client_state (of a client, from round to round) o
 
 # What a client had after each hook: the hook, the name of the vector, its values.
 Trace: TypeAlias = "list[tuple[str, str, Tensor]]"
+# By hook and step, where the hook reads a number of a tensor, as every ``if`` does: its clients, and all single numbers
+# that it has computed.
+Decided: TypeAlias = "dict[tuple[str, int], tuple[list[int], list[float]]]"
 
 
 class Trial:
@@ -56,6 +59,7 @@ class Trial:
         self.drew: Counter[str] = Counter()  # calls of each hook that draw with torch, or move a global generator
         self.moved: Counter[str] = Counter()
         self.traces: dict[int, Trace] = {}
+        self.decided: Decided = {}
         self.scale = scale
         self.state: dict[int, dict[str, Tensor]] = {}  # what each client keeps
         self.on_root = Vectors(**{n: torch.zeros(size, dtype=self.dtype) for n in (*a.down, *a.derived, *a.private)})
@@ -70,7 +74,7 @@ class Trial:
     def train(self, clients: Sequence[int], t: int, steps: int = max(STEPS)) -> dict[int, dict[str, Tensor]]:
         """What each of ``clients`` sends and keeps (``client_state``) after a round together; traced."""
         a, hooks, r = self.a, self.hooks, self.round(t)
-        self.traces = {client: [] for client in clients}
+        self.traces, self.decided = {client: [] for client in clients}, {}
         group = list(clients)
         c, s = self._clients(group), self._server()
         for i, client in enumerate(group):
@@ -168,9 +172,11 @@ class Trial:
         fixed = self._fixed(hook, *arguments) if self.thorough else {}
         before = {name: _written(value) for name, value in fixed.items()}
         own, generators = (self._own(), global_generators()) if self.thorough else ({}, None)
-        with HookDraws(keys, stacked, hook) as draws:
+        with _Watching(keys, stacked, hook) as draws:
             result = call(*arguments)
         self.drew[hook] += draws.count > 0
+        if self.keys is not None and draws.reads:
+            self.decided[hook, self.k] = (self.keys.tolist(), draws.numbers)
         if self.thorough:
             self.moved[hook] += global_generators() != generators
             self._refuse_changes(hook, fixed, before, own)
@@ -223,6 +229,25 @@ class Trial:
         for name, values in {**(more or {}), **named}.items():
             for i, client in enumerate(clients):
                 self.traces[client].append((hook, name, values[i].clone()))
+
+
+class _Watching(HookDraws):
+    """The draws of a hook; also what single numbers it computes, and how often it reads one."""
+
+    def __init__(self, keys: Tensor, stacked: bool, what: str):
+        super().__init__(keys, stacked, what)
+        self.numbers: list[float] = []
+        self.reads = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.reads += 1
+        elif isinstance(result, Tensor) and result.ndim == 0 and not result.is_complex():
+            self.numbers.append(float(result))
+        return result
 
 
 class _Watched:

@@ -74,6 +74,13 @@ WRONG = {
     ),
     "def direction(self, c, s, g): return g - g.mean(0)": "direction mixes clients",
     "def direction(self, c, s, g): return g / g.norm(dim=1, keepdim=True) if g.norm() > 1 else g": "direction mixes",
+    # Thresholds that no trial comes near, although a run may.
+    "def finish(self, c, s, r):\n        v = s.x - c.x\n        far = v.norm() < 12.8\n"
+    "        return {'offset': v if far else v / v.norm(dim=1, keepdim=True)}": (
+        "finish mixes clients: it decides by a number of all that train together, as in if g.norm() > 1"
+    ),
+    "def direction(self, c, s, g): return -g if g.abs().max().item() > 1e30 else g": "direction mixes clients: it",
+    "def begin(self, c, s, r):\n        super().begin(c, s, r)\n        float(c.steps.max())": "begin mixes clients",
     "def before_clip(self, c, s, g): return g * 2 if (g.norm(dim=1) > 50).any() else g": "before_clip mixes clients",
     "def after_decay(self, c, s, d): return d / len(d)": "after_decay mixes clients",
     "def point(self, c, s, lr): return c.x + c.x.std(0, correction=0)": "point mixes clients: the point of one",
@@ -213,6 +220,9 @@ def test_a_trial_does_not_change_what_is_drawn_later(own):
 RIGHT = {
     # A threshold for each client.
     "def direction(self, c, s, g): return g / g.norm(dim=1, keepdim=True).clamp(min=1)": (),
+    "def direction(self, c, s, g):\n        for row in g:\n            if row.norm() > 1: row.div_(row.norm())\n"
+    "        return g": (),
+    "step_index = True\n    def point(self, c, s, lr): return c.x - float(lr) * c.x if c.k[0] == 0 else None": (),
     # Helpers, private names, and a base class of the user's.
     "def direction(self, c, s, g): return self.directions(g)\n    def directions(self, g): return -g": (),
     "_directon = 3\n    def server(self, s, mean, r): getattr(self, 'server_step')(s, mean)\n"
