@@ -91,7 +91,7 @@ colour=no
 options=(--color="$colour" "$@")
 # More processes than cores: tests often wait for others that they have started.
 cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
-suite "alone  " 2400 "$python" -m pytest -n "$((cores + 1))" --dist worksteal --durations=15 "${tier[@]}" "${options[@]}"
+suite "alone  " 2400 "$python" -m pytest -n "$((cores + 2))" --dist worksteal --durations=15 "${tier[@]}" "${options[@]}"
 on_ranks 2 900 -m "not slow" "${options[@]}"
 [ -z "$everything" ] || on_ranks 4 900 "${options[@]}"
 
