@@ -104,7 +104,7 @@ def start(module: str, count: int, arguments: Sequence[str]) -> int:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True, preexec_fn=end_with_parent()
         )
-        ranks = StartedRanks(process, module, record, received)
+        ranks = StartedRanks(process, module, count, record, received)
         try:
             return ranks.wait()
         finally:

@@ -61,8 +61,10 @@ class Signals:
 class StartedRanks:
     """The ranks of a start, and the mpirun that has started them."""
 
-    def __init__(self, process: subprocess.Popen[bytes], module: str, record: StartRecord, received: Signals):
-        self.process, self.module, self.record, self.received = process, module, record, received
+    def __init__(
+        self, process: subprocess.Popen[bytes], module: str, count: int, record: StartRecord, received: Signals
+    ):
+        self.process, self.module, self.count, self.record, self.received = process, module, count, record, received
         self.joined = self.asked_to_stop = self.told_to_end = False
         self.seen: set[int] = set()  # rank processes
         self.ticks = self.ticks_missing = 0
@@ -109,11 +111,15 @@ class StartedRanks:
     def _start_failed(self) -> str:
         """Why the ranks will not all join; empty while they may. Time is counted in ticks, as in ``WaitLimit``."""
         self.ticks += 1
-        self.seen |= {pid for pid in children(self.process.pid) - self.seen if self._is_rank(pid)}
-        missing = [pid for pid in self.seen if state(pid) in ENDED]
-        self.ticks_missing = self.ticks_missing + 1 if missing else 0
+        new = {pid for pid in children(self.process.pid) - self.seen if self._is_rank(pid)}
+        self.seen |= new
+        ended = [pid for pid in self.seen if state(pid) in ENDED]
+        # One that ends between two looks is never seen: what counts is how many there should be.
+        missing = self.count - len(self.seen) + len(ended) if self.seen else 0
+        self.ticks_missing = self.ticks_missing + 1 if missing > 0 and not new else 0
         if self.ticks_missing * TICK > GRACE:
-            return f"process {missing[0]} has ended before all ranks had started"
+            which = f"process {ended[0]}" if ended else f"{missing} of {self.count} processes"
+            return f"{which} {'has' if ended or missing == 1 else 'have'} ended before all ranks had started"
         if self.record.limit and self.ticks * TICK > self.record.limit:
             return f"the ranks have not started within {self.record.limit:g} s ({LIMIT} sets the limit)"
         return ""

@@ -83,6 +83,13 @@ def test_a_rank_that_is_lost_before_all_have_joined_ends_them(place, capfd):
     assert capfd.readouterr().err == f"error: process {second} has ended before all ranks had started: run it again\n"
 
 
+def test_a_rank_that_was_never_seen_is_missed(place, capfd):
+    """It was lost between two looks at the ranks, and mpirun has taken note of it."""
+    one = "(exec -a module.of.ranks sleep 60) & wait"
+    assert place.start(one) == NO_ANSWER
+    assert capfd.readouterr().err == "error: 1 of 2 processes has ended before all ranks had started: run it again\n"
+
+
 def test_one_that_is_lost_later_is_for_the_others_to_notice(place):
     assert place.start('RANKS; sleep 0.3; touch "$FEDLADA_START/joined"; kill -9 $!; sleep 0.6; kill %1; exit 7') == 7
 
