@@ -25,7 +25,7 @@ from typing import Any
 
 from .inputs import read_bytes
 from .object_digest import object_digest
-from .user_code import Given, is_library, is_own
+from .user_code import Given, is_library, is_own, is_standard
 
 Files = dict[str, str]  # SHA-256 by name, relative to the folder of the code
 Code = dict[str, Files]  # by the setting that names it
@@ -98,10 +98,14 @@ def _of_module(name: str) -> Files:
     finally:
         sys.path.pop(0)
     places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+    if any(is_standard(place) for place in places):
+        return {name: ""}
     files: Files = {}
     for folder in {Path(place).parent for place in places}:
         start = list(_Search(folder, folder).find(name, [folder]))
-        files |= _Search(folder, start[-1].parent).digests(start) if start else {}
+        # A module of its own among the libraries is no package: its neighbours there are others' code.
+        own = start[-1].parent if start and start[-1].parent != folder else folder / name
+        files |= _Search(folder, own).digests(start) if start else {}
     return files or {name: ""}  # as of a built-in module
 
 

@@ -45,9 +45,17 @@ def is_own(name: str) -> bool:
 def is_library(file: str | Path) -> bool:
     """Whether a file belongs to Python, to an installed package or to this one."""
     path = Path(os.path.realpath(file))
-    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(
-        library in path.parents for library in _LIBRARIES
-    )
+    return is_installed(path) or any(library in path.parents for library in _LIBRARIES)
+
+
+def is_installed(path: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts)
+
+
+def is_standard(file: str | Path) -> bool:
+    """Whether a file belongs to Python's own library."""
+    path = Path(os.path.realpath(file))
+    return not is_installed(path) and any(library in path.parents for library in _LIBRARIES[1:])
 
 
 @contextmanager

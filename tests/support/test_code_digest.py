@@ -85,7 +85,10 @@ def test_libraries_do_not_count_unless_they_are_named(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["none.py:f", "none.module:f", "sys:exit", "a\0b.py:f", "x" * 5000 + ".py:f", "..:f", ":f", "\ud800.py:f", "os:x"],
+    [
+        *("none.py:f", "none.module:f", "sys:exit", "a\0b.py:f", "x" * 5000 + ".py:f", "..:f", ":f", "\ud800.py:f"),
+        *("os:x", "json:x", "xml.dom:x"),
+    ],
 )
 def test_what_is_not_there_is_no_error(name):
     assert all(digest == "" for digest in of(name).values())
@@ -239,3 +242,18 @@ def test_layers_of_a_module():
     plain, other = nn.Sequential(nn.Linear(2, 2), nn.ReLU()), nn.Sequential(nn.Linear(2, 2), nn.Tanh())
     assert of(Given(plain)) == of(Given(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
     assert of(Given(plain)) != of(Given(other))
+
+
+def test_a_module_of_ones_own_may_have_the_name_of_a_standard_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "antigravity.py").write_text("f = 1\n")
+    assert len(of("antigravity:f")["antigravity.py"]) == 64
+
+
+def test_neighbours_of_an_installed_module_are_others_code(tmp_path, monkeypatch):
+    packages = tmp_path / "lib" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "mine_alone.py").write_text("import others_alone\n")
+    (packages / "others_alone.py").write_text("")
+    monkeypatch.syspath_prepend(packages)
+    assert list(of("mine_alone:f")) == ["mine_alone.py"]
