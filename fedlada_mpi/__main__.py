@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from .support.errors import did_you_mean, shortened
+from .support.errors import shortened
+from .support.suggestions import did_you_mean
 from .support.version import __version__
 
 COMMANDS = {

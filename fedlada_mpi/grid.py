@@ -30,6 +30,7 @@ from .experiments.starting import compact
 from .settings import Parser
 from .support import launcher as launching
 from .support.errors import UserError
+from .support.processes import reader_may_leave
 
 
 def _pick(grid: Experiment, index: int) -> PlannedRun:
@@ -146,13 +147,12 @@ def _print(grid: Experiment, status: bool) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     try:
-        return act(_parser().parse_all(argv))
+        with reader_may_leave():
+            return act(_parser().parse_all(argv))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # piped into head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return 0
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ python -m fedlada_mpi.predict runs/photos-fedlada-seed0 new.jpg another.png
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 
 from .settings import Parser
 from .support.errors import UserError, printable
+from .support.processes import reader_may_leave
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -37,12 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     width = max(map(len, options.images))
-    try:
+    with reader_may_leave():
         for path, row in zip(options.images, probabilities, strict=True):
             print(f"{printable(path):<{width}}  {row.max():6.1%}  {printable(names[row.argmax()])}")
-        sys.stdout.flush()
-    except BrokenPipeError:  # piped into head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

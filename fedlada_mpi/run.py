@@ -29,6 +29,7 @@ from .session.plan import Request
 from .settings import SETTINGS, Parser, add_arguments, grouped, is_record, load
 from .support import code_digest, launcher, signals, start_record
 from .support.errors import DIVERGED, DivergedError, UserError
+from .support.processes import reader_may_leave
 
 # Of the command, in addition to the settings.
 OPTIONS = ("config", "resume", "overwrite", "print_config", "ranks", "accept_changed_code", "trust")
@@ -204,10 +205,8 @@ def _print_on_root(text: str, stream: TextIO | None = None) -> None:
 
         if not is_root():
             return
-    try:
+    with reader_may_leave():
         print(text, file=stream, flush=True)
-    except BrokenPipeError:  # piped into head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def command(argv: Sequence[str] | None = None) -> NoReturn:

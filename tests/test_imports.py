@@ -112,7 +112,7 @@ def test_imports_run_one_way():
     """No circle of modules, and none of rooms: a room imports only rooms on lower floors."""
     found = arrows()
     assert ("fedlada_mpi.rounds.server", "fedlada_mpi.rounds.silo") in found
-    assert floors(found)["fedlada_mpi.support.synonyms"] == 1
+    assert floors(found)["fedlada_mpi.support.errors"] == 1
     rooms = floors({(room(a), room(b)) for a, b in found if room(a) != room(b)})
     assert max(rooms.values()) <= 10
     assert rooms["fedlada_mpi.rounds"] < rooms["fedlada_mpi.session"] < rooms["fedlada_mpi.run"]

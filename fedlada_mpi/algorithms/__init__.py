@@ -13,7 +13,8 @@ from typing import Any
 
 from .. import settings
 from ..settings import SETTINGS, Config, Resolved, Setting, coerce
-from ..support.errors import UserError, did_you_mean
+from ..support.errors import UserError
+from ..support.suggestions import did_you_mean
 from ..support.user_code import load_object, users_code
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..settings import Config, Configurable, hyper
 from ..support import rng
-from ..support.errors import did_you_mean
+from ..support.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from torch import Tensor as Tensor

@@ -227,11 +227,16 @@ def _recorded(groups: Sequence[Group], wanted: Sequence[measures.Measure], digit
 HEAD = [Column("Data", numeric=False), Column("Method", numeric=False)]  # of the cells of ``named``
 
 
+def _chosen_by(groups: Sequence[Group]) -> tuple[bool, bool]:
+    """Whether the best rounds of some are chosen by validation data, and those of some by the test data."""
+    validated = [one.has("val_acc") for one in groups]
+    return any(validated), not all(validated) or not groups
+
+
 def overview(groups: Sequence[Group]) -> Table:
     """The accuracies in the best round and in the last one. Validation chooses the best round where there is any: the
     best of many test accuracies is too good."""
-    validated = [one.has("val_acc") for one in groups]
-    by_validation, by_test = any(validated), not all(validated) or not groups
+    by_validation, by_test = _chosen_by(groups)
     columns = [*HEAD, Column("Seeds"), Column("Rounds")]
     if by_validation:
         columns += [Column(name, "best by validation") for name in ("round", "validation %", "test %")]
@@ -458,8 +463,7 @@ def _progress(one: Group) -> Cell:
 
 
 def runs(groups: Sequence[Group]) -> Table:
-    validated = [one.has("val_acc") for one in groups]
-    by_validation, by_test = any(validated), not all(validated) or not groups
+    by_validation, by_test = _chosen_by(groups)
     columns = [*HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False)]
     columns += [Column("Test % at best validation")] if by_validation else []
     columns += [Column("Best test %")] if by_test else []

@@ -20,8 +20,9 @@ from ..algorithms import resolve
 from ..rundir import lock
 from ..settings import DATASETS, PRESETS, SETTINGS, Config, Resolved, coerce, flag
 from ..support.disk import WriteError
-from ..support.errors import UserError, did_you_mean, first_line, shortened
+from ..support.errors import UserError, first_line, shortened
 from ..support.inputs import check_path
+from ..support.suggestions import did_you_mean
 from .manifest import ARRAYS, MANIFEST, Manifest, data_root, prepare_command, read_manifest
 from .partition import KINDS, USED_BY
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..settings import PRESETS, SETTINGS, check_value
-from ..support.errors import UserError, did_you_mean
+from ..support.errors import UserError
+from ..support.suggestions import did_you_mean
 from .manifest import data_root
 from .partition import Rule
 from .sources import LOADERS

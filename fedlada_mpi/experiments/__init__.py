@@ -26,8 +26,9 @@ from ..rundir import metrics
 from ..rundir.results import finished_rounds
 from ..support import code_digest
 from ..support.code_digest import Code, Files
-from ..support.errors import UserError, did_you_mean, shortened
+from ..support.errors import UserError, shortened
 from ..support.inputs import check_path, read_json, require_regular
+from ..support.suggestions import did_you_mean
 from .names import RunName, entries
 
 FOLDER = Path(__file__).parent

@@ -18,8 +18,9 @@ from typing import Any
 from torch import nn
 
 from ..settings import Config
-from ..support.errors import UserError, did_you_mean, shortened
+from ..support.errors import UserError, shortened
 from ..support.rng import torch_seeded
+from ..support.suggestions import did_you_mean
 from ..support.user_code import TORCHVISION, load_object, users_code
 from . import norms, vision
 from .agreement import disagreement

@@ -7,7 +7,8 @@ import warnings
 import torch
 from torch import nn
 
-from ..support.errors import UserError, did_you_mean, first_line
+from ..support.errors import UserError, first_line
+from ..support.suggestions import did_you_mean
 from ..support.user_code import TORCHVISION, users_code
 
 NORM = "group:2"  # the paper's

@@ -20,8 +20,9 @@ from PIL import Image
 
 from ..analysis.tables import MISSING, NOT_RUN, Cell, Column, Table, markdown_rows
 from ..rundir.files import write_atomically
-from ..support.errors import UserError, did_you_mean
+from ..support.errors import UserError
 from ..support.inputs import check_path, read_bytes, reason
+from ..support.suggestions import did_you_mean
 from .figures import Figure
 from .paper import TUNED
 

@@ -7,9 +7,10 @@ import operator
 from collections.abc import Mapping, Set
 from typing import Any
 
-from ..support.errors import UserError, did_you_mean, shortened
+from ..support.errors import UserError, shortened
 from ..support.inputs import check_path
 from ..support.rng import fixed_number
+from ..support.suggestions import did_you_mean
 from .fields import MOST, Setting, flag
 
 # Settings that only some schedules of the local rate have.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from ..support.errors import did_you_mean
+from ..support.suggestions import did_you_mean
 from .fields import SETTINGS, Setting, flag
 
 # Attributes of every method's objects, options of the command, and keywords of ``fedlada_mpi.train``.

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from ..support.errors import UserError, did_you_mean, shortened
+from ..support.errors import UserError, shortened
+from ..support.suggestions import did_you_mean
 from .fields import Setting, flag
 from .presets import not_in_paper
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..support.errors import UserError, did_you_mean, shortened
+from ..support.errors import UserError, shortened
+from ..support.suggestions import did_you_mean
 from .checks import check
 from .configurable import Configurable
 from .fields import FEW, SETTINGS, Config, Setting, coerce, flag, shown

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
-
-from .synonyms import SYNONYMS, plain
-
 
 def printable(text: str) -> str:
     """The text with all characters escaped that are not printable, line breaks too."""
@@ -50,14 +45,3 @@ class OtherRankError(Exception):
 # Exit codes.
 DIVERGED = 3
 NO_ANSWER = 4  # from other ranks, see --patience
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'fedavg'?)`` if a known name means the same or is close, else nothing."""
-    names = {plain(word): word for word in known}
-    if (word := plain(name)) in names:  # another spelling
-        return f" (did you mean {names[word]!r}?)"
-    if (meant := SYNONYMS.get(word)) is not None and (not meant or plain(meant) in names):
-        return f" (did you mean {names[plain(meant)]!r}?)" if meant else ""
-    match = difflib.get_close_matches(name, list(names.values()), n=1, cutoff=0.6)
-    return f" (did you mean {match[0]!r}?)" if match else ""

@@ -6,9 +6,10 @@ import math
 import os
 import platform
 import signal
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +17,16 @@ ENDED = "ZX"  # states of processes that have ended, as ``state`` has them
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """What prints within the block ends there, and quietly, where nobody reads on, as in ``... | head``."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def usable_cores() -> int:

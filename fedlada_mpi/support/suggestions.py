@@ -1,6 +1,9 @@
-"""What people type who know other programs, and what it is called here."""
+"""What was meant by a name that there is not: what other programs call it, or what is spelt alike."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 # By words in lower case without - and _; "" is what there is nothing for, although some name may look like it.
 _NAMES = {
@@ -40,3 +43,14 @@ SYNONYMS = {synonym.replace("-", ""): name for name, words in _NAMES.items() for
 def plain(name: str) -> str:
     """A name as it is compared: cifar10 for --CIFAR-10."""
     return name.lower().replace("-", "").replace("_", "")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`` (did you mean 'fedavg'?)`` if a known name means the same or is close, else nothing."""
+    names = {plain(word): word for word in known}
+    if (word := plain(name)) in names:  # another spelling
+        return f" (did you mean {names[word]!r}?)"
+    if (meant := SYNONYMS.get(word)) is not None and (not meant or plain(meant) in names):
+        return f" (did you mean {names[plain(meant)]!r}?)" if meant else ""
+    match = difflib.get_close_matches(name, list(names.values()), n=1, cutoff=0.6)
+    return f" (did you mean {match[0]!r}?)" if match else ""

@@ -6,8 +6,8 @@ import pytest
 
 from fedlada_mpi.settings import DATASETS, SETTINGS
 from fedlada_mpi.support import launcher
-from fedlada_mpi.support.errors import UserError, did_you_mean
-from fedlada_mpi.support.synonyms import SYNONYMS
+from fedlada_mpi.support.errors import UserError
+from fedlada_mpi.support.suggestions import SYNONYMS, did_you_mean
 
 OPTIONS = [f"--{name.replace('_', '-')}" for name in SETTINGS] + ["--eps", "--ranks"]
 
