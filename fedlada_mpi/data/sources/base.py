@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -27,6 +28,34 @@ class ImageSet:
     @property
     def classes(self) -> int:
         return len(self.class_names)
+
+
+@dataclass
+class Ragged:
+    """Rows of any length, one after another: row i is ``values[starts[i]:starts[i + 1]]``."""
+
+    values: np.ndarray
+    starts: np.ndarray  # int64 [n + 1], from 0, not descending
+
+
+Inputs: TypeAlias = "np.ndarray | Ragged | dict[str, np.ndarray | Ragged]"
+
+
+@dataclass
+class ArraySet:
+    """A data set of any arrays in memory: inputs and targets of two splits, one row per example."""
+
+    inputs: Inputs
+    targets: np.ndarray
+    test_inputs: Inputs
+    test_targets: np.ndarray
+    owners: np.ndarray | None = None  # of the training rows
+    test_owners: np.ndarray | None = None  # of the test rows; None: nobody's
+    class_names: list[str] = field(default_factory=list)  # where targets are the numbers of classes
+    task: str = "classification"  # what a run learns unless it is told otherwise
+    loss: str = ""
+    feature_names: list[str] = field(default_factory=list)  # of the columns of two-dimensional inputs
+    image: bool = False  # uint8 [n, rows, columns, channels], normalised per channel
 
 
 @dataclass(frozen=True)
