@@ -1,11 +1,11 @@
 """What a run learns: a loss of every example, metrics, and the objective that decides which round is the best.
 
-    class Visits(Task):
-        objective = "-deviance"                       # the smaller, the better
-        metrics = {"deviance": deviance, "auc": whole(auc)}
+class Visits(Task):
+    objective = "-deviance"                       # the smaller, the better
+    metrics = {"deviance": deviance, "auc": whole(auc)}
 
-        def loss(self, outputs, targets):
-            return F.poisson_nll_loss(outputs[:, 0], targets, reduction="none")
+    def loss(self, outputs, targets):
+        return F.poisson_nll_loss(outputs[:, 0], targets, reduction="none")
 """
 
 from __future__ import annotations
@@ -20,10 +20,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Array:
-    """One example of an array: its type, by numpy's name, and its shape."""
+    """One example of an array: its type, by numpy's name, and its shape.
+
+    Integers reach a module as they are, for instance as tokens; ``values`` is how many different ones there are, from
+    0. Integers that are normalised are described as what they become, floating-point numbers.
+    """
 
     dtype: str
     shape: tuple[int, ...] = ()
+    values: int = 0
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class About:
     targets: Array | None = None
     classes: int = 0  # where targets are the numbers of classes
     image: bool = False
+    edges: tuple[float, ...] = ()  # of survival times: where one bin ends and the next begins
+    outputs: tuple[int, ...] | None = None  # of a model for one example, as the task asks for them; None: any
 
 
 @dataclass(frozen=True)
