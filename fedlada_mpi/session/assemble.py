@@ -11,28 +11,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import algorithms, models, mpi
+from .. import algorithms, models, mpi, tasks
 from ..algorithms import Vectors
 from ..data.datasets import ensure
 from ..data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from ..data.owners import Ownership
 from ..data.shards import check_files, files_of, read_clients, read_test
 from ..gpu.graphs import capture_on
+from ..models.form import Stored
 from ..models.initial import load_initial
-from ..models.parameters import tensors
+from ..models.parameters import dtype_of, tensors
 from ..mpi.plan import plan_transport
 from ..rounds import aggregate
-from ..rounds.batches import LocalData, Normaliser
+from ..rounds.batches import LocalData, Normalise, Normaliser, as_stored
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
-from ..rounds.evaluate import BATCH, Evaluations, Evaluator
+from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator
 from ..rounds.gradients import create_engine
 from ..rounds.silo import Silo
 from ..rounds.trainer import Trainer
 from ..rounds.vectors import named_rows
 from ..rundir import checkpoint, provenance
+from ..rundir.client_values import Clients
+from ..rundir.columns import Columns, of_task
 from ..rundir.sinks import check_installed
 from ..settings import Config
 from ..support.errors import UserError
+from ..tasks import Task
+from ..tasks.own import objective_of
 
 
 class Session:
@@ -78,8 +83,8 @@ class Session:
         if ":" in config.model:
             self._refuse_different_models()
         self.algorithm = world.collectively(lambda: algorithms.create(config, self.network.layout.tensors))
-        self.scores = world.collectively(lambda: tasks.scores(self.task, self.network))
-        self.columns = columns_of(self.task, config.objective)
+        self.scores = world.collectively(lambda: tasks.scores(self.task, self._output_shape()))
+        self.columns = self._columns()
         self.config.columns = self.columns.record()
         self.silo = self._silo(data, held_out)
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
@@ -119,6 +124,10 @@ class Session:
             raise UserError("--augment paper: flips and crops are for images, and this data has none: leave it out")
         return tasks.create(c.task, self.about, c.loss, c.metrics)
 
+    def _columns(self) -> Columns:
+        shown = {name: (m.title, m.percent) for name, m in self.scores.metrics.items()}
+        return of_task(shown, *objective_of(self.task, self.config.objective))
+
     def _network(self) -> models.Network:
         c = self.config
         about = (c.model, self.task.outputs(), self.about)
@@ -126,6 +135,14 @@ class Session:
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
             load_initial(Path(c.init), network, self.dtype, c.init_partial)
         return network
+
+    def _output_shape(self) -> tuple[int, ...]:
+        """Of the model, for one example."""
+        if (asked := self.task.outputs()) is not None:
+            return asked
+        arguments, named = self.network.form.seen(self.network.form.zeros(1, dtype=dtype_of(self.network.module)))
+        with torch.no_grad():
+            return tuple(self.network.module.eval()(*arguments, **named).shape[1:])
 
     def _images_per_step(self) -> int:
         """That a rank's threads share, the same number on all ranks; an evaluation's batch has a forward pass only."""

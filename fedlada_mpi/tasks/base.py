@@ -36,13 +36,14 @@ class About:
     """What a task and a model may know of the data.
 
     ``image``: inputs are uint8 [rows, columns, channels], which modules get normalised as [channels, rows, columns].
+    ``edges``: the ends of the bins of time of a discrete survival model, ascending; the same on every rank.
     """
 
     inputs: Array | Mapping[str, Array]
     targets: Array | None = None
     classes: int = 0  # where targets are the numbers of classes
     image: bool = False
-    edges: tuple[float, ...] = ()  # of survival times: where one bin ends and the next begins
+    edges: tuple[float, ...] = ()
     outputs: tuple[int, ...] | None = None  # of a model for one example, as the task asks for them; None: any
 
 
@@ -86,6 +87,7 @@ class Task:
     name = ""  # of a built-in task
     objective = "-loss"  # the name of a metric, or of the loss; "-" before it: the smaller, the better
     metrics: Mapping[str, Metric | Callable[..., Any]] = {}
+    optional: Mapping[str, Metric] = {}  # metrics that are computed where they are asked for
     losses: Mapping[str, str] = {}  # the choices of --loss, and what they are; the first is the default
 
     def __init__(self, about: About, loss: str = ""):

@@ -28,9 +28,9 @@ class Scores:
     def __init__(self, task: Task, output_shape: tuple[int, ...]):
         self.task, self.output_shape = task, output_shape
         self.own_code = not task.name  # a built-in task has a name
-        metrics = {name: as_metric(given) for name, given in task.metrics.items()}
-        self.summed = {name: metric for name, metric in metrics.items() if not metric.whole}
-        self.whole = {name: metric for name, metric in metrics.items() if metric.whole}
+        self.metrics = {name: as_metric(given) for name, given in task.metrics.items()}
+        self.summed = {name: metric for name, metric in self.metrics.items() if not metric.whole}
+        self.whole = {name: metric for name, metric in self.metrics.items() if metric.whole}
         probe = torch.zeros(PROBE, *output_shape), ClientLoss(task).targets_like(PROBE)
         self.widths = {name: len(rows) for name, rows in self._rows(*probe).items()}
         self.columns = tuple(
@@ -121,6 +121,7 @@ class ClassScores(Scores):
 
     def __init__(self, classes: int = 0):
         self.output_shape = (classes,)
+        self.metrics = {"acc": Metric(len, title="accuracy", percent=True)}
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits = wide(outputs)
