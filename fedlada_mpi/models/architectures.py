@@ -139,8 +139,8 @@ def linear(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> 
 
 
 def mlp(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.Module:
-    """Two hidden layers of 64."""
-    return _dense("mlp", outputs, form, activation, (64, 64))
+    """Two hidden layers of 200."""
+    return _dense("mlp", outputs, form, activation, (200, 200))
 
 
 def _dense(

@@ -197,6 +197,25 @@ def gather(images: Tensor, batch: Plan, normalise: Normalise, dtype: torch.dtype
     return normalise(picked, dtype) * inside.unsqueeze(-1)
 
 
+Arrays: TypeAlias = "np.ndarray | dict[str, np.ndarray]"
+
+
+def on_device(arrays: Arrays, device: torch.device, floats: torch.dtype | None) -> Stored:
+    """One array, or several by name, as ``tensor_of`` has them; ``floats`` None: of the types that they are."""
+    if isinstance(arrays, np.ndarray):
+        return tensor_of(arrays, device, floats)
+    return {name: tensor_of(array, device, floats) for name, array in arrays.items()}
+
+
+def tensor_of(array: np.ndarray, device: torch.device, floats: torch.dtype | None) -> Tensor:
+    """Floating-point numbers as ``floats``, integers as int64, and truth values as they are."""
+    if floats is None or array.dtype == bool:
+        return torch.from_numpy(array).to(device)
+    if array.dtype.kind == "f":
+        return torch.from_numpy(array).to(device, floats)
+    return torch.from_numpy(array.astype(np.int64, copy=False)).to(device)
+
+
 @dataclass
 class LocalData:
     """A rank's inputs and targets on its device, and where the examples of each of its clients are."""

@@ -253,7 +253,7 @@ class Evaluations:
         return self.world.reduce_sum(by_client)
 
     def _clients_of_all(self, part: str) -> np.ndarray:
-        """On the root, metrics of all predictions of each client, [metrics, clients]; computed where the clients are."""
+        """On the root, metrics of all predictions of each client, [metrics, clients]; computed where they are."""
         values = self.world.collectively(lambda: self._values_of_clients(part))
         known = self.world.reduce_sum(np.isfinite(values))
         total = self.world.reduce_sum(np.nan_to_num(values, nan=0.0))

@@ -57,7 +57,7 @@ class Clients:
         return self.columns.of(*self.parts)
 
     def spread(self, values: Mapping[str, np.ndarray]) -> dict[str, float | None]:
-        """Of the objective over the clients that have a value: mean, standard deviation, and mean of the worst tenth."""
+        """Of the objective over clients that have a value: mean, standard deviation, and mean of the worst tenth."""
         objective, found = self.columns.objective, dict[str, float | None]()
         for part in reversed(self.parts):
             each = values[objective.of(part)]

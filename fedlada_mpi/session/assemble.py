@@ -16,14 +16,14 @@ from ..algorithms import Vectors
 from ..data.datasets import ensure
 from ..data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from ..data.owners import Ownership
-from ..data.shards import check_files, files_of, read_clients, read_test
+from ..data.shards import Shard, check_files, files_of, read_clients, read_test
 from ..gpu.graphs import capture_on
 from ..models.form import Stored
 from ..models.initial import load_initial
 from ..models.parameters import dtype_of, tensors
 from ..mpi.plan import plan_transport
 from ..rounds import aggregate
-from ..rounds.batches import LocalData, Normalise, Normaliser, as_stored
+from ..rounds.batches import Arrays, LocalData, Normalise, Normaliser, as_stored, on_device, tensor_of
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator
 from ..rounds.gradients import create_engine
@@ -111,7 +111,8 @@ class Session:
         private = a.private if world.rank == 0 or world.tolerant else ()
         s = Vectors(**named_rows((*a.down, *a.derived, *private), size, dtype, device))
         evaluator = Evaluator(engine, data.normalise, trainer.compute, capture, self.scores)
-        sizes = {"train": self.manifest.sizes, **({OWN: tested} if (tested := self.clients.test_sizes) is not None else {})}
+        tested = self.clients.test_sizes
+        sizes = {"train": self.manifest.sizes} | ({} if tested is None else {OWN: tested})
         evaluations = Evaluations(world, config, evaluator, s.x, data, held_out, self.columns, sizes)
         aggregation = aggregate.create(world, config, a, transport, dtype)
         about = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
@@ -186,10 +187,8 @@ class Session:
 
     def _moved(self, inputs: Arrays, targets: np.ndarray) -> tuple[Stored, Tensor]:
         """Arrays on the device, in the types that a run computes with; images stay as they are."""
-        return (
-            on_device(inputs, self.device, None if self.about.image else self.dtype),
-            on_device(targets, self.device, self.dtype),
-        )
+        floats = None if self.about.image else self.dtype
+        return on_device(inputs, self.device, floats), tensor_of(targets, self.device, self.dtype)
 
     def _held_out(self) -> dict[str, tuple[Stored, Tensor]]:
         """Inputs and targets that belong to no client: the test set and, if there is one, the validation set."""

@@ -185,7 +185,9 @@ class Config:
     eval_clients: int = _evaluation(
         0, "evaluate client by client every this many rounds and at the end; 0 = never", least=0, runtime=True
     )
-    targets: list[float] = _evaluation([], "test accuracies whose first round is reported", runtime=True)
+    targets: list[float] = _evaluation(
+        [], "test accuracies, or values of another objective, whose first round is reported", runtime=True
+    )
     diagnose: int = _evaluation(
         0, "record drift, true gradient and step directions every this many rounds; 0 = never", least=0, runtime=True
     )

@@ -17,8 +17,8 @@ def load(name: str) -> type[Task]:
     found = load_object("--task", name, EXPECTED)
     if not isinstance(found, type) or not issubclass(found, Task):
         raise UserError(
-            f"--task {name}: got {shortened(found)}, expected a subclass of fedlada_mpi.Task; what was given from Python "
-            "as loss= or metrics= is given there again"
+            f"--task {name}: got {shortened(found)}, expected a subclass of fedlada_mpi.Task; a loss and metrics from "
+            "Python are given there again"
         )
     return found
 

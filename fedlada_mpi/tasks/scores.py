@@ -14,6 +14,7 @@ from torch import Tensor
 from ..support.errors import UserError, shortened
 from ..support.user_code import users_code
 from .base import Loss, Metric, Task
+from .classification import Classification
 from .client_loss import ClientLoss, wide
 
 PROBE = 2  # examples on which metrics are tried, for the numbers that they give
@@ -121,7 +122,7 @@ class ClassScores(Scores):
 
     def __init__(self, classes: int = 0):
         self.output_shape = (classes,)
-        self.metrics = {"acc": Metric(len, title="accuracy", percent=True)}
+        self.metrics = dict(Classification.metrics)
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits = wide(outputs)

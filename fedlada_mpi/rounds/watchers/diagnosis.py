@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ...algorithms import Algorithm, Vectors
+from ...models.form import each
 from ...rundir import checkpoint
 from ...rundir.columns import DIAGNOSED
 from ...rundir.history import History
