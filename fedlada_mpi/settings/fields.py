@@ -107,6 +107,18 @@ class Config:
     crop_padding: int = _data(4, "zero pixels around an image before the crop", least=0, most=2**19 - 1)
 
     algorithm: str = _method("fedlada", "the federated method, or your own as package.module:Class or file.py:Class")
+    task: str = _method(
+        "classification",
+        "what is learned: classification, multilabel, regression, segmentation, next-token, survival, or your own as "
+        "package.module:Class or file.py:Class",
+    )
+    loss: str = _method(
+        "", "of the task, where it has several: regression: squared, absolute, huber, poisson; survival: discrete, cox"
+    )
+    metrics: str = _method("", "further metrics of the task, separated by commas: classification: auc, balanced_acc")
+    objective: str = _method(
+        "", "the metric that decides which round is the best; -NAME: the smaller, the better (default: the task's)"
+    )
     preset: str = _method(
         "paper", "what is not given is the paper's, or what was chosen on CIFAR-10", choices=("paper", "tuned")
     )
@@ -228,6 +240,7 @@ class Config:
 
     hyper: dict[str, Any] = field(default_factory=dict)  # the method's own settings
     code: Code = field(default_factory=dict)  # digests of the user's code that settings name
+    columns: dict[str, Any] = field(default_factory=dict)  # of a task that does not classify (``rundir/columns.py``)
 
     def record(self) -> dict[str, Any]:
         """All settings by name, the method's own among them."""

@@ -50,6 +50,7 @@ class Classification(Task):
     name = "classification"
     objective = "acc"
     metrics = {"acc": Metric(correct, title="accuracy", percent=True)}
+    optional = OPTIONAL
     losses = {"cross-entropy": "minus the log of the probability of the class"}
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
