@@ -19,7 +19,7 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def class_hits(outputs: Tensor, targets: Tensor) -> Tensor:
     """Of each class whether it is the example's, and whether it was found: [N, 2 K]."""
-    members = F.one_hot(targets.long(), outputs.shape[1]).to(torch.float64)
+    members = (targets[:, None] == torch.arange(outputs.shape[1], device=targets.device)).to(torch.float64)
     return torch.cat([members, members * correct(outputs, targets)[:, None]], 1)
 
 

@@ -15,9 +15,9 @@ NONE = -1  # the target of a place that has no next token
 def token_losses(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy of outputs [N, T, V] over the tokens of each example: their sums and numbers, [N]."""
     counted = targets >= 0
-    tokens = torch.where(counted, targets, 0).long()
+    tokens = targets.long().masked_fill(~counted, 0)
     losses = -outputs.log_softmax(2).gather(2, tokens[..., None])[..., 0]
-    return torch.where(counted, losses, 0.0).sum(1), counted.sum(1).to(outputs.dtype)
+    return losses.masked_fill(~counted, 0.0).sum(1), counted.sum(1).to(outputs.dtype)
 
 
 def losses_and_tokens(outputs: Tensor, targets: Tensor) -> Tensor:

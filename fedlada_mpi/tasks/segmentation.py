@@ -15,9 +15,9 @@ IGNORED = 255  # pixels that are neither learnt nor tested
 def pixel_losses(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy of outputs [N, K, ...] over the pixels of each example that count: their sums and numbers, [N]."""
     counted = targets != IGNORED
-    classes = torch.where(counted, targets, 0).long()
+    classes = targets.long().masked_fill(~counted, 0)
     losses = -outputs.log_softmax(1).gather(1, classes[:, None])[:, 0]
-    sums = torch.where(counted, losses, 0.0).flatten(1).sum(1)
+    sums = losses.masked_fill(~counted, 0.0).flatten(1).sum(1)
     return sums, counted.flatten(1).sum(1).to(outputs.dtype)
 
 
@@ -26,9 +26,9 @@ def sizes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     classes = outputs.shape[1]
     counted = targets != IGNORED
     # Pixels that do not count go to a class of their own, which is cut off.
-    predicted = torch.where(counted, outputs.argmax(1), classes)
-    true = torch.where(counted, targets.long(), classes)
-    both = torch.where(predicted == true, true, classes)
+    predicted = outputs.argmax(1).masked_fill(~counted, classes)
+    true = targets.long().masked_fill(~counted, classes)
+    both = true.masked_fill(predicted != true, classes)
 
     def count(labels: Tensor) -> Tensor:
         labels = labels.flatten(1)

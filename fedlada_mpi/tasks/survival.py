@@ -77,7 +77,7 @@ class Survival(Task):
         survived = (end < time) | (~event & (end == time))
         died = event & (start < time) & (time <= end)
         alive, dead = F.logsigmoid(-outputs), F.logsigmoid(outputs)
-        return -(torch.where(survived, alive, 0.0) + torch.where(died, dead, 0.0)).sum(1)
+        return -(alive.masked_fill(~survived, 0.0) + dead.masked_fill(~died, 0.0)).sum(1)
 
     def outputs(self) -> tuple[int, ...] | None:
         return (1,) if self.loss_name == "cox" else (len(self.about.edges),)
@@ -99,11 +99,10 @@ def partial_likelihood(outputs: Tensor, targets: Tensor, present: Tensor) -> Ten
     """
     event = present & (targets[:, 0] > 0)
     # The latest first, padding last: the risk set of an event is a prefix.
-    time = torch.where(present, targets[:, 1], float("-inf"))
+    time = targets[:, 1].to(outputs.dtype).masked_fill(~present, float("-inf"))
     order = time.argsort(descending=True, stable=True)
     time, event = time[order], event[order]
-    risk = torch.where(present, outputs[:, 0], FAR_BELOW)[order]
+    risk = outputs[:, 0].masked_fill(~present, FAR_BELOW)[order]
     last = torch.searchsorted(-time, -time, right=True) - 1
     at_risk = risk.logcumsumexp(0)[last]
-    losses = torch.where(event, at_risk - risk, 0.0)
-    return losses.sum() / event.sum().clamp(min=1)
+    return (at_risk - risk).masked_fill(~event, 0.0).sum() / event.sum().clamp(min=1)
