@@ -196,7 +196,9 @@ class Run:
     def evaluate(self, images: Any = None, labels: Any = None) -> dict[str, float]:
         """``loss`` (mean cross-entropy) and ``accuracy`` on these images, by default on the run's test images."""
         if images is None and labels is None:
-            images, labels = read_test(self._manifest())
+            if (found := read_test(self._manifest())) is None:
+                raise UserError("evaluate: the run's clients have test rows of their own, expected images and labels")
+            images, labels = found
         elif images is None or labels is None:
             raise UserError("evaluate: got images or labels alone, expected both, or none for the run's test images")
         pixels, targets = self._pixels(images), array(labels, "labels")

@@ -16,6 +16,7 @@ from ..algorithms import Vectors
 from ..data.datasets import ensure
 from ..data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from ..data.owners import Ownership
+from ..data.rows import named
 from ..data.shards import check_files, files_of, read_clients, read_test
 from ..gpu.graphs import capture_on
 from ..models.initial import load_initial
@@ -133,7 +134,7 @@ class Session:
         m, dtype = self.manifest, self.dtype
         shard = read_clients(m, self.owners.clients_of[self.world.rank], verify=False)
         normalise = Normaliser(*(torch.tensor(v, dtype=dtype, device=self.device) for v in (m.mean, m.std)))
-        images, labels = (torch.from_numpy(a).to(self.device) for a in (shard.images, shard.labels))
+        images, labels = (torch.from_numpy(a).to(self.device) for a in (named(shard.inputs)[""], shard.targets))
         largest = int(m.sizes.max()) if self.config.sums == "exact" else 0
         return LocalData(
             images, labels, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise, largest
@@ -144,8 +145,9 @@ class Session:
         files = {"test": TEST_FILE, **({"val": VALIDATION_FILE} if self.manifest.validation else {})}
         arrays = {part: read_test(self.manifest, name=name) for part, name in files.items()}
         return {
-            part: (torch.from_numpy(images).to(self.device), torch.from_numpy(labels).to(self.device))
-            for part, (images, labels) in arrays.items()
+            part: (torch.from_numpy(named(found[0])[""]).to(self.device), torch.from_numpy(found[1]).to(self.device))
+            for part, found in arrays.items()
+            if found is not None
         }
 
     def trained_module(self) -> nn.Module:

@@ -1,11 +1,11 @@
 """What a run learns: a loss of every example, metrics, and the objective that decides which round is the best.
 
-    class Visits(Task):
-        objective = "-deviance"                       # the smaller, the better
-        metrics = {"deviance": deviance, "auc": whole(auc)}
+class Visits(Task):
+    objective = "-deviance"                       # the smaller, the better
+    metrics = {"deviance": deviance, "auc": whole(auc)}
 
-        def loss(self, outputs, targets):
-            return F.poisson_nll_loss(outputs[:, 0], targets, reduction="none")
+    def loss(self, outputs, targets):
+        return F.poisson_nll_loss(outputs[:, 0], targets, reduction="none")
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class About:
     """What a task and a model may know of the data.
 
     ``image``: inputs are uint8 [rows, columns, channels], which modules get normalised as [channels, rows, columns].
+    ``edges``: the ends of the bins of time of a discrete survival model, ascending; the same on every rank.
     """
 
     inputs: Array | Mapping[str, Array]
     targets: Array | None = None
     classes: int = 0  # where targets are the numbers of classes
     image: bool = False
+    edges: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
