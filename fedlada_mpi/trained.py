@@ -16,7 +16,7 @@ from . import models, tasks
 from .analysis.load import read
 from .data.arrays import array
 from .data.datasets import directory_of
-from .data.manifest import Manifest, Stored, read_manifest
+from .data.manifest import Manifest, Stored, about_of, read_manifest
 from .data.rows import count, joined_inputs, take
 from .data.shards import padded_inputs, read_clients, read_test
 from .data.sources.base import check_shapes
@@ -224,7 +224,8 @@ class Run:
             shape, classes = self._images["image_shape"], len(self._images["classes"])
             return tasks.About(tasks.Array("uint8", shape), tasks.Array("int64"), classes, image=True)
         try:
-            return about_of(self._arrays, Stored.parsed({"": data["targets"]})[""], data)
+            targets = Stored.parsed({"": data["targets"]})[""]
+            return about_of(self._arrays, targets, int(data["classes"]), edges=data["edges"])
         except (KeyError, TypeError, ValueError):
             raise UserError(f"{self.dir / SUMMARY}: got {shortened(data)} as 'data', expected arrays") from None
 
