@@ -22,6 +22,7 @@ import h5py
 import numpy as np
 
 from ..support.errors import UserError, first_line
+from ..support.processes import available_memory
 from .checksums import first_wrong
 from .manifest import IGNORED, MANIFEST, TEST_FILE, Manifest, Stored, read_manifest, silo_file
 from .rows import Inputs, Ragged, Rows, is_finite, joined, named, padded, unnamed, values_of, with_values
@@ -140,7 +141,14 @@ def padded_inputs(manifest: Manifest, inputs: Inputs, length: int = 0) -> np.nda
             wide /= np.array(stored.std)
             values = wide.astype(stored.dtype if stored.dtype.startswith("float") else np.float32)
             array = with_values(array, values)
-        arrays[name] = padded(array, length or stored.shape[0]) if isinstance(array, Ragged) else array
+        if isinstance(array, Ragged):
+            width = length or stored.shape[0]
+            needed = (len(array.starts) - 1) * width * max(1, math.prod(stored.shape[1:])) * array.values.itemsize
+            if needed > available_memory():
+                what = f"{len(array.starts) - 1} rows of up to {width}"
+                raise UserError(f"{manifest.root}: {what} take {needed / 1e9:,.1f} GB: give a shorter --length")
+            array = padded(array, width)
+        arrays[name] = array
     return arrays if isinstance(inputs, dict) else arrays[""]
 
 
