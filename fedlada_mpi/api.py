@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,23 @@ from .support.errors import CallbackError, UserError, shortened
 from .support.user_code import Given
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from .data.arrays import Data
     from .rounds.callback import OnRound
+    from .tasks import Metric, Task
     from .trained import Run
 
 
 def train(
     *,
     algorithm: str | type[Algorithm] | None = None,
-    model: str | nn.Module | Callable[[int, tuple[int, int, int]], nn.Module] | None = None,
+    model: str | nn.Module | Callable[..., nn.Module] | None = None,
     data: Data | None = None,
+    task: str | type[Task] | None = None,
+    loss: str | Callable[[Tensor, Tensor], Any] | None = None,
+    metrics: str | Mapping[str, Metric | Callable[..., Any]] | None = None,
+    objective: str | None = None,
     config: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -43,9 +48,13 @@ def train(
     Further ones, and what may be given in place of a name:
 
     ``algorithm``: also a class that inherits from ``fedlada_mpi.Algorithm``.
-    ``model``: also a function of ``(classes, image_shape)`` that returns a module, or a module. The run trains a copy
-    of the module, which starts from its values.
+    ``model``: also a function of ``(outputs, shape)`` that returns a module, for images of ``(classes, image_shape)``;
+    or a module. The run trains a copy of the module, which starts from its values.
     ``data``: a ``fedlada_mpi.Data``, instead of ``dataset``.
+    ``task``: also a class that inherits from ``fedlada_mpi.Task``.
+    ``loss``: also a function of ``(outputs, targets)`` that gives the loss of each example.
+    ``metrics``: also functions of ``(outputs, targets)`` by name, see ``fedlada_mpi.Metric``, ``whole`` and ``summed``.
+    ``objective``: the metric that decides which round is the best, "-NAME" where less is better.
     ``config``: a TOML file with settings, or the ``config.json`` of a run.
     ``resume``, ``overwrite``: go on with the run in ``out``, or discard it.
     ``on_round``: called after every round, on rank 0, with what the round adds to ``metrics.jsonl``; where it returns
@@ -63,7 +72,7 @@ def train(
         raise UserError(f"on_round: got {shortened(on_round)}, expected a function of a round's record")
     if config is not None and not isinstance(config, (str, os.PathLike)):
         raise UserError(f"config: got {shortened(config)}, expected the path of a file with settings")
-    own = {"algorithm": _method(algorithm), "model": _model(model)}
+    own = {"algorithm": _method(algorithm), "model": _model(model), **_task(task, loss, metrics, objective)}
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     given |= {name: value for name, value in own.items() if value is not None}
     request = Request(given, config, resume, overwrite, data, on_round, quiet, accept_changed_code, trust)
@@ -97,6 +106,30 @@ def _model(model: object) -> str | None:
     return Given(model)
 
 
+def _task(task: object, loss: object, metrics: object, objective: object) -> dict[str, str | None]:
+    """The settings of what is learned; a loss or metrics of one's own make a task of one's own."""
+    from .tasks.base import Task
+    from .tasks.own import of_functions
+
+    if objective is not None and not isinstance(objective, str):
+        raise UserError(f"objective: got {shortened(objective)}, expected the name of a metric, or -NAME")
+    if loss is not None and not isinstance(loss, str) and not callable(loss):
+        raise UserError(f"loss: got {shortened(loss)}, expected a name, or a function of (outputs, targets)")
+    if metrics is not None and not isinstance(metrics, (str, Mapping)):
+        raise UserError(f"metrics: got {shortened(metrics)}, expected names, or functions by name")
+    if task is not None and not isinstance(task, str) and not (isinstance(task, type) and issubclass(task, Task)):
+        raise UserError(f"task: got {shortened(task)}, expected a name or a subclass of fedlada_mpi.Task")
+    named = {"loss": loss if isinstance(loss, str) else None, "metrics": metrics if isinstance(metrics, str) else None}
+    if callable(loss) or isinstance(metrics, Mapping):
+        from .tasks import find
+
+        base = find(task) if isinstance(task, str) else task or Task
+        functions = metrics if isinstance(metrics, Mapping) else None
+        own = of_functions(base, loss if callable(loss) else None, functions, objective)
+        return {"task": Given(own), **named, "objective": objective}
+    return {"task": Given(task) if isinstance(task, type) else task, **named, "objective": objective}
+
+
 def _in_python(message: str) -> str:
     """A message that names the command's options, with keywords in their place; commands in it stay as they are."""
     if "python -m " in message:
@@ -107,7 +140,7 @@ def _in_python(message: str) -> str:
 
 def _run(ended: Launched) -> Run:
     """What every rank returns: the root's results, and the model that the rank holds itself."""
-    from .trained import Model, Run, load
+    from .trained import Run, load, of_session
 
     config, session, world = ended.config, ended.session, ended.world
     own = config.model if isinstance(config.model, Given) else None
@@ -118,10 +151,8 @@ def _run(ended: Launched) -> Run:
         return {"config": run.config, "summary": run.summary, "metrics": metrics}
 
     found = world.broadcast_json(world.on_root(results))
-    trained: Model | str | None = own
-    if session is not None:
-        mean, std = session.manifest.mean, session.manifest.std
-        trained = Model(session.trained_module(), mean, std, session.dtype)
+    trained = own if session is None else of_session(session)
     # Who trains a model has named its code, or agreed to it.
     agreed = {"trust": True, "accept_changed_code": True}
-    return Run(Path(config.out), found["config"], found["summary"], found["metrics"], trained, **agreed)
+    task = config.task if isinstance(config.task, Given) else None
+    return Run(Path(config.out), found["config"], found["summary"], found["metrics"], trained, **agreed, task=task)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -66,7 +65,6 @@ from .support.version import __version__
 
 SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cifar100": ((32, 32, 3), 100, 500)}
 SHAPES["tinyimagenet"] = ((64, 64, 3), 200, 1000)
-OWN = {"mlp": "fedlada_mpi.bench:mlp"}  # models of the benchmark alone, as a user would write them
 SECTIONS = ("start", "roofline", "round", "evaluation", "transport", "sums")
 
 
@@ -100,15 +98,6 @@ def roofline(device: torch.device, precision: str) -> dict[str, float]:
     a, b = (torch.rand(side, side, device=device).to(kind) for _ in range(2))
     product = 2 * side**3 / statistics.median(timed(lambda: a @ b, device, 10))
     return {"copy_bytes_per_s": copy, "product_flop_per_s": product}
-
-
-def mlp(classes: int, image_shape: tuple[int, int, int]) -> torch.nn.Module:
-    """``--model mlp``: two hidden layers of 200."""
-    nn = torch.nn
-    inputs = math.prod(image_shape)
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(inputs, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, classes)
-    )
 
 
 class Bench:
@@ -155,7 +144,7 @@ class Bench:
 
     def evaluation(self) -> Evaluation:
         data = self.trainer.data
-        return self.evaluator.of(self.s.x, data.images, data.labels)
+        return self.evaluator.of(self.s.x, data.inputs, data.targets)
 
     def floor(self, limits: dict[str, float]) -> float:
         """A lower bound of a round's seconds: the arithmetic at the measured rate plus, at the measured bandwidth, each
@@ -175,7 +164,8 @@ class Bench:
     def baseline(self) -> None:
         """The round as usually written: one client after another, eager, with torch's own layers; the same batches."""
         config, data, device = self.config, self.trainer.data, self.device
-        augment, width = config.augment == "paper", self.trainer.buffers.batch_width
+        augment, width, pixels = config.augment == "paper", self.trainer.buffers.batch_width, data.inputs
+        assert isinstance(pixels, torch.Tensor)
         module = self.network.module.to(device)
         start = {n: p.detach().clone() for n, p in module.named_parameters()}
         total = {n: torch.zeros_like(p) for n, p in start.items()}
@@ -190,7 +180,7 @@ class Bench:
             batches.load(plan(config, self.t, *whose, width, torch.float32), data.labels)
             for step in range(self.steps):
                 batch = batches.at(step, 1)
-                images = gather(data.images, batch, data.normalise, torch.float32, augment)[0].permute(0, 3, 1, 2)
+                images = gather(pixels, batch, data.normalise, torch.float32, augment)[0].permute(0, 3, 1, 2)
                 optimizer.zero_grad()
                 F.cross_entropy(module(images), batch.labels[0]).backward()
                 torch.nn.utils.clip_grad_norm_(module.parameters(), config.clip)
@@ -284,7 +274,7 @@ def evaluation(world: mpi.World, config: Config, device: torch.device, repeats: 
     bench = Bench(config, count, device)
     limit_threads(world, device, bench.network.work * bench.evaluation().batch // 3)
     seconds = statistics.median(timed(bench.evaluation(), device, repeats))
-    images = len(bench.trainer.data.images)
+    images = len(bench.trainer.data.targets)
     return {
         "what": f"evaluating {images:,} images, {config.precision}",
         "seconds": seconds,
@@ -380,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="python -m fedlada_mpi.bench", description=__doc__, formatter_class=form)
     parser.add_argument("--dataset", default="cifar10", choices=SHAPES, help="whose shapes and settings [cifar10]")
-    parser.add_argument("--model", nargs="*", default=[], help="built-in, mlp, torchvision:NAME or your own")
+    parser.add_argument("--model", nargs="*", default=[], help="built-in, torchvision:NAME or your own")
     parser.add_argument("--algorithm", nargs="*", default=["fedlada"], help="methods [fedlada]")
     parser.add_argument("--precision", nargs="*", default=[], help="[tf32 bf16 on a GPU, fp32 on a CPU]")
     parser.add_argument("--participants", type=int, nargs="*", default=[10, 1], help="in a round [10 1]")
@@ -421,7 +411,7 @@ def measure(world: mpi.World, options: argparse.Namespace) -> None:
     }
     flags = {"dataset": options.dataset, "engine": options.engine, "compile": options.compile}
     flags |= {"local_steps": options.local_steps} if options.local_steps else {}
-    named = [OWN.get(name, name) for name in options.model] or [resolve(flags).config.model]
+    named = options.model or [resolve(flags).config.model]
     results = report["results"]
     onednn = bool(torch.backends.mkldnn.enabled)
     if "start" in options.only:

@@ -62,6 +62,8 @@ def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded:
     shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
     if not recorded and "dirichlet" in given and "partition" not in given:
         shards["partition"] = "dirichlet"
+    if manifest.task:
+        shards |= {"task": manifest.task, "loss": manifest.loss}
     resolved = resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded)
     return resolved, directory_of(resolved.config)
 

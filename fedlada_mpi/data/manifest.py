@@ -10,7 +10,7 @@ import re
 import reprlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -65,10 +65,47 @@ class Stored:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
 
+    @classmethod
+    def parsed(cls, described: Mapping[str, Any]) -> dict[str, Stored]:
+        """Arrays by name from what ``Manifest.described`` has of them; raises ValueError and the like."""
+        return {
+            str(name): cls(
+                str(np.dtype(each["dtype"])),
+                tuple(int(size) for size in each["shape"]),
+                bool(each["ragged"]),
+                tuple(float(value) for value in each["mean"]),
+                tuple(float(value) for value in each["std"]),
+            )
+            for name, each in described.items()
+        }
+
     @property
     def row_bytes(self) -> int:
         """At least so many bytes of a file for every row."""
         return 8 if self.ragged else math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def about_of(
+    arrays: Mapping[str, Stored],
+    targets: Stored,
+    classes: int,
+    image: bool = False,
+    edges: Sequence[float] = (),
+    length: int = 0,
+) -> About:
+    """What a task and a model may know of such arrays; ``length``: of ragged rows, instead of the longest's."""
+    from ..tasks import About, Array  # here: preparing data needs no torch
+
+    def array(stored: Stored, values: int = 0) -> Array:
+        shape = (length, *stored.shape[1:]) if stored.ragged and length else stored.shape
+        # What is normalised reaches a model as floating-point numbers.
+        integers = not stored.dtype.startswith("float") and not stored.mean and not image
+        return Array("float32" if stored.mean else stored.dtype, shape, values if integers else 0)
+
+    # Of integers that are no tokens, the number is not known: models are tried with zeros.
+    inputs = {name: array(stored, classes) for name, stored in arrays.items()}
+    single = inputs[""] if [*inputs] == [""] else inputs
+    return About(single, array(targets), classes=classes, image=image, edges=tuple(edges))
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,20 +190,22 @@ class Manifest:
 
     def about(self, length: int = 0) -> About:
         """What a task and a model may know of the data; ``length``: of ragged rows, instead of the longest's."""
-        from ..tasks import About, Array  # here: preparing data needs no torch
+        return about_of(self.arrays, self.targets, self.classes, self.image, self.edges, length)
 
-        def array(stored: Stored) -> Array:
-            shape = (length, *stored.shape[1:]) if stored.ragged and length else stored.shape
-            return Array(stored.dtype, shape)
-
-        inputs = {name: array(stored) for name, stored in self.arrays.items()}
-        return About(
-            inputs if isinstance(self.inputs, dict) else inputs[""],
-            array(self.targets),
-            classes=self.classes,
-            image=self.image,
-            edges=self.edges,
-        )
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a model needs to know of its inputs and outputs, for the results of a run."""
+        if self.image and self.labelled:
+            return self.about_images
+        return {
+            **(self.about_images if self.image else {}),
+            "inputs": {name: asdict(stored) for name, stored in self.arrays.items()},
+            "targets": asdict(self.targets),
+            "classes": self.classes,
+            "class_names": list(self.class_names),
+            "feature_names": list(self.feature_names),
+            "edges": list(self.edges),
+        }
 
     @cached_property
     def places(self) -> tuple[np.ndarray, np.ndarray]:

@@ -71,6 +71,12 @@ def joined(parts: list[Rows]) -> Rows:
     return Ragged(values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 
 
+def joined_inputs(parts: list[Inputs]) -> Inputs:
+    """One set of inputs of the rows of all parts, which have the same arrays."""
+    names = named(parts[0])
+    return unnamed({name: joined([named(part)[name] for part in parts]) for name in names})
+
+
 def ragged(rows: list[np.ndarray]) -> Ragged:
     """Rows of any length as one array."""
     starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)

@@ -15,7 +15,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import h5py
@@ -127,26 +127,25 @@ class _Arrays:
         return unnamed({name: joint[name] if name in joint else self.dense[name] for name in self.manifest.arrays})
 
 
-def padded_inputs(manifest: Manifest, inputs: Inputs, length: int = 0) -> np.ndarray | dict[str, np.ndarray]:
-    """Inputs as models get them, but for images: ragged rows filled up with zeros, what has a mean normalised.
-
-    ``length``: of ragged rows, instead of the longest's; longer ones are cut.
-    """
+def padded_inputs(
+    stored_as: Mapping[str, Stored], inputs: Inputs, normalise: bool = True
+) -> np.ndarray | dict[str, np.ndarray]:
+    """Inputs as models get them, but for images: ragged rows filled up with zeros, what has a mean normalised."""
     arrays = {}
     for name, array in named(inputs).items():
-        stored = manifest.arrays[name]
-        if stored.mean:
+        stored = stored_as[name]
+        if stored.mean and normalise:
             wide = values_of(array).astype(np.float64)
             wide -= np.array(stored.mean)
             wide /= np.array(stored.std)
             values = wide.astype(stored.dtype if stored.dtype.startswith("float") else np.float32)
             array = with_values(array, values)
         if isinstance(array, Ragged):
-            width = length or stored.shape[0]
-            needed = (len(array.starts) - 1) * width * max(1, math.prod(stored.shape[1:])) * array.values.itemsize
+            rows, width = len(array.starts) - 1, stored.shape[0]
+            needed = rows * math.prod(stored.shape) * array.values.itemsize
             if needed > available_memory():
-                what = f"{len(array.starts) - 1} rows of up to {width}"
-                raise UserError(f"{manifest.root}: {what} take {needed / 1e9:,.1f} GB: give a shorter --length")
+                what = f"{needed / 1e9:,.1f} GB for {rows} rows, all as long as the longest of {width}"
+                raise UserError(f"{what}, are more than the memory that is free: cut the longest rows")
             array = padded(array, width)
         arrays[name] = array
     return arrays if isinstance(inputs, dict) else arrays[""]

@@ -1,4 +1,4 @@
-"""How far the runs of a grid are: state, rounds, accuracy, speed and expected end, from their directories."""
+"""How far the runs of a grid are: state, rounds, objective, speed and expected end, from their directories."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import heapq
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from ..rundir import lock, metrics
-from ..rundir.columns import OBJECTIVE
+from ..rundir.columns import ACCURACY, CLASSIFICATION, Columns, Metric, recorded
 from ..rundir.results import finished
+from ..support.inputs import read_json
 from . import PlannedRun
 
 FINISHED, RUNNING, STOPPED, FAILED, NOT_STARTED = "finished", "running", "stopped", "failed", "not started"
@@ -31,11 +33,12 @@ class RunProgress:
     state: str
     rounds: int  # that it is to have
     done: int = 0
-    last: float | None = None  # test accuracy of the last evaluated round
+    last: float | None = None  # the objective on the test set in the last evaluated round
     best: float | None = None  # that of the best round: by validation, where there is such a set
     pace: float | None = None  # seconds per round
     holder: str = ""  # who runs it
-    validation: float | None = None  # accuracy of the best round there
+    validation: float | None = None  # the objective of the best round there
+    objective: Metric = ACCURACY
 
     def seconds_left(self, pace: float | None = None) -> float | None:
         """Until its end; with ``pace``, also where its own is not known."""
@@ -45,18 +48,18 @@ class RunProgress:
 
 def measure(run: PlannedRun) -> RunProgress:
     """The progress of a run."""
-    summary = finished(run.directory)
+    summary, objective = finished(run.directory), columns_of(run.directory).objective
     if summary is not None and summary["rounds"] >= run.rounds:
-        return _of_summary(run, summary, OTHER_CODE if run.changed() else FINISHED)
+        return _of_summary(run, summary, OTHER_CODE if run.changed() else FINISHED, objective)
     holder = lock.owner(run.directory) or lock.owner(run.directory, lock.GRID) or ""
     try:
-        records, _ = metrics.parse(metrics.read(run.directory))
+        records, _ = metrics.parse(metrics.read(run.directory), columns_of(run.directory))
     except OSError:
         records = []
     state = RUNNING if holder else STOPPED if records else NOT_STARTED
-    test, validation = OBJECTIVE.of("test"), OBJECTIVE.of("val")
+    test, validation = objective.of("test"), objective.of("val")
     tested, validated = ([r for r in records if _number(r.get(column)) is not None] for column in (test, validation))
-    best = OBJECTIVE.best(validated, "val") or OBJECTIVE.best(tested)
+    best = objective.best(validated, "val") or objective.best(tested)
     seconds = [_number((record.get("seconds") or {}).get("total")) for record in records[-RECENT:]]
     timed = [value for value in seconds if value is not None]
     return RunProgress(
@@ -69,10 +72,19 @@ def measure(run: PlannedRun) -> RunProgress:
         fmean(timed) if timed else None,
         holder,
         best[validation] if best and validated else None,
+        objective,
     )
 
 
-def _of_summary(run: PlannedRun, summary: Mapping[str, Any], state: str) -> RunProgress:
+def columns_of(directory: Path) -> Columns:
+    """The columns of the metrics of the run in ``directory``."""
+    try:
+        return recorded(read_json(directory / "config.json"))
+    except (OSError, ValueError):
+        return CLASSIFICATION
+
+
+def _of_summary(run: PlannedRun, summary: Mapping[str, Any], state: str, objective: Metric) -> RunProgress:
     """Of a finished run, whose summary is much smaller than its metrics."""
     final, best = summary.get("final"), summary.get("best_validation") or summary.get("best")
     seconds, done = _number(summary.get("seconds")), summary["rounds"]
@@ -82,16 +94,17 @@ def _of_summary(run: PlannedRun, summary: Mapping[str, Any], state: str) -> RunP
         state,
         run.rounds,
         done,
-        _of(final, "test"),
-        _of(best, "test"),
+        _of(final, objective.of("test")),
+        _of(best, objective.of("test")),
         pace,
-        validation=_of(best, "val"),
+        validation=_of(best, objective.of("val")),
+        objective=objective,
     )
 
 
-def _of(table: Any, part: str) -> float | None:
-    """The objective in a table of the summary."""
-    return _number(table.get(OBJECTIVE.of(part))) if isinstance(table, dict) else None
+def _of(table: Any, column: str) -> float | None:
+    """A number in a table of the summary."""
+    return _number(table.get(column)) if isinstance(table, dict) else None
 
 
 def _number(value: Any) -> float | None:
@@ -133,7 +146,7 @@ def _cells(index: int, run: RunProgress, now: float, holders: bool) -> tuple[str
         run.name,
         run.state,
         f"{run.done}/{run.rounds}",
-        *("" if acc is None else f"{acc:.2%}" for acc in (run.validation, run.last, run.best)),
+        *("" if value is None else run.objective.shown(value) for value in (run.validation, run.last, run.best)),
         "" if run.pace is None else f"{run.pace:.3g}",
         "" if left is None else clock(now + left, now),
         run.holder if holders else "",

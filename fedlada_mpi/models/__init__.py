@@ -1,19 +1,21 @@
 """Models by name: built-in ones (``MODELS``), ``torchvision:NAME``, or a user's own ``package.module:function``.
 
-A user's function takes ``(classes, image_shape)``, with ``image_shape`` (rows, columns, channels), and returns an
-``nn.Module`` with an ordinary NCHW forward. From Python, a module may be given itself; the run has a copy, which starts
-from its values. Like the built-in models it is put onto the stacked layers (``translate.py``); one that cannot be
-trains on the generic path (functional torch), which is slower. Frozen parameters and buffers are constants: neither
-trained nor sent.
+A user's function takes ``(outputs, shape)``, the number of outputs (classes) and the shape of an example, for images
+(rows, columns, channels); or a single argument, the data's ``tasks.About``. It returns an ``nn.Module``, which gets
+images as [N, channels, rows, columns] and other arrays as they are stored. From Python, a module may be given itself;
+the run has a copy, which starts from its values. Like the built-in models it is put onto the stacked layers
+(``translate.py``); one that cannot be trains on the generic path (functional torch), which is slower. Frozen parameters
+and buffers are constants: neither trained nor sent.
 """
 
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -22,51 +24,64 @@ from ..support.errors import UserError, shortened
 from ..support.rng import torch_seeded
 from ..support.suggestions import did_you_mean
 from ..support.user_code import TORCHVISION, load_object, users_code
+from ..tasks.base import About, Array
 from . import norms, vision
 from .agreement import disagreement
-from .architectures import Activation, MakeActivation, cnn, lenet, lenet3, resnet18
+from .architectures import Activation, MakeActivation, causal_cnn, cnn, fcn, lenet, lenet3, linear, mlp, resnet18
 from .dry_run import dry_run
+from .form import Form
 from .layout import Layout
-from .network import ImageShape, Network
+from .network import Network
 from .parameters import tensors
 from .tracing import NotTraceable
 from .translate import translate
 
 __all__ = ["MODELS", "Network", "build"]
 
-MODELS: dict[str, Callable[[int, ImageShape, MakeActivation], nn.Module]] = {
+ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
+Outputs: TypeAlias = "int | tuple[int, ...] | None"  # of a model for one example; None: any
+
+OF_IMAGES: dict[str, Callable[[int, ImageShape, MakeActivation], nn.Module]] = {
     "resnet18": resnet18,
     "lenet": lenet,
     "lenet3": lenet3,
     "cnn": cnn,
 }
+OF_ARRAYS: dict[str, Callable[[tuple[int, ...], Form, MakeActivation], nn.Module]] = {
+    "linear": linear,
+    "mlp": mlp,
+    "fcn": fcn,
+    "causal_cnn": causal_cnn,
+}
+MODELS = (*OF_IMAGES, *OF_ARRAYS)
 
 
 def build(
     name: str,
-    classes: int,
-    image_shape: ImageShape,
+    outputs: Outputs,
+    inputs: ImageShape | About,
     activation: str = "relu",
     seed: int = 0,
     stacked: bool = True,
     norm: str = "",
     smu_mu: float = Config.smu_mu,
 ) -> Network:
-    """The network ``name`` for images [H, W, C], initialised from ``seed`` alone."""
+    """The network ``name`` with so many outputs, initialised from ``seed`` alone; a shape is that of an image."""
+    form, shape = Form.of(inputs), (outputs,) if isinstance(outputs, int) else outputs
     with torch_seeded(seed):
         notes: list[str] = []
         if ":" in name:
-            module, notes = _by_name(name, classes, image_shape, norm)
-            module = dry_run(name, module, classes, image_shape)
+            module, notes = _by_name(name, shape, form, inputs, norm)
+            module = dry_run(name, module, shape, form)
         elif name in MODELS:
             try:
-                module = MODELS[name](classes, image_shape, partial(Activation, activation, smu_mu))
+                module = _built_in(name, shape, form, partial(Activation, activation, smu_mu))
             except ValueError as error:
                 raise UserError(f"--model {name}: {error}") from None
         else:
             known = f"{', '.join(MODELS)}, torchvision:NAME, package.module:function or path/file.py:function"
             raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, MODELS)}")
-        network = _generic(name, module, image_shape, notes)
+        network = _generic(name, module, form, notes)
         if not stacked:
             return network
         try:
@@ -76,23 +91,42 @@ def build(
             return network
 
 
-def _generic(name: str, module: nn.Module, image_shape: ImageShape, notes: list[str]) -> Network:
+def _built_in(name: str, outputs: tuple[int, ...] | None, form: Form, activation: MakeActivation) -> nn.Module:
+    if outputs is None:
+        raise ValueError("the task says no shape of outputs: give a model of your own, or Task.outputs")
+    if name in OF_ARRAYS:
+        return OF_ARRAYS[name](outputs, form, activation)
+    if not form.image or len(outputs) != 1:
+        raise ValueError(
+            f"it turns images into one number per class, got {form.seen_shape}: use {', '.join(OF_ARRAYS)}"
+        )
+    assert isinstance(form.arrays, Array)
+    rows, columns, channels = form.arrays.shape
+    return OF_IMAGES[name](outputs[0], (rows, columns, channels), activation)
+
+
+def _generic(name: str, module: nn.Module, form: Form, notes: list[str]) -> Network:
     parameters = [(n, p.shape) for n, p in module.named_parameters() if p.requires_grad]
     trained = {n for n, _ in parameters}
     constants = {n: t.detach().clone() for n, t in tensors(module).items() if n not in trained}
-    return Network(name, module, image_shape, Layout(parameters), constants=constants, notes=notes)
+    return Network(name, module, form, Layout(parameters), constants=constants, notes=notes)
 
 
-def _by_name(name: str, classes: int, image_shape: ImageShape, norm: str) -> tuple[Any, list[str]]:
+def _by_name(
+    name: str, outputs: tuple[int, ...] | None, form: Form, inputs: ImageShape | About, norm: str
+) -> tuple[Any, list[str]]:
     """torchvision's or a user's own model with its BatchNorm layers exchanged, and what is to be said of it."""
     notes: list[str] = []
     if name.startswith(TORCHVISION):
-        module, notes = vision.torchvision_model(name, classes, image_shape[2])
+        if not form.image or outputs is None or len(outputs) != 1:
+            raise UserError(f"--model {name} classifies images, got {form.seen_shape}: give a model of your own")
+        assert isinstance(form.arrays, Array)
+        module, notes = vision.torchvision_model(name, outputs[0], form.arrays.shape[2])
     else:
         function = load_object("--model", name, "package.module:function or path/file.py:function")
-        with users_code(f"--model {name}", "a function of (classes, image_shape) that returns an nn.Module"):
+        with users_code(f"--model {name}", "a function of (outputs, shape) that returns an nn.Module"):
             own = isinstance(function, nn.Module)
-            module = copy.deepcopy(function) if own else function(classes, image_shape)
+            module = copy.deepcopy(function) if own else _made(function, outputs, form, inputs)
     wanted = norm or (vision.NORM if name.startswith(TORCHVISION) else "")
     if wanted and isinstance(module, nn.Module):
         count = norms.exchange(name, module, wanted)
@@ -103,9 +137,34 @@ def _by_name(name: str, classes: int, image_shape: ImageShape, norm: str) -> tup
     return module, notes
 
 
+def _made(function: Callable[..., Any], outputs: tuple[int, ...] | None, form: Form, inputs: ImageShape | About) -> Any:
+    """The module of a user's function: of what there is to know, where it takes one argument."""
+    if _takes_one(function):
+        about = inputs if isinstance(inputs, About) else About(form.arrays, classes=(outputs or (0,))[0], image=True)
+        return function(replace(about, outputs=outputs))
+    if form.single is None:
+        raise UserError(f"--model: its inputs are {form.seen_shape}: expected a function of one argument, about")
+    number = outputs[0] if outputs is not None and len(outputs) == 1 else outputs
+    return function(number, form.single.shape)
+
+
+def _takes_one(function: Callable[..., Any]) -> bool:
+    """Whether a function can be called with one argument, and not with two."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(None)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return True
+    return False
+
+
 def _stacked(network: Network, users_own: bool) -> Network:
     """The network with a stacked forward; a user's own is compared with the plain module."""
-    traced = translate(network.module, network.image_shape)
+    traced = translate(network.module, network.form)
     parameters = [(e.name, e.shape) for e in network.layout.entries]
     layout = Layout(parameters, traced.kernels, traced.dead, traced.groups)
     stacked = replace(network, layout=layout, forward=traced)

@@ -22,7 +22,8 @@ def disagreement(network: Network) -> str:
     """In what the stacked forward differs from the module; sets whether its layers draw random numbers."""
     dtype = torch.float64 if network.layout.numel <= DOUBLE else torch.float32
     draw = torch.Generator().manual_seed(0)
-    images = torch.randn(CLIENTS, IMAGES, *network.image_shape, generator=draw, dtype=dtype)
+    images = network.form.random(CLIENTS, IMAGES, draw=draw, dtype=dtype)
+    assert isinstance(images, Tensor)
     keys = torch.arange(CLIENTS)
     values = torch.stack([perturbed(network, dtype, draw) for _ in range(CLIENTS)])
     try:
@@ -33,11 +34,11 @@ def disagreement(network: Network) -> str:
     module = copy.deepcopy(network.module).to(dtype)
     for client, row in enumerate(values):
         state = network.layout.unpack(row)
-        expected, gradient = _plain(module, state, images[client], keys[client : client + 1])
+        expected, gradient = _plain(network, module, state, images[client], keys[client : client + 1])
         for name, value in network.layout.unpack(grads[client]).items():
             if not _close(value, gradient[name]):
                 return f"the gradient of {name} on stacked layers is not that of the module"
-        evaluation = _plain_evaluated(module, state, images[client])
+        evaluation = _call(network, module, state, images[client], training=False)
         if not _close(logits[client], expected) or not _close(evaluated[client], evaluation):
             return "the outputs on stacked layers are not those of the module"
     return ""
@@ -76,21 +77,17 @@ def _evaluated(network: Network, values: Tensor, images: Tensor) -> Tensor:
     return torch.cat([network.forward(network.stack(v[None]), i[None]) for v, i in zip(values, images, strict=True)])
 
 
-def _call(module: nn.Module, state: dict[str, Tensor], images: Tensor, training: bool) -> Tensor:
-    return outputs_with(module.train(training), {**tensors(module), **state}, tied(module), images)
+def _call(network: Network, module: nn.Module, state: dict[str, Tensor], images: Tensor, training: bool) -> Tensor:
+    with torch.set_grad_enabled(training):
+        return outputs_with(module.train(training), {**tensors(module), **state}, tied(module), network.form, images)
 
 
 def _plain(
-    module: nn.Module, state: dict[str, Tensor], images: Tensor, key: Tensor
+    network: Network, module: nn.Module, state: dict[str, Tensor], images: Tensor, key: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     leaves = {name: value.requires_grad_() for name, value in state.items()}
     with torch.enable_grad(), Draws(key, stacked=False):
-        logits = _call(module, leaves, images, training=True)
+        logits = _call(network, module, leaves, images, training=True)
         every = list(leaves.values())
         gradients = torch.autograd.grad(_loss(logits), every, allow_unused=True, materialize_grads=True)
     return logits.detach(), dict(zip(leaves, gradients, strict=True))
-
-
-@torch.no_grad()
-def _plain_evaluated(module: nn.Module, state: dict[str, Tensor], images: Tensor) -> Tensor:
-    return _call(module, state, images, training=False)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .form import Form, is_integer
 
 GROUPS = 2
 MakeActivation: TypeAlias = Callable[[], nn.Module]
@@ -128,3 +131,77 @@ def cnn(classes: int, image_shape: tuple[int, int, int], activation: MakeActivat
     ):
         module.add_module(name, layer)
     return module
+
+
+def linear(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.Module:
+    """One linear layer."""
+    return _dense("linear", outputs, form, activation, ())
+
+
+def mlp(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.Module:
+    """Two hidden layers of 200."""
+    return _dense("mlp", outputs, form, activation, (200, 200))
+
+
+def _dense(
+    name: str, outputs: tuple[int, ...], form: Form, activation: MakeActivation, hidden: Sequence[int]
+) -> nn.Module:
+    if form.single is None or (is_integer(form.single) and not form.image):
+        raise ValueError(f"{name} takes one array of floating-point numbers, got {form.seen_shape}")
+    module, width = nn.Sequential(), prod(form.single.shape)
+    module.add_module("flatten", nn.Flatten())
+    for i, out in enumerate(hidden, 1):
+        module.add_module(f"fc{i}", nn.Linear(width, out))
+        module.add_module(f"act{i}", activation())
+        width = out
+    module.add_module("fc", nn.Linear(width, prod(outputs)))
+    if len(outputs) != 1:
+        module.add_module("shape", nn.Unflatten(1, outputs))
+    return module
+
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+
+
+def fcn(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.Module:
+    """Three convolutions that keep the size of a map or volume: a number per class and pixel."""
+    shape = form.single.shape if form.single else ()
+    channels, size = (shape[-1], shape[:-1]) if form.image else (shape[:1][0] if shape else 0, shape[1:])
+    if len(size) not in CONVOLUTIONS or outputs[1:] != size:
+        raise ValueError(f"fcn gives a number per class and pixel, got {form.seen_shape} and outputs {list(outputs)}")
+    convolution = CONVOLUTIONS[len(size)]
+    module = nn.Sequential()
+    for name, layer in (
+        ("conv1", convolution(channels, 16, 3, padding=1)),
+        ("act1", activation()),
+        ("conv2", convolution(16, 16, 3, padding=1)),
+        ("act2", activation()),
+        ("conv3", convolution(16, outputs[0], 1)),
+    ):
+        module.add_module(name, layer)
+    return module
+
+
+class CausalCNN(nn.Module):
+    """What comes next after each of a row of tokens, from the tokens up to it: two causal convolutions."""
+
+    def __init__(self, tokens: int, activation: MakeActivation, width: int = 64, reach: int = 8):
+        super().__init__()
+        self.reach = reach
+        self.embedding = nn.Embedding(tokens, width)
+        self.conv1, self.conv2 = nn.Conv1d(width, width, reach), nn.Conv1d(width, width, reach)
+        self.act1, self.act2 = activation(), activation()
+        self.fc = nn.Linear(width, tokens)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens).transpose(1, 2)
+        x = self.act1(self.conv1(F.pad(x, (self.reach - 1, 0))))
+        x = self.act2(self.conv2(F.pad(x, (self.reach - 1, 0))))
+        return self.fc(x.transpose(1, 2))
+
+
+def causal_cnn(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.Module:
+    """For text: the next token, of those up to 14 before it."""
+    if form.single is None or not is_integer(form.single) or form.image or len(outputs) != 2:
+        raise ValueError(f"causal_cnn takes rows of tokens, got {form.seen_shape}")
+    return CausalCNN(outputs[1], activation)

@@ -12,6 +12,7 @@ from ..support.errors import UserError, shortened
 from ..support.randomness import Draws, SameDraws
 from ..support.user_code import users_code
 from . import state
+from .form import Form, Stored, each
 from .norms import has_batch_norm
 from .parameters import dtype_of, outputs_with, refuse_untrainable, tensors, tied, trained
 
@@ -22,12 +23,12 @@ DRAWS = 3  # by Dropout, of which one may keep the same elements in two batches 
 CLOSE, NEGLIGIBLE = 1e-3, 1e-5  # of the outputs of an image
 
 
-def dry_run(model: str, module: object, classes: int, image_shape: tuple[int, int, int]) -> nn.Module:
-    """The module, if it turns images [N, channels, rows, columns] into [N, classes], each by itself."""
+def dry_run(model: str, module: object, expected: tuple[int, ...] | None, form: Form) -> nn.Module:
+    """The module, if it turns examples into outputs of the ``expected`` shape (None: any), each by itself."""
     if not isinstance(module, nn.Module):
         raise UserError(f"--model {model}: got {shortened(module)} from the function, expected an nn.Module")
     module.cpu()
-    trial = _Trial(model, module, classes, image_shape)
+    trial = _Trial(model, module, expected, form)
     trial.outputs(training=False, count=2)  # also gives lazy layers their shapes and initial values
     if not trained(module):
         raise UserError(f"--model {model} has nothing to train: expected parameters with requires_grad")
@@ -46,31 +47,39 @@ def dry_run(model: str, module: object, classes: int, image_shape: tuple[int, in
 
 
 class _Trial:
-    """A module of a user's, and images that it is tried on."""
+    """A module of a user's, and examples that it is tried on."""
 
-    def __init__(self, model: str, module: nn.Module, classes: int, image_shape: tuple[int, int, int]):
-        self.model, self.module, self.classes = model, module, classes
-        rows, columns, channels = image_shape
+    def __init__(self, model: str, module: nn.Module, expected: tuple[int, ...] | None, form: Form):
+        self.model, self.module, self.expected, self.form = model, module, expected, form
         self.draw = torch.Generator().manual_seed(0)
-        self.images, self.others = torch.randn(2, BATCHES[-1], channels, rows, columns, generator=self.draw)
+        self.images, self.others = (form.random(BATCHES[-1], draw=self.draw) for _ in range(2))
 
     def outputs(
-        self, training: bool, count: int = BATCHES[-1], draws: Draws | None = None, images: Tensor | None = None
+        self, training: bool, count: int = BATCHES[-1], draws: Draws | None = None, images: Stored | None = None
     ) -> Tensor:
-        """Of a forward pass over the first ``count`` images, checked."""
-        found = self.forward(training, self.images[:count] if images is None else images, draws)
+        """Of a forward pass over the first ``count`` examples, checked."""
+        found = self.forward(training, self.first(count) if images is None else images, draws)
         self.check(found, count)
         return found
 
-    def forward(self, training: bool, images: Tensor, draws: Draws | None = None) -> Tensor:
-        expected = f"a model that takes images {list(images.shape[1:])}"
+    def first(self, count: int) -> Stored:
+        return each(self.images, lambda value: value[:count])
+
+    def seen(self, images: Stored) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """What the module takes, in the type of its numbers."""
+        kind = dtype_of(self.module)
+        return self.form.seen(each(images, lambda value: value.to(kind) if value.is_floating_point() else value))
+
+    def forward(self, training: bool, images: Stored, draws: Draws | None = None) -> Tensor:
+        expected = f"a model that takes {self.form.seen_shape}"
         if training:
             draws = draws or _draws()
         self.module.train(training)
         modes = {name: layer.training for name, layer in self.module.named_modules()}
         trains = {name: p.requires_grad for name, p in self.module.named_parameters()}
         with torch.no_grad(), users_code(f"--model {self.model}", expected), draws or nullcontext():
-            outputs = self.module(images.to(dtype_of(self.module), copy=True))
+            arguments, named = self.seen(images)
+            outputs = self.module(*arguments, **named)
         if modes != {name: layer.training for name, layer in self.module.named_modules()}:
             raise UserError(f"--model {self.model} calls train() or eval() in its forward pass: leave that to the run")
         toggled = [name for name, p in self.module.named_parameters() if p.requires_grad != trains.get(name)]
@@ -82,14 +91,17 @@ class _Trial:
         return outputs
 
     def check(self, outputs: object, images: int) -> None:
-        model, classes = self.model, self.classes
+        model = self.model
         if not isinstance(outputs, Tensor):
             raise UserError(f"--model {model}: got a {type(outputs).__name__} from its forward pass, expected a tensor")
-        if tuple(outputs.shape) != (images, classes):
+        wanted = outputs.shape[1:] if self.expected is None else self.expected
+        if tuple(outputs.shape) != (images, *wanted):
             got, number = list(outputs.shape), f"{images} image{'s' * (images > 1)}"
+            if not self.form.image:
+                number = number.replace("image", "example")
+            classes = f": one for each of the {wanted[0]} classes" if self.form.image and len(wanted) == 1 else ""
             raise UserError(
-                f"--model {model}: got outputs of shape {got} for {number}, expected {[images, classes]}: "
-                f"one for each of the {classes} classes"
+                f"--model {model}: got outputs of shape {got} for {number}, expected {[images, *wanted]}{classes}"
             )
         if not outputs.is_floating_point():
             raise UserError(f"--model {model}: got outputs of type {outputs.dtype}, expected floating-point numbers")
@@ -154,14 +166,23 @@ class _Trial:
     def refuse_mixed_images(self) -> None:
         first = self.outputs(training=True)
         for own in (slice(0, 1), slice(1, None)):
-            mixed = self.others.clone()
-            mixed[own] = self.images[own]
+            mixed = self.mixed(own)
             # Batches are padded, so that those of all clients have one size.
             if not _close(first[own], self.outputs(training=True, images=mixed)[own]):
                 raise UserError(
                     f"--model {self.model}: the outputs of an image depend on the other images of its batch, as with "
                     f"BatchNorm; {self._instead()}"
                 )
+
+    def mixed(self, own: slice) -> Stored:
+        """The examples ``own``, among others."""
+
+        def joined(images: Tensor, others: Tensor) -> Tensor:
+            mixed = others.clone()
+            mixed[own] = images[own]
+            return mixed
+
+        return each(self.images, joined, self.others)
 
     def refuse_sizes_that_matter(self) -> None:
         for training in (False, True):
@@ -189,7 +210,7 @@ class _Trial:
 
     def refuse_changes_of_parameters(self) -> None:
         """Also by a pass that changes them only where they are large, negative or zero."""
-        images, parameters = self.images[:1], dict(self.module.named_parameters())
+        images, parameters = self.first(1), dict(self.module.named_parameters())
         for change in (0.0, *CHANGES):
             with self.with_others(change):
                 versions = {name: p._version for name, p in parameters.items()}
@@ -228,7 +249,7 @@ class _Trial:
             with self.with_others(change):
                 values = {name: value.detach().clone() for name, value in tensors(self.module).items()}
                 try:
-                    plain = self.forward(False, self.images[:2])
+                    plain = self.forward(False, self.first(2))
                 except UserError:  # an operation that is not defined for such weights
                     continue
             with users_code(f"--model {self.model}", expected):
@@ -250,15 +271,16 @@ class _Trial:
             ) from None
 
     def _functional(self, values: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-        images = self.images[:2].permute(0, 2, 3, 1).to(dtype)
+        images = each(self.first(2), lambda value: value.to(dtype) if value.is_floating_point() else value)
         with torch.no_grad():
-            return outputs_with(self.module.eval(), values, tied(self.module), images)
+            return outputs_with(self.module.eval(), values, tied(self.module), self.form, images)
 
     def refuse_no_gradient(self) -> None:
         self.module.train()
         expected = "a model that autograd can differentiate"
         with torch.enable_grad(), users_code(f"--model {self.model}", expected), SameDraws():
-            outputs = self.module(self.images[:2].to(dtype_of(self.module), copy=True))
+            arguments, named = self.seen(self.first(2))
+            outputs = self.module(*arguments, **named)
         if not outputs.requires_grad:
             raise UserError(
                 f"--model {self.model}: no parameter has a gradient: leave out torch.no_grad() and .detach() on the "
@@ -278,4 +300,5 @@ def _close(a: Tensor, b: Tensor) -> bool:
     """Whether the outputs of each image are the same up to rounding, which depends on the size of a batch."""
     tolerance = max(CLOSE, 8 * torch.finfo(b.dtype).eps)
     a, b = a.double(), b.double()
+    a, b = a.flatten(1), b.flatten(1)
     return bool(((a - b).norm(dim=1) <= tolerance * b.norm(dim=1) + NEGLIGIBLE).all())

@@ -5,19 +5,17 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from ..support.randomness import Draws
+from .form import Form
 from .layers import Stack
 from .layout import Layout
 from .parameters import names_by_id
 from .translate import Traced
 from .work import multiply_adds
-
-ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
 
 
 @dataclass
@@ -25,7 +23,7 @@ class Network:
     """A plain module, its flat layout and, where it could be traced, the stacked forward.
 
     >>> from fedlada_mpi.models import build
-    >>> network = build("cnn", classes=10, image_shape=(8, 8, 1))
+    >>> network = build("cnn", outputs=10, inputs=(8, 8, 1))
     >>> network.layout.numel, network.untraceable_because
     (9930, '')
     >>> x = network.initial()
@@ -35,7 +33,7 @@ class Network:
 
     name: str
     module: nn.Module
-    image_shape: ImageShape
+    form: Form  # of its inputs
     layout: Layout  # of the parameters that are trained
     forward: Traced | None = None
     constants: dict[str, Tensor] = field(default_factory=dict)  # frozen parameters and buffers
@@ -58,10 +56,10 @@ class Network:
 
     @cached_property
     def work(self) -> int:
-        """Multiply-adds of a forward pass over one image."""
-        return multiply_adds(self.module, self.image_shape)
+        """Multiply-adds of a forward pass over one example."""
+        return multiply_adds(self.module, self.form)
 
-    def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
+    def activation_bytes(self, examples: int, dtype: torch.dtype) -> int:
         """What the stacked forward saves for the backward pass, and the largest columns once more; 0 where unknown."""
         assert self.forward is not None
         values, alive = torch.zeros(1, self.layout.live), []
@@ -79,14 +77,14 @@ class Network:
 
         try:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
-                self.forward(stack, torch.zeros(1, 1, *image_shape))
+                self.forward(stack, self.form.zeros(1, 1))
         except RuntimeError as error:
             if "saved tensor hooks" not in str(error):
                 raise
             return 0  # torch 2.4 has no such hooks under vmap
         # Layers keep what ``save`` returns, and ``save`` itself: a tensor that leads back to them is never freed.
         alive.clear()
-        return (sum(saved.values()) + max(saved.values())) * images * dtype.itemsize // values.element_size()
+        return (sum(saved.values()) + max(saved.values())) * examples * dtype.itemsize // values.element_size()
 
     def initial(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The module's own parameters as a flat vector."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..support.errors import UserError
+from .form import Form, Stored
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -48,13 +49,13 @@ def tied(module: nn.Module) -> dict[str, str]:
     }
 
 
-def outputs_with(module: nn.Module, values: Mapping[str, Tensor], tied: Mapping[str, str], images: Tensor) -> Tensor:
-    """Of a user's module with ``values`` in place of its tensors, on images [N, rows, columns, channels]."""
+def outputs_with(
+    module: nn.Module, values: Mapping[str, Tensor], tied: Mapping[str, str], form: Form, stored: Stored
+) -> Tensor:
+    """Of a user's module with ``values`` in place of its tensors, on examples as they are stored."""
     every = {**values, **{name: values[first] for name, first in tied.items()}}
-    # Contiguous, as many modules use ``view``; and a copy, which a module may change.
-    seen = images.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format)
     # Where a whole layer is used twice, torch's own way of tying would leave these values in the module.
-    outputs: Tensor = functional_call(module, every, (seen,), tie_weights=False)
+    outputs: Tensor = functional_call(module, every, *form.seen(stored), tie_weights=False)
     return outputs
 
 

@@ -44,7 +44,7 @@ class StackedProgram:
 
     >>> import torch
     >>> from fedlada_mpi import models
-    >>> network = models.build("cnn", classes=10, image_shape=(8, 8, 1))
+    >>> network = models.build("cnn", outputs=10, inputs=(8, 8, 1))
     >>> two_clients = network.stack(network.initial().expand(2, -1))
     >>> network.forward.evaluation(two_clients, torch.zeros(2, 5, 8, 8, 1)).shape
     torch.Size([2, 5, 10])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..support.errors import first_line
+from .form import Form
 from .parameters import dtype_of, names_by_id, tensors
 
 PROBES = (3, 2)  # images of two batches; what differs between them depends on the number of images
@@ -134,9 +135,11 @@ class _Tracer(fx.Tracer):
 class Graph:
     """The operations of a module, and the shapes that they give for the probes."""
 
-    def __init__(self, module: nn.Module, image_shape: tuple[int, int, int]):
-        self.module, self.image_shape, self.tensors = module, image_shape, tensors(module)
+    def __init__(self, module: nn.Module, form: Form):
+        self.module, self.form, self.tensors = module, form, tensors(module)
         self.names = names_by_id(module)
+        if form.single is None:
+            raise NotTraceable("it takes several arrays by name")
         if has_hooks(module) or any(map(has_backward_hooks, module.modules())):
             raise NotTraceable("it has hooks on the whole model, or on gradients")
         tracer = _Tracer(self.names)
@@ -149,10 +152,9 @@ class Graph:
         self.probes = [self._probe(images) for images in PROBES]
 
     def _probe(self, images: int) -> dict[fx.Node, Any]:
-        rows, columns, channels = self.image_shape
         recorder = _Recorder(self.module, self.graph)
         with torch.no_grad():
-            recorder.run(torch.zeros(images, channels, rows, columns, dtype=dtype_of(self.module)))
+            recorder.run(*self.form.seen(self.form.zeros(images, dtype=dtype_of(self.module)))[0])
         return recorder.results
 
     def layer(self, node: fx.Node) -> nn.Module | None:

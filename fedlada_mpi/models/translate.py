@@ -20,6 +20,7 @@ from torch.fx.node import map_aggregate
 
 from ..support.errors import first_line
 from .axes import Axes
+from .form import Form
 from .layers import Stack
 from .layout import Kernel
 from .operations import Operations
@@ -44,12 +45,12 @@ class Traced:
         return (self.training if p.training else self.evaluation)(p, images)
 
 
-def translate(module: nn.Module, image_shape: tuple[int, int, int]) -> Traced:
-    """The module, which takes images [N, channels, rows, columns], on stacked layers."""
+def translate(module: nn.Module, form: Form) -> Traced:
+    """The module, which takes examples of this form, on stacked layers."""
     graphs = {}
     for training in (True, False):
         with mode_of(module, training):
-            graphs[training] = Graph(module, image_shape)
+            graphs[training] = Graph(module, form)
     shared = {name for graph in graphs.values() for name, count in graph.uses().items() if count > 1}
     translations, programs = {}, {}
     for training, graph in graphs.items():
@@ -115,8 +116,7 @@ class _Translation(Operations):
     def _placeholder(self, node: fx.Node) -> Any:
         if self.fusion.values:  # an argument after the images
             return node.args[0] if node.args else None
-        rows, columns, channels = self.graph.image_shape
-        return Value(0, "batch", Axes.channels_last(channels, rows, columns))
+        return Value(0, "batch", self.graph.form.axes)
 
     def _in_place(self, node: fx.Node) -> bool:
         layer = self.graph.layer(node)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .form import Form
 from .tracing import mode_of
 
 CONVOLUTIONS = {F.conv1d, F.conv2d, F.conv3d}
@@ -38,11 +39,10 @@ class _Products(TorchFunctionMode):
         return out
 
 
-def multiply_adds(module: nn.Module, image_shape: tuple[int, int, int]) -> int:
-    """Of a forward pass over one image [rows, columns, channels]."""
-    rows, columns, channels = image_shape
+def multiply_adds(module: nn.Module, form: Form) -> int:
+    """Of a forward pass over one example."""
     like = next(p for p in module.parameters() if p.is_floating_point())
-    image = torch.zeros(1, channels, rows, columns, dtype=like.dtype, device=like.device)
+    arguments, named = form.seen(form.zeros(1, dtype=like.dtype, device=like.device))
     with torch.no_grad(), mode_of(module, training=False), _Products() as products:
-        module(image)
+        module(*arguments, **named)
     return products.count

@@ -1,17 +1,20 @@
-"""A round's mini-batches: which images each client sees at each step, and how they are augmented.
+"""A round's mini-batches: which examples each client sees at each step, and how images are augmented.
 
 The whole round is planned on the host as small integer arrays and copied to the device once; a step then
-gathers its batch from the uint8 images on the device, without the host.
+gathers its batch from the inputs on the device, without the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..models.form import Stored, nbytes
 from ..settings import Config
 from ..support import rng
 
@@ -55,13 +58,14 @@ class PlanBuffer:
             first += words
         self.words = torch.zeros(steps, first, dtype=torch.int64, device=device)
 
-    def load(self, plan: Plan, labels: Tensor) -> None:
-        """A new plan; ``labels`` are those of the rank's images."""
+    def load(self, plan: Plan, labels: Tensor | None) -> None:
+        """A new plan; ``labels`` are those of the rank's examples, where a target is a class."""
         steps, count = plan.keys.shape
         buffer = self._of(self.words[:steps], count)
         for name, host in vars(plan).items():
             getattr(buffer, name).copy_(host)
-        buffer.labels.copy_(labels[buffer.index])
+        if labels is not None:
+            buffer.labels.copy_(labels[buffer.index])
 
     def at(self, step: int | Tensor, count: int) -> Batch:
         """Step ``step`` of the first ``count`` clients; a step on the device is read there."""
@@ -170,7 +174,15 @@ class Normaliser:
         return ((images.to(wide) / white - self.mean.to(wide)) / self.std.to(wide)).to(dtype)
 
 
-def gather(images: Tensor, batch: Plan, normalise: Normaliser, dtype: torch.dtype, augment: bool) -> Tensor:
+def as_stored(inputs: Tensor, dtype: torch.dtype) -> Tensor:
+    """Arrays that are no images: floating-point numbers in the type that is computed in, integers as they are."""
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
+Normalise: TypeAlias = Callable[[Tensor, torch.dtype], Tensor]
+
+
+def gather(images: Tensor, batch: Plan, normalise: Normalise, dtype: torch.dtype, augment: bool) -> Tensor:
     """The batch [C, B, H, W, ch]: flipped, then cropped out of the zero-padded image, in normalised space."""
     if not augment:
         return normalise(images[batch.index], dtype)
@@ -185,14 +197,44 @@ def gather(images: Tensor, batch: Plan, normalise: Normaliser, dtype: torch.dtyp
     return normalise(picked, dtype) * inside.unsqueeze(-1)
 
 
+Arrays: TypeAlias = "np.ndarray | dict[str, np.ndarray]"
+
+
+def on_device(arrays: Arrays, device: torch.device, floats: torch.dtype | None) -> Stored:
+    """One array, or several by name, as ``tensor_of`` has them; ``floats`` None: of the types that they are."""
+    if isinstance(arrays, np.ndarray):
+        return tensor_of(arrays, device, floats)
+    return {name: tensor_of(array, device, floats) for name, array in arrays.items()}
+
+
+def tensor_of(array: np.ndarray, device: torch.device, floats: torch.dtype | None) -> Tensor:
+    """Floating-point numbers as ``floats``, integers as int64, and truth values as they are."""
+    if floats is None or array.dtype == bool:
+        return torch.from_numpy(array).to(device)
+    if array.dtype.kind == "f":
+        return torch.from_numpy(array).to(device, floats)
+    return torch.from_numpy(array.astype(np.int64, copy=False)).to(device)
+
+
 @dataclass
 class LocalData:
-    """A rank's images and labels on its device, and where the images of each of its clients are."""
+    """A rank's inputs and targets on its device, and where the examples of each of its clients are."""
 
-    images: Tensor  # uint8 [n, H, W, ch]
-    labels: Tensor  # int64 [n]
+    inputs: Stored  # of images uint8 [n, H, W, ch]
+    targets: Tensor  # of classes int64 [n]
     client_ids: np.ndarray
     starts: np.ndarray
     sizes: np.ndarray
-    normalise: Normaliser
-    largest: int = 0  # images of the largest client of any rank, where batches have one shape on all of them
+    normalise: Normalise
+    largest: int = 0  # examples of the largest client of any rank, where batches have one shape on all of them
+    test: LocalData | None = None  # test examples of the same clients, where these have their own
+
+    @property
+    def labels(self) -> Tensor | None:
+        """The targets, where they are classes."""
+        return self.targets if self.targets.ndim == 1 and self.targets.dtype == torch.int64 else None
+
+    @property
+    def nbytes(self) -> int:
+        own = nbytes(self.inputs) + self.targets.nbytes
+        return own + (self.test.nbytes if self.test is not None else 0)

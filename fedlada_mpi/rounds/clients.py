@@ -193,15 +193,15 @@ class MemoryEstimate:
     @cached_property
     def per_client(self) -> int:
         """Stacked state of one client, and its activations."""
-        b, image_shape = self.buffers, tuple(self.data.images.shape[1:])
-        return b.state_bytes + self.engine.activation_bytes(image_shape, b.batch_width, b.compute)
+        b = self.buffers
+        return b.state_bytes + self.engine.activation_bytes(b.batch_width, b.compute)
 
     @property
     def resident(self) -> int:
-        """What the rank holds however many clients train: its images, what clients share, and what they keep."""
+        """What the rank holds however many clients train: its data, what clients share, and what they keep."""
         b = self.buffers
         kept = len(self.data.client_ids) * len(b.algorithm.client_state) * b.live * b.dtype.itemsize
-        return self.data.images.nbytes + self.data.labels.nbytes + b.shared_bytes + kept
+        return self.data.nbytes + b.shared_bytes + kept
 
     @property
     def clients_that_fit(self) -> int:

@@ -1,65 +1,83 @@
-"""The task's metrics of one model: on images that are on the device, and on all parts of the data that a rank has."""
+"""The task's metrics of one model: on examples that are on the device, and on all parts of the data that a rank has."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..gpu.graphs import Capture
+from ..models.form import Stored, each, nbytes
 from ..mpi import World
-from ..rundir.columns import METRICS, PARTS
+from ..rundir.columns import CLASSIFICATION, PARTS, Columns
 from ..settings import Config
-from .batches import LocalData, Normaliser
+from ..tasks.client_loss import wide
+from ..tasks.scores import ClassScores, Scores
+from .batches import LocalData, Normalise
 from .gradients import Engine
 
 # Large enough to fill a GPU; small enough that a CPU's caches still help.
 BATCH = {"cuda": 5000, "cpu": 250}
-MIN_BATCH = 100  # images: on a full GPU, a batch of fewer is not halved again
+MIN_BATCH = 100  # examples: on a full GPU, a batch of fewer is not halved again
+GATHERED = 64 * 2**20  # bytes of outputs of a part of the data, up to which metrics of all of them are computed
 
 
 @dataclass
 class Evaluator:
-    """How models are evaluated: engine, precision, and a capture where there is a GPU."""
+    """How models are evaluated: engine, precision, scores, and a capture where there is a GPU."""
 
     engine: Engine
-    normalise: Normaliser
+    normalise: Normalise
     dtype: torch.dtype
     capture: Capture | None
+    scores: Scores = ClassScores()
 
     def of(
-        self, x: Tensor, images: Tensor, labels: Tensor, each: bool = False, starts: Sequence[int] = (0,)
+        self,
+        x: Tensor,
+        inputs: Stored,
+        targets: Tensor,
+        single: bool = False,
+        starts: Sequence[int] = (0,),
+        outputs: bool = False,
     ) -> Evaluation:
-        """The evaluation of the model that ``x`` holds when it is called; with ``each``, also of single images.
+        """The evaluation of the model that ``x`` holds when it is called; ``single``: also of single examples;
+        ``outputs``: keeping them.
 
-        No batch reaches across ``starts``, so that its shape depends on the images from one start to the next only.
+        No batch reaches across ``starts``, so that its shape depends on the examples from one start to the next only.
         """
-        return Evaluation(self, x, images, labels, each, starts)
+        return Evaluation(self, x, inputs, targets, single, starts, outputs)
 
 
 class Evaluation:
-    """Loss and accuracy of the model ``x`` on ``images``; on a GPU captured once and replayed."""
+    """The sums of the scores of model ``x`` over examples; on a GPU captured once and replayed."""
 
     def __init__(
         self,
         evaluator: Evaluator,
         x: Tensor,
-        images: Tensor,
-        labels: Tensor,
-        each: bool = False,
+        inputs: Stored,
+        targets: Tensor,
+        single: bool = False,
         starts: Sequence[int] = (0,),
+        outputs: bool = False,
     ):
-        self.bounds = [*starts, len(images)]
-        self.evaluator, self.x, self.images, self.labels = evaluator, x, images, labels
-        self.totals = torch.zeros(2, dtype=torch.float64, device=images.device)
-        # Loss of every image, and whether it is correct.
-        self.each = torch.zeros(2, len(images), dtype=torch.float64, device=images.device) if each else None
-        self.batch = BATCH[images.device.type]
+        device, scores, self.examples = targets.device, evaluator.scores, len(targets)
+        self.bounds = [*starts, self.examples]
+        self.evaluator, self.x, self.inputs, self.targets = evaluator, x, inputs, targets
+        self.totals = torch.zeros(len(scores.columns), dtype=torch.float64, device=device)
+        # The numbers of every example.
+        self.each = (
+            torch.zeros(len(scores.columns), self.examples, dtype=torch.float64, device=device) if single else None
+        )
+        kind = torch.float64 if evaluator.dtype == torch.float64 else torch.float32
+        self.outputs = torch.zeros(self.examples, *scores.output_shape, dtype=kind, device=device) if outputs else None
+        self.batch = BATCH[device.type]
         self.run = self._captured(evaluator.capture) if evaluator.capture else self._run
 
     def _captured(self, capture: Capture) -> Callable[[], None]:
@@ -73,35 +91,35 @@ class Evaluation:
                 self.batch //= 2
 
     def __call__(self) -> list[float]:
-        """[sum of losses, number correct, number of images]."""
+        """The sums of the scores' columns, and the number of examples."""
         self.run()
-        return [*self.totals.tolist(), len(self.images)]
+        return [*self.totals.tolist(), self.examples]
 
     def by_group(self, groups: np.ndarray, least: int = 0) -> np.ndarray:
-        """As the last call gave them, by group of images: sums of losses, numbers correct, numbers of images.
+        """As the last call gave them, by group of examples.
 
-        ``groups``: the number of every image's group; there are ``least`` groups or more.
+        ``groups``: the number of every example's group; there are ``least`` groups or more.
         """
         if self.each is None:
-            raise ValueError("single images were not asked for")
-        # Added up on the host in the order of the images: atomic additions on a GPU would differ from run to run.
+            raise ValueError("single examples were not asked for")
+        # Added up on the host in the order of the examples: atomic additions on a GPU would differ from run to run.
         weights = (*self.each.cpu().numpy(), None)
         return np.stack([np.bincount(groups, each, minlength=least) for each in weights])
 
     @torch.no_grad()
     def _run(self) -> None:
         engine, normalise, dtype = self.evaluator.engine, self.evaluator.normalise, self.evaluator.dtype
+        scores = self.evaluator.scores
         self.totals.zero_()
         for part in self._batches():
-            images, labels = self.images[part], self.labels[part]
-            logits = engine.logits(self.x, normalise(images, dtype))
-            wide = logits if logits.dtype == torch.float64 else logits.float()
-            self.totals[0] += F.cross_entropy(wide, labels, reduction="sum")
-            correct = wide.argmax(1) == labels
-            self.totals[1] += correct.sum()
+            inputs = each(self.inputs, lambda value, rows=part: normalise(value[rows], dtype))
+            targets = self.targets[part]
+            outputs = engine.outputs(self.x, inputs, dtype)
+            if self.outputs is not None:
+                self.outputs[part] = wide(outputs)
+            self.totals += scores.totals(outputs, targets)
             if self.each is not None:
-                self.each[0, part] = F.cross_entropy(wide, labels, reduction="none")
-                self.each[1, part] = correct
+                self.each[:, part] = scores.each(outputs, targets)
 
     def _batches(self) -> Iterator[slice]:
         for first, last in pairwise(self.bounds):
@@ -124,11 +142,11 @@ def clients_due(config: Config, number: int) -> bool:
     return bool(config.eval_clients) and (number == config.rounds or number % config.eval_clients == 0)
 
 
-SUMS = (*(metric.name for metric in METRICS), "count")  # over images, of each part
+OWN = "own"  # test examples of clients, next to the parts of the data; records count them as test
 
 
 class Evaluations:
-    """The model ``x`` on what a rank has of each part of the data: its clients' images, and on the root the held-out.
+    """The model ``x`` on what a rank has of each part of the data: its clients' examples, and on the root the held-out.
 
     Evaluations are made when they are first asked for: on a GPU that takes time and memory.
     """
@@ -140,49 +158,164 @@ class Evaluations:
         evaluator: Evaluator,
         x: Tensor,
         data: LocalData,
-        held_out: Mapping[str, tuple[Tensor, Tensor]],
+        held_out: Mapping[str, tuple[Stored, Tensor]],
+        columns: Columns = CLASSIFICATION,
+        sizes: Mapping[str, np.ndarray] | None = None,
     ):
+        """``sizes``: training and, where clients have them, test examples of all clients, by part."""
+        self.columns, self.sizes = columns, sizes or {}
         self.world, self.config, self.evaluator, self.x, self.data = world, config, evaluator, x, data
-        # By part of the data, images and labels; the root has those that belong to no client.
-        self.images = {**({"train": (data.images, data.labels)} if len(data.sizes) else {}), **held_out}
+        self.scores, self.own_tests = evaluator.scores, OWN in self.sizes
+        # By part of the data, inputs and targets; the root has those that belong to no client.
+        self.examples: dict[str, tuple[Stored, Tensor]] = dict(held_out)
+        if len(data.sizes):
+            self.examples["train"] = (data.inputs, data.targets)
+        if data.test is not None and len(data.test.targets):
+            self.examples[OWN] = (data.test.inputs, data.test.targets)
         self.made: dict[str, Evaluation] = {}
-        # With exact sums, clients' images are added up client by client, so that their order is the same on any ranks.
+        self.of_all: dict[str, dict[str, float | None]] = {}  # on the root: by part, metrics of all predictions
+        # With exact sums, clients' examples are added up client by client: their order is the same on any ranks.
         self.by_client = config.sums == "exact"
+        self.nothing = [0.0] * (len(self.scores.columns) + 1)
 
     @property
     def nbytes(self) -> int:
         """Of what belongs to no client."""
-        return sum(tensor.nbytes for part in self.images if part != "train" for tensor in self.images[part])
+        held_out = (pair for part, pair in self.examples.items() if part not in ("train", OWN))
+        return sum(nbytes(inputs) + targets.nbytes for inputs, targets in held_out)
 
     def __call__(self, due: Sequence[str]) -> list[list[float]]:
-        """For each of PARTS the SUMS, zero where it is not due or this rank has nothing of it; collective."""
-        sums = [self._evaluate(part) if part in due else [0.0] * len(SUMS) for part in PARTS]
-        if self.by_client and "train" in due:
-            total = self._train_by_client().sum(1)
-            sums[0] = (total if self.world.rank == 0 else np.zeros_like(total)).tolist()
-        return sums
+        """For each of PARTS the sums and the number of examples, zero where it is not due or this rank has nothing of
+        it; collective."""
+        parts = [*due, *([OWN] if self.own_tests and "test" in due else [])]
+        # A metric of a user's own may fail on one rank alone.
+        together = self.world.collectively if self.scores.own_code else lambda action: action()
+        sums = together(lambda: {part: self._evaluate(part) for part in parts})
+        if self.by_client:
+            for part in sums.keys() & {"train", OWN}:
+                total = self._clients_sums(part).sum(1)
+                sums[part] = (total if self.world.rank == 0 else np.zeros_like(total)).tolist()
+        if self.scores.whole:
+            self.of_all = {part: self._of_all(part) for part in PARTS if part in due}
+        if OWN in sums:
+            sums["test"] = [a + b for a, b in zip(sums["test"], sums[OWN], strict=True)]
+        return [sums.get(part, self.nothing) for part in PARTS]
 
     def _evaluate(self, part: str) -> list[float]:
-        if part not in self.images:
-            return [0.0] * len(SUMS)
+        if part not in self.examples:
+            return self.nothing
         if part not in self.made:
-            each, starts = self.config.eval_clients > 0, [0]
-            if self.by_client and part == "train":
-                each, starts = True, self.data.starts.tolist()
-            self.made[part] = self.evaluator.of(self.x, *self.images[part], each, starts)
+            by_client = self.by_client and part in ("train", OWN)
+            single = by_client or (self.config.eval_clients > 0 and part in ("train", OWN))
+            starts = self._clients(part).starts.tolist() if by_client else [0]
+            self.made[part] = self.evaluator.of(self.x, *self.examples[part], single, starts, self._keeps(part))
         return self.made[part]()
 
-    def by_client_and_class(self) -> tuple[np.ndarray, np.ndarray]:
-        """Of the last evaluation, on the root: SUMS by client, and by class of the test images; collective."""
-        by_class = np.zeros((len(SUMS), 0))
-        if "test" in self.images:
-            labels = self.images["test"][1].cpu().numpy()
-            by_class = self.made["test"].by_group(labels)
-        return self._train_by_client(), by_class
+    def _clients(self, part: str) -> LocalData:
+        """The clients' examples of a part."""
+        data = self.data if part == "train" else self.data.test
+        assert data is not None
+        return data
 
-    def _train_by_client(self) -> np.ndarray:
-        data, by_client = self.data, np.zeros((len(SUMS), self.config.clients))
-        if "train" in self.images:
+    def recorded(self, part: str, sums: Mapping[str, float]) -> dict[str, float | None]:
+        """On the root, the columns of a part of the data, from the sums of all ranks; null where undefined."""
+        values = self.scores.values([sums[name] for name in self.names(part)]) | self.of_all.get(part, {})
+        defined = {name: value for name, value in values.items() if name == "loss" or value == value}
+        return {metric.of(part): defined.get(metric.name) for metric in self.columns.metrics}
+
+    def names(self, part: str) -> list[str]:
+        """Of the sums of a part of the data, and of the number of its examples."""
+        return [f"{part}_{name}" for name in (*self.scores.columns, "count")]
+
+    def clients_values(self) -> dict[str, np.ndarray]:
+        """Of the last evaluation, on the root: the metrics of every client by their columns, NaN where undefined;
+        collective."""
+        parts = {"train": "train", **({"test": OWN} if self.own_tests else {})}
+        sums = {part: self._clients_sums(of) for part, of in parts.items()}
+        of_all = {part: self._clients_of_all(of) if self.scores.whole else () for part, of in parts.items()}
+
+        def values() -> dict[str, np.ndarray]:
+            found: dict[str, np.ndarray] = {}
+            for part in parts:
+                each = self.scores.values_by_column(sums[part])
+                each |= dict(zip(self.scores.whole, of_all[part], strict=True))
+                found |= {f"{part}_{name}": value for name, value in each.items()}
+            return found
+
+        return self.world.on_root(values) or {}
+
+    def _clients_sums(self, part: str) -> np.ndarray:
+        by_client = np.zeros((len(self.scores.columns) + 1, self.config.clients))
+        if part in self.examples:
+            data = self._clients(part)
             groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
-            by_client[:, data.client_ids] = self.made["train"].by_group(groups, len(data.sizes))
+            by_client[:, data.client_ids] = self.made[part].by_group(groups, len(data.sizes))
         return self.world.reduce_sum(by_client)
+
+    def _clients_of_all(self, part: str) -> np.ndarray:
+        """On the root, metrics of all predictions of each client, [metrics, clients]; computed where they are."""
+        values = self.world.collectively(lambda: self._values_of_clients(part))
+        known = self.world.reduce_sum(np.isfinite(values))
+        total = self.world.reduce_sum(np.nan_to_num(values, nan=0.0))
+        return np.where(known > 0, total, np.nan)
+
+    def _values_of_clients(self, part: str) -> np.ndarray:
+        values = np.full((len(self.scores.whole), self.config.clients), np.nan)
+        predicted = self._predicted(part)
+        if predicted is None:
+            return values
+        data, (outputs, targets) = self._clients(part), predicted
+        for client, start, size in zip(data.client_ids, data.starts, data.sizes, strict=True):
+            rows = slice(start, start + size)
+            found = self.scores.of_all(outputs[rows], targets[rows])
+            values[:, client] = [np.nan if value is None else value for value in found.values()]
+        return values
+
+    def _predicted(self, part: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """Outputs and targets of this rank's examples, as the last call has left them; None where it has none."""
+        made = self.made.get(part)
+        if made is None or made.outputs is None:
+            return None
+        return made.outputs.cpu().numpy(), made.targets.cpu().numpy()
+
+    def _keeps(self, part: str) -> bool:
+        """Whether outputs are kept, for metrics of all of them."""
+        count = int(self.sizes[part].sum()) if part in self.sizes else len(self.examples[part][1])
+        return bool(self.scores.whole) and count * prod(self.scores.output_shape) * 4 <= GATHERED
+
+    def _of_all(self, part: str) -> dict[str, float | None]:
+        """On the root, the metrics of all predictions of a part, in the order of the clients; collective."""
+        found = [self._predicted(part)] if part != "train" else []
+        for of in {"train": ["train"], "test": [OWN] * self.own_tests}.get(part, []):
+            if self._keeps(of):
+                found.append(self._gathered(of))
+        known = [each for each in found if each is not None]
+        if self.world.rank == 0 and known:
+            outputs, targets = (np.concatenate(several) for several in zip(*known, strict=True))
+        return self.world.on_root(lambda: self.scores.of_all(outputs, targets) if known else {}) or {}
+
+    def _gathered(self, part: str) -> tuple[np.ndarray, np.ndarray] | None:
+        """On the root, outputs and targets of all clients that ranks have, client by client; collective."""
+        sizes, outputs = self.sizes[part], prod(self.scores.output_shape)
+        starts = np.cumsum(sizes) - sizes
+        targets = self.data.targets
+        table = np.zeros((int(sizes.sum()), 1 + outputs + prod(targets.shape[1:])))
+        if (predicted := self._predicted(part)) is not None:
+            data = self._clients(part)
+            rows = np.concatenate([starts[c] + np.arange(n) for c, n in zip(data.client_ids, data.sizes, strict=True)])
+            table[rows, 0] = 1  # examples of clients that have left are nowhere
+            table[rows, 1 : 1 + outputs] = predicted[0].reshape(len(rows), -1)
+            table[rows, 1 + outputs :] = predicted[1].reshape(len(rows), -1)
+        table = self.world.reduce_sum(table)
+        if self.world.rank != 0:
+            return None
+        table = table[table[:, 0] > 0]
+        kind = np.float64 if self.evaluator.dtype == torch.float64 else np.float32
+        return (
+            table[:, 1 : 1 + outputs].reshape(-1, *self.scores.output_shape).astype(kind),
+            table[:, 1 + outputs :].reshape(-1, *targets.shape[1:]).astype(_numpy_type(targets.dtype)),
+        )
+
+
+def _numpy_type(dtype: torch.dtype) -> np.dtype:
+    return np.dtype(str(dtype).removeprefix("torch."))

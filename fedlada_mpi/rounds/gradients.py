@@ -13,33 +13,35 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from ..gpu.side_stream import SideStream
-from ..models import Network
+from ..models import Network, form
 from ..models.agreement import perturbed
+from ..models.form import Stored
 from ..models.layers import Kernels, Stack
 from ..models.parameters import outputs_with, tied
 from ..settings import Config
 from ..support.errors import UserError, first_line
 from ..support.randomness import Draws
 from ..support.user_code import users_code
+from ..tasks.client_loss import CROSS_ENTROPY, ClientLoss, CrossEntropy
 from .device import refuse_unrepeatable
 
 
 class Engine(ABC):
-    """The gradients and logits of a network, whose parameters are rows of a matrix."""
+    """The gradients and outputs of a network, whose parameters are rows of a matrix."""
 
     network: Network
+    loss: ClientLoss
     kernels: Kernels | None = None  # compiled ones, where they can run
     capturable = True  # as a CUDA graph
     description = "stacked"
 
     @abstractmethod
     def gradients(
-        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
+        self, values: Tensor, grads: Tensor, inputs: Stored, targets: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
         """The losses [C] of ``values`` [C, d] on the batches, and their gradients into ``grads``.
 
@@ -47,12 +49,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def logits(self, x: Tensor, images: Tensor) -> Tensor:
-        """Of one model ``x`` [d] on images [N, H, W, ch]."""
+    def outputs(self, x: Tensor, inputs: Stored, dtype: torch.dtype | None = None) -> Tensor:
+        """Of one model ``x`` [d] on examples [N, ...], with products in ``dtype`` (None: that of x)."""
 
     @abstractmethod
-    def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
-        """What a client with batches of ``images`` takes in addition to its state; 0 where unknown."""
+    def activation_bytes(self, examples: int, dtype: torch.dtype) -> int:
+        """What a client with batches of ``examples`` takes in addition to its state; 0 where unknown."""
 
     def release_buffers(self) -> None:  # noqa: B027  (one engine has none)
         """Let go of buffers that are no longer used."""
@@ -61,21 +63,21 @@ class Engine(ABC):
 COMPUTED_IN = {"fp64": torch.float64, "bf16": torch.bfloat16}  # the other precisions in float32
 
 
-def create_engine(network: Network, config: Config, device: torch.device) -> Engine:
+def create_engine(network: Network, config: Config, device: torch.device, loss: ClientLoss = CROSS_ENTROPY) -> Engine:
     """The engine of ``network`` on ``device``; with compiled kernels where they can run (they sum in float32)."""
     if network.forward is None:
         if config.engine == "stacked":
             raise UserError(f"--engine stacked: {network.untraceable_because}; use --engine generic or auto")
         if config.sums == "exact" and device.type == "cuda":
             refuse_unrepeatable(True)
-        return GenericEngine(network, device, COMPUTED_IN.get(config.precision, torch.float32))
-    engines = [StackedEngine(network, device=device)]
+        return GenericEngine(network, device, COMPUTED_IN.get(config.precision, torch.float32), loss)
+    engines = [StackedEngine(network, device=device, loss=loss)]
     if device.type == "cuda" and config.compile != "off" and config.precision != "fp64":
         # Here, as importing Triton takes time that no other run need spend.
         from ..gpu import layer_kernels
 
         if layer_kernels.available():
-            engines.insert(0, StackedEngine(network, layer_kernels, device))
+            engines.insert(0, StackedEngine(network, layer_kernels, device, loss))
     if device.type == "cpu" or ":" not in network.name:
         return engines[0]
     # Tests compare GPU and CPU on the layers of built-in models; a user's may have others.
@@ -83,7 +85,7 @@ def create_engine(network: Network, config: Config, device: torch.device) -> Eng
     for engine in engines:
         if differs:
             engine.description = f"stacked, without compiled kernels, with which the gradient of {differs} is another"
-        differs = different_gradient(engine, StackedEngine(network))
+        differs = different_gradient(engine, StackedEngine(network, loss=loss))
         if not differs:
             return engine
     raise UserError(f"--model {network.name}: the GPU's gradient of {differs} is not the CPU's: use --engine generic")
@@ -103,7 +105,7 @@ def _full_float32() -> Iterator[None]:
             switch.allow_tf32 = allowed
 
 
-TRIAL = (2, 4)  # clients, images
+TRIAL = (2, 4)  # clients, examples
 CLOSE, NEGLIGIBLE = 1e-2, 1e-5  # of a parameter's gradient, and of all of them
 
 
@@ -112,14 +114,14 @@ def different_gradient(engine: StackedEngine, reference: StackedEngine) -> str:
     network = engine.network
     draw = torch.Generator().manual_seed(0)
     values = torch.stack([perturbed(network, torch.float32, draw) for _ in range(TRIAL[0])])
-    images = torch.randn(*TRIAL, *network.image_shape, generator=draw)
-    labels, weight = torch.zeros(TRIAL, dtype=torch.int64), torch.full(TRIAL, 1 / TRIAL[1])
+    inputs, targets = network.form.random(*TRIAL, draw=draw), engine.loss.targets_like(*TRIAL)
+    weight = torch.full(TRIAL, 1 / TRIAL[1])
     found = []
     with _full_float32():
         for each in (engine, reference):
             device = each.side_stream.device
             grads, keys = torch.zeros_like(values, device=device), torch.arange(TRIAL[0], device=device)
-            batch = images.to(device), labels.to(device), weight.to(device)
+            batch = form.each(inputs, lambda value, to=device: value.to(to)), targets.to(device), weight.to(device)
             each.gradients(values.to(device), grads, *batch, keys)
             each.release_buffers()
             found.append(grads.cpu())
@@ -132,20 +134,16 @@ def different_gradient(engine: StackedEngine, reference: StackedEngine) -> str:
     return ""
 
 
-def weighted_loss(logits: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-    """Cross-entropy of every client, [C]; ``weight`` is 1/n, and 0 for padding."""
-    return (image_losses(logits, labels) * weight).sum(-1)
-
-
-def image_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy of every image, in the shape of ``labels``."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(wide.flatten(0, -2), labels.flatten(), reduction="none").view_as(labels)
-
-
 class StackedEngine(Engine):
-    def __init__(self, network: Network, kernels: Kernels | None = None, device: torch.device | str = "cpu"):
+    def __init__(
+        self,
+        network: Network,
+        kernels: Kernels | None = None,
+        device: torch.device | str = "cpu",
+        loss: ClientLoss = CROSS_ENTROPY,
+    ):
         assert network.forward is not None
+        self.loss = loss
         self.network, self.forward, self.kernels = network, network.forward, kernels
         self.description = "stacked" if kernels is None else "stacked, compiled kernels"
         self.side_stream = SideStream(device)
@@ -154,7 +152,7 @@ class StackedEngine(Engine):
         self._stacks: dict[tuple[int, int, int], Stack] = {}
 
     def gradients(
-        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
+        self, values: Tensor, grads: Tensor, inputs: Stored, targets: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
         key = (values.data_ptr(), grads.data_ptr(), len(values))
         if key not in self._stacks:
@@ -165,26 +163,27 @@ class StackedEngine(Engine):
         stack.training = keys is not None
         stack.draws = Draws(keys, stacked=True) if keys is not None and self.network.draws else None
         with torch.enable_grad():
-            logits = self.forward(stack, images)
-            if self.kernels is None:
-                losses = weighted_loss(logits, labels, weight)
+            outputs = self.forward(stack, inputs)
+            if self.kernels is None or not isinstance(self.loss, CrossEntropy):
+                losses = self.loss(outputs, targets, weight)
                 losses.sum().backward()
             else:
-                losses, dlogits = self.kernels.cross_entropy(logits.detach(), labels, weight)
-                logits.backward(dlogits)
+                losses, gradient = self.kernels.cross_entropy(outputs.detach(), targets, weight)
+                outputs.backward(gradient)
         self.side_stream.join()
         return losses.detach()
 
-    def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
-        return self.network.activation_bytes(image_shape, images, dtype) if images else 0
+    def activation_bytes(self, examples: int, dtype: torch.dtype) -> int:
+        return self.network.activation_bytes(examples, dtype) if examples else 0
 
     def release_buffers(self) -> None:
         self._stacks.clear()
 
     @torch.no_grad()
-    def logits(self, x: Tensor, images: Tensor) -> Tensor:
-        live = x[: self.network.layout.live]
-        return self.forward(self._stack(live.to(images.dtype).unsqueeze(0), None), images.unsqueeze(0))[0]
+    def outputs(self, x: Tensor, inputs: Stored, dtype: torch.dtype | None = None) -> Tensor:
+        live = x[: self.network.layout.live].to(dtype or x.dtype)
+        assert isinstance(inputs, Tensor)
+        return self.forward(self._stack(live.unsqueeze(0), None), inputs.unsqueeze(0))[0]
 
     def _stack(self, values: Tensor, grads: Tensor | None) -> Stack:
         if values.dtype not in self._constants:  # kept, as a captured graph must not copy them from the host
@@ -203,9 +202,15 @@ class GenericEngine(Engine):
     One after another is how clients train where vmap does not take the module and, on a CPU, where it does not pay.
     """
 
-    def __init__(self, network: Network, device: torch.device | str = "cpu", computed_in: torch.dtype = torch.float32):
+    def __init__(
+        self,
+        network: Network,
+        device: torch.device | str = "cpu",
+        computed_in: torch.dtype = torch.float32,
+        loss: ClientLoss = CROSS_ENTROPY,
+    ):
         """Tried with numbers of the type ``computed_in``, as a run has them."""
-        self.network, self.device = network, torch.device(device)
+        self.network, self.device, self.loss = network, torch.device(device), loss
         network.module.to(device)
         self.tied = tied(network.module)
         self.constants: dict[torch.dtype, dict[str, Tensor]] = {}
@@ -227,13 +232,14 @@ class GenericEngine(Engine):
         """A step of two clients."""
         values = self.network.initial(dtype).to(self.device).expand(2, -1).clone()
         draw = torch.Generator().manual_seed(0)
-        images = torch.randn(2, 2, *self.network.image_shape, generator=draw).to(self.device, dtype)
-        labels = torch.zeros(2, 2, dtype=torch.int64, device=self.device)
-        weight, keys = torch.ones_like(labels, dtype=values.dtype), torch.arange(2, device=self.device)
+        drawn = self.network.form.random(2, 2, draw=draw)
+        inputs = form.each(drawn, lambda value: value.to(self.device, dtype if value.is_floating_point() else None))
+        targets = self.loss.targets_like(2, 2).to(self.device)
+        weight, keys = torch.ones(2, 2, dtype=dtype, device=self.device), torch.arange(2, device=self.device)
 
         gradients = self._at_once if self.capturable else self._one_by_one
         with Draws(keys if self.capturable else keys[:1], stacked=self.capturable) as in_training:
-            gradients(values, torch.zeros_like(values), images, labels, weight, keys)
+            gradients(values, torch.zeros_like(values), inputs, targets, weight, keys)
         self._rows.clear()
         self.draws = in_training.count > 0
 
@@ -242,27 +248,30 @@ class GenericEngine(Engine):
         if self.network.module.training != training:
             self.network.module.train(training)
 
-    def _forward(self, parameters: dict[str, Tensor], images: Tensor) -> Tensor:
-        if images.dtype not in self.constants:
-            self.constants[images.dtype] = {
-                name: value.to(self.device, images.dtype if value.is_floating_point() else value.dtype)
+    def _forward(self, parameters: dict[str, Tensor], inputs: Stored) -> Tensor:
+        dtype = next(iter(parameters.values())).dtype
+        if dtype not in self.constants:
+            self.constants[dtype] = {
+                name: value.to(self.device, dtype if value.is_floating_point() else value.dtype)
                 for name, value in self.network.constants.items()
             }
-        values = {**self.constants[images.dtype], **parameters}
-        return outputs_with(self.network.module, values, self.tied, images)
+        values = {**self.constants[dtype], **parameters}
+        return outputs_with(self.network.module, values, self.tied, self.network.form, inputs)
 
-    def _loss(self, parameters: dict[str, Tensor], images: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
-        return weighted_loss(self._forward(parameters, images), labels, weight)
+    def _loss(self, parameters: dict[str, Tensor], inputs: Stored, targets: Tensor, weight: Tensor) -> Tensor:
+        """Of one client."""
+        outputs = self._forward(parameters, inputs)
+        return self.loss(outputs.unsqueeze(0), targets.unsqueeze(0), weight.unsqueeze(0))[0]
 
     def gradients(
-        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
+        self, values: Tensor, grads: Tensor, inputs: Stored, targets: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
         pays = self.device.type == "cuda" or (
-            len(values) >= VMAP_CLIENTS and labels.shape[1] * self.network.work <= VMAP_WORK
+            len(values) >= VMAP_CLIENTS and weight.shape[1] * self.network.work <= VMAP_WORK
         )
         gradients = self._at_once if self.capturable and pays else self._one_by_one
         with self._unchanged(values):
-            return gradients(values, grads, images, labels, weight, keys)
+            return gradients(values, grads, inputs, targets, weight, keys)
 
     @contextmanager
     def _unchanged(self, values: Tensor) -> Iterator[None]:
@@ -279,33 +288,34 @@ class GenericEngine(Engine):
         return Draws(keys, stacked) if self.draws and keys is not None else nullcontext()
 
     def _at_once(
-        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
+        self, values: Tensor, grads: Tensor, inputs: Stored, targets: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
         self._set_mode(training=keys is not None)
         layout = self.network.layout
         gradient = vmap(grad_and_value(self._loss), randomness="different")
         with self._draws(keys, stacked=True):
-            computed, losses = gradient(layout.views(values), images, labels, weight)
+            computed, losses = gradient(layout.views(values), inputs, targets, weight)
         for name, target in layout.views(grads).items():
             target.copy_(computed[name])
         return losses
 
     @torch.no_grad()  # but for the forward pass; materialised gradients of unused parameters may require gradients
     def _one_by_one(
-        self, values: Tensor, grads: Tensor, images: Tensor, labels: Tensor, weight: Tensor, keys: Tensor | None
+        self, values: Tensor, grads: Tensor, inputs: Stored, targets: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
         self._set_mode(training=keys is not None)
-        each = []
+        losses = []
         each_key: Sequence[Tensor | None] = [None] * len(values) if keys is None else keys.split(1)
-        clients = zip(self._leaves(values, grads), images, labels, weight, each_key, strict=True)
-        for (parameters, targets), client_images, client_labels, client_weight, key in clients:
+        clients = zip(self._leaves(values, grads), targets, weight, each_key, strict=True)
+        for client, ((parameters, places), client_targets, client_weight, key) in enumerate(clients):
+            client_inputs = form.each(inputs, lambda value, row=client: value[row])
             with torch.enable_grad(), self._draws(key, stacked=False):
-                losses = image_losses(self._forward(parameters, client_images), client_labels)
+                loss = self._loss(parameters, client_inputs, client_targets, client_weight)
                 leaves = tuple(parameters.values())
-                computed = torch.autograd.grad(losses, leaves, client_weight, allow_unused=True, materialize_grads=True)
-            torch._foreach_copy_(targets, computed)
-            each.append(losses.detach())
-        return (torch.stack(each) * weight).sum(-1)
+                computed = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+            torch._foreach_copy_(places, computed)
+            losses.append(loss.detach())
+        return torch.stack(losses)
 
     def _leaves(self, values: Tensor, grads: Tensor) -> list[tuple[dict[str, Tensor], list[Tensor]]]:
         """Every client's parameters, as leaves that share the memory of ``values``, and where their gradients go."""
@@ -321,23 +331,27 @@ class GenericEngine(Engine):
     def release_buffers(self) -> None:
         self._rows.clear()
 
-    def activation_bytes(self, image_shape: tuple[int, ...], images: int, dtype: torch.dtype) -> int:
+    def activation_bytes(self, examples: int, dtype: torch.dtype) -> int:
         """Tried on a GPU, as a user's own layers are unknown; 0 on a CPU."""
         device = self.device
-        if device.type != "cuda" or not images:
+        if device.type != "cuda" or not examples:
             return 0
         values, grads = (torch.zeros(1, self.network.layout.size, dtype=dtype, device=device) for _ in range(2))
-        batch = torch.zeros(1, images, *image_shape, dtype=dtype, device=device)
-        labels = torch.zeros(1, images, dtype=torch.int64, device=device)
+        batch = self.network.form.zeros(1, examples, dtype=dtype, device=device)
+        targets = self.loss.targets_like(1, examples).to(device)
+        weight, keys = (
+            torch.ones(1, examples, dtype=dtype, device=device),
+            torch.zeros(1, dtype=torch.int64, device=device),
+        )
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        self.gradients(values, grads, batch, labels, torch.ones_like(labels, dtype=dtype), labels[:, 0])
+        self.gradients(values, grads, batch, targets, weight, keys)
         self.release_buffers()
-        return torch.cuda.max_memory_allocated(device) - before + batch.nbytes
+        return torch.cuda.max_memory_allocated(device) - before + form.nbytes(batch)
 
     @torch.no_grad()
-    def logits(self, x: Tensor, images: Tensor) -> Tensor:
+    def outputs(self, x: Tensor, inputs: Stored, dtype: torch.dtype | None = None) -> Tensor:
         self._set_mode(training=False)
-        values = x.to(images.dtype)
+        values = x.to(dtype or x.dtype)
         with self._unchanged(values):
-            return self._forward(self.network.layout.views(values), images)
+            return self._forward(self.network.layout.views(values), inputs)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..algorithms import Round
 from ..algorithms.hook_draws import server_draws
-from ..rundir.columns import ALL_PHASES, METRICS, PARTS, ordered
+from ..rundir.columns import ALL_PHASES, PARTS
 from ..support import rng
 from .batches import local_steps
 from .costs import bytes_of
@@ -34,7 +34,7 @@ class Server:
         """``watchers``: of the root alone, behind those that every rank has."""
         self.silo, self.world, self.config, self.algorithm = silo, silo.world, silo.config, silo.algorithm
         self.watchers = [*silo.watchers, *watchers]
-        self.validates = "val" in silo.evaluations.images
+        self.validates = "val" in silo.evaluations.examples
         self.empty_rounds = 0
 
     def run(self, start: int) -> str:
@@ -127,7 +127,7 @@ class Server:
         """Complete the record of a round; returns whether a watcher stops the run."""
         for watcher in self.watchers:
             record |= watcher.columns(done)
-        record = ordered(record)
+        record = self.silo.evaluations.columns.ordered(record)
         answers = [watcher.recorded(record) for watcher in self.watchers]
         return False in answers
 
@@ -142,8 +142,7 @@ class Server:
             "local_loss": done.sums["loss"] / r.participants if r.participants else None,
         }
         for part in PARTS if self.validates else PARTS[:-1]:
-            count = done.sums[f"{part}_count"]
-            record |= {m.of(part): done.sums[f"{part}_{m.name}"] / count if count else None for m in METRICS}
+            record |= silo.evaluations.recorded(part, done.sums)
         # Clients that are left out have received, but nothing of theirs is sent.
         received, sent = len(done.participants), r.participants
         if not self.algorithm.communicates(r.t):

@@ -23,12 +23,9 @@ from ..support.signals import stop_requested
 from .aggregate import Aggregation
 from .costs import RankMemory
 from .device import synchronize
-from .evaluate import SUMS, Evaluations
+from .evaluate import Evaluations
 from .trainer import Trainer
 from .watcher import Order, Watcher
-
-# What every rank reports after a round, before the numbers of the watchers and its phase times.
-NUMBERS = ("loss", *(f"{part}_{name}" for part in PARTS for name in SUMS), "stop", "wait", "nonfinite")
 
 MAX_EMPTY_ROUNDS = 10  # in a row without a finite client, after which --on-nonfinite skip ends the run
 
@@ -76,7 +73,11 @@ class Silo:
     @property
     def numbers(self) -> tuple[str, ...]:
         """The names of what ``report`` gathers, but for the phase times."""
-        return (*NUMBERS, *chain.from_iterable(watcher.names for watcher in self.watchers))
+        evaluated = chain.from_iterable(map(self.evaluations.names, PARTS))
+        return (
+            *("loss", *evaluated, "stop", "wait", "nonfinite"),
+            *chain.from_iterable(watcher.names for watcher in self.watchers),
+        )
 
     @property
     def memory(self) -> RankMemory:

@@ -22,11 +22,12 @@ from ..algorithms.hook_draws import client_draws, client_keys
 from ..algorithms.step import local_step
 from ..gpu.graphs import Capture
 from ..gpu.side_stream import SideStream
+from ..models.form import Stored, each
 from ..settings import Config
 from ..support import rng
 from ..support.errors import UserError
 from .aggregate import Collector, Part, Sent
-from .batches import Batch, LocalData, Plan, all_batches, gather, local_steps, plan
+from .batches import Batch, LocalData, Normaliser, Plan, all_batches, gather, local_steps, plan
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .costs import chunk_count, stack_width
 from .gradients import Engine
@@ -176,9 +177,10 @@ class Trainer:
         self.engine.gradients(_values(c), c.g, *self._drawn(batch))
         c.full_g.add_(c.g)
 
-    def _drawn(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Images, labels, weights and keys, as ``Engine.gradients`` takes them."""
-        return self.gather(batch), batch.labels, batch.weight, batch.keys
+    def _drawn(self, batch: Batch) -> tuple[Stored, Tensor, Tensor, Tensor]:
+        """Inputs, targets, weights and keys, as ``Engine.gradients`` takes them."""
+        targets = batch.labels if self.data.labels is not None else self.data.targets[batch.index]
+        return self.gather(batch), targets, batch.weight, batch.keys
 
     def _step(self, parts: Parts, batch: Batch) -> None:
         """One local step of the clients in ``parts``."""
@@ -206,12 +208,14 @@ class Trainer:
             for each, _ in parts:
                 each.k.add_(1)
 
-    def gather(self, b: Batch) -> Tensor:
+    def gather(self, b: Batch) -> Stored:
         """The batch of a step, augmented and normalised, in the type that products are computed in."""
-        images, normalise, kernels = self.data.images, self.data.normalise, self.engine.kernels
+        inputs, normalise, kernels = self.data.inputs, self.data.normalise, self.engine.kernels
+        if not isinstance(normalise, Normaliser) or not isinstance(inputs, Tensor):
+            return each(inputs, lambda values: normalise(values[b.index], self.compute))
         if kernels is not None:
-            return kernels.gather(images, b.index, b.flip, b.down, b.right, normalise.mean, normalise.std, self.compute)
-        return gather(images, b, normalise, self.compute, self.config.augment == "paper")
+            return kernels.gather(inputs, b.index, b.flip, b.down, b.right, normalise.mean, normalise.std, self.compute)
+        return gather(inputs, b, normalise, self.compute, self.config.augment == "paper")
 
     def _finish(
         self,

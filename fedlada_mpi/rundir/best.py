@@ -16,20 +16,25 @@ from torch import Tensor
 
 from ..support import disk
 from . import checkpoint
-from .columns import LOSS, OBJECTIVE
+from .columns import CLASSIFICATION, LOSS, Columns
 from .results import BEST, write_model
 
 # Names in a checkpoint: the vector, and the record of its round.
 _X, _RECORD = "run/best", "run/best_record"
-_VALUE = OBJECTIVE.of("val")
-_RECORDED = ("round", _VALUE, LOSS.of("val"), OBJECTIVE.of("test"))
 
 
 class Best:
     """The best round so far; ``state_dict`` makes the content of a model file from a vector ``x``."""
 
-    def __init__(self, out: Path, resumed_at: int, like: Tensor, state_dict: Callable[[Tensor], Mapping[str, Tensor]]):
-        self.path, self.state_dict = out / BEST, state_dict
+    def __init__(
+        self,
+        out: Path,
+        resumed_at: int,
+        like: Tensor,
+        state_dict: Callable[[Tensor], Mapping[str, Tensor]],
+        columns: Columns = CLASSIFICATION,
+    ):
+        self.path, self.state_dict, self.objective = out / BEST, state_dict, columns.objective
         self.x: Tensor | None = None
         self.record: dict[str, Any] | None = None
         self.changed = False
@@ -49,10 +54,13 @@ class Best:
 
     def add(self, record: Mapping[str, Any], x: Tensor) -> None:
         """Take the model of a round, if it is better than all before; of equals the first counts."""
-        if record[_VALUE] is None or (self.record and not OBJECTIVE.better(record[_VALUE], self.record[_VALUE])):
+        column = self.objective.of("val")
+        value = record[column]
+        if value is None or (self.record and not self.objective.better(value, self.record[column])):
             return
         self.x = x.clone() if self.x is None else self.x.copy_(x)
-        self.record, self.changed = {name: record[name] for name in _RECORDED}, True
+        recorded = dict.fromkeys(("round", column, LOSS.of("val"), self.objective.of("test")))
+        self.record, self.changed = {name: record[name] for name in recorded}, True
 
     def write(self) -> None:
         """Replace the file, if there is something new."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..support import disk
 from ..support.inputs import parse_json, read_bytes
-from .columns import ALL_PHASES, EVALUATED, NUMBERS, OBJECTIVE, OPTIONAL, TABLES, TOTALS
+from .columns import ALL_PHASES, CLASSIFICATION, TABLES, TOTALS, Columns
 from .files import to_json, write_atomically
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def read(out: Path) -> bytes:
     return content
 
 
-def parse(content: bytes) -> tuple[list[dict[str, Any]], int]:
+def parse(content: bytes, columns: Columns = CLASSIFICATION) -> tuple[list[dict[str, Any]], int]:
     """The records of a metrics file in the order of the rounds, and how many lines are not records.
 
     A last line without its end is ignored: the run was killed, or is writing it. Of a round that was done twice, the
@@ -79,8 +79,9 @@ def parse(content: bytes) -> tuple[list[dict[str, Any]], int]:
         values = parse_json(b"[" + b",".join(lines) + b"]")
     except ValueError:
         values = [value for line in lines if (value := _line(line)) is not None]
-    if not all(map(_is_record, values)):
-        values = [value for value in values if _is_record(value)]
+    numbers = (*columns.numbers, *columns.optional)
+    if not all(_is_record(value, numbers) for value in values):
+        values = [value for value in values if _is_record(value, numbers)]
     by_round = {record["round"]: record for record in values}
     return [by_round[t] for t in sorted(by_round)], len(lines) - len(values)
 
@@ -92,7 +93,7 @@ def _line(line: bytes) -> Any:
         return None
 
 
-def _is_record(value: Any) -> bool:
+def _is_record(value: Any, numbers: tuple[str, ...]) -> bool:
     """Whether a value of a metrics file has a round, and all its fields the types that a run writes."""
     return (
         isinstance(value, dict)
@@ -100,7 +101,7 @@ def _is_record(value: Any) -> bool:
         and 0 < value["round"] < 2**31
         and _are_participants(value.get("participants"))
         and all(isinstance(value.get(name) or {}, dict) for name in TABLES)
-        and _are_numbers([*map(value.get, (*NUMBERS, *OPTIONAL)), *(value.get("seconds") or {}).values()])
+        and _are_numbers([*map(value.get, numbers), *(value.get("seconds") or {}).values()])
         and all(_is_row(row) for row in (value.get("seconds_by_rank") or {}).values())
     )
 
@@ -123,9 +124,9 @@ def _is_row(values: Any) -> bool:
     return values is None or (isinstance(values, list) and None not in values and _are_numbers(values))
 
 
-def _is_complete(record: dict[str, Any]) -> bool:
+def _is_complete(record: dict[str, Any], numbers: tuple[str, ...]) -> bool:
     """Whether a record has everything that the summary and the last lines of a run need."""
-    missing = {*NUMBERS, "participants", *TABLES} - record.keys()
+    missing = {*numbers, "participants", *TABLES} - record.keys()
     if missing or not all(set(names) <= (record[table] or {}).keys() for table, names in TABLES.items()):
         return False
     summed = [*(record[name] for name in TOTALS), *(record["seconds"][phase] for phase in ALL_PHASES)]
@@ -151,9 +152,10 @@ class Recorder:
         resumed_at: int,
         sinks: Sinks | None = None,
         known: list[dict[str, Any]] | None = None,
+        columns: Columns = CLASSIFICATION,
     ):
         """``known``: the records up to there; by default those in the file, as older checkpoints have none."""
-        self.path, self.sinks = out / METRICS, sinks
+        self.path, self.sinks, self.columns = out / METRICS, sinks, columns
         self.records = list(known or [])
         self.left_out = 0
         self.note = ""
@@ -168,8 +170,8 @@ class Recorder:
         self._write(b"".join(lines))
 
     def _read(self, until: int) -> None:
-        records, self.left_out = parse(self._content())
-        complete = [record for record in records if _is_complete(record)]
+        records, self.left_out = parse(self._content(), self.columns)
+        complete = [record for record in records if _is_complete(record, self.columns.numbers)]
         self.left_out += len(records) - len(complete)
         self.records = [record for record in complete if record["round"] <= until]
         notes = []
@@ -190,7 +192,7 @@ class Recorder:
 
     def _keep_if_different(self, expected: bytes) -> None:
         content = self._content()
-        if content.startswith(expected) and not parse(content[len(expected) :])[1]:
+        if content.startswith(expected) and not parse(content[len(expected) :], self.columns)[1]:
             return
         self.note = f"{METRICS} was not as this run had left it: it is written again from the checkpoint"
         if content:
@@ -222,7 +224,7 @@ class Recorder:
             self.file.flush()
             self.size += len(line)
         if self.sinks is not None:
-            self.sinks.add(record["round"], plotted(record))
+            self.sinks.add(record["round"], plotted(record, self.columns))
 
     def is_missing(self) -> bool:
         """Whether the file is not there, or not as it was written."""
@@ -266,20 +268,20 @@ def unpacked(packed: bytes) -> list[dict[str, Any]]:
     return [parse_json(line) for line in zlib.decompressobj().decompress(packed).splitlines()]
 
 
-def plotted(record: dict[str, Any]) -> dict[str, float]:
+def plotted(record: dict[str, Any], columns: Columns = CLASSIFICATION) -> dict[str, float]:
     """What TensorBoard and the like show of a round."""
-    names = ("local_loss", "consistency", "lr", *EVALUATED, *OPTIONAL)
+    names = ("local_loss", "consistency", "lr", *columns.evaluated, *columns.optional)
     return {name: record[name] for name in names if record.get(name) is not None}
 
 
-def summarise(records: list[dict[str, Any]], targets: list[float]) -> dict[str, Any]:
+def summarise(records: list[dict[str, Any]], targets: list[float], columns: Columns = CLASSIFICATION) -> dict[str, Any]:
     """Best and final results, the first round at each target (null: not reached), and what was spent."""
-    objective, column = OBJECTIVE, OBJECTIVE.of("test")
+    objective, column = columns.objective, columns.objective.of("test")
     evaluated = [r for r in records if r.get(column) is not None]
     best = objective.best(evaluated)
     return {
         "rounds": records[-1]["round"] if records else 0,
-        "final": {name: evaluated[-1][name] for name in ("round", *EVALUATED)} if evaluated else None,
+        "final": {name: evaluated[-1][name] for name in ("round", *columns.evaluated)} if evaluated else None,
         "best": {"round": best["round"], column: best[column]} if best else None,
         "targets": {
             f"{t:g}": next((r["round"] for r in evaluated if objective.reached(r[column], t)), None) for t in targets

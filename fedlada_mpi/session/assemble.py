@@ -11,29 +11,34 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import algorithms, models, mpi
+from .. import algorithms, models, mpi, tasks
 from ..algorithms import Vectors
 from ..data.datasets import ensure
 from ..data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from ..data.owners import Ownership
-from ..data.rows import named
-from ..data.shards import check_files, files_of, read_clients, read_test
+from ..data.rows import Inputs
+from ..data.shards import Shard, check_files, files_of, padded_inputs, read_clients, read_test
 from ..gpu.graphs import capture_on
+from ..models.form import Stored
 from ..models.initial import load_initial
-from ..models.parameters import tensors
+from ..models.parameters import dtype_of, tensors
 from ..mpi.plan import plan_transport
 from ..rounds import aggregate
-from ..rounds.batches import LocalData, Normaliser
+from ..rounds.batches import LocalData, Normalise, Normaliser, as_stored, on_device, tensor_of
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
-from ..rounds.evaluate import BATCH, Evaluations, Evaluator
+from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator
 from ..rounds.gradients import create_engine
 from ..rounds.silo import Silo
 from ..rounds.trainer import Trainer
 from ..rounds.vectors import named_rows
 from ..rundir import checkpoint, provenance
+from ..rundir.client_values import Clients
+from ..rundir.columns import Columns, of_task
 from ..rundir.sinks import check_installed
 from ..settings import Config
 from ..support.errors import UserError
+from ..tasks import Task
+from ..tasks.own import objective_of
 
 
 class Session:
@@ -65,6 +70,8 @@ class Session:
             # Stacks of one client, unless wider ones are asked for: the same on any number of ranks (``stack_width``).
             config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.config, self.dtype = config, set_precision(config.precision)
+        self.about = self.manifest.about()
+        self.task = world.collectively(self._task)
         world.collectively(self._verify)
         data = world.collectively(self._local_data)
         held_out = world.on_root(self._held_out) or {}
@@ -77,13 +84,24 @@ class Session:
         if ":" in config.model:
             self._refuse_different_models()
         self.algorithm = world.collectively(lambda: algorithms.create(config, self.network.layout.tensors))
+        self.scores = world.collectively(lambda: tasks.scores(self.task, self._output_shape()))
+        self.columns = self._columns()
+        self.config.columns = self.columns.record()
         self.silo = self._silo(data, held_out)
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
         self.ranks = world.allgather_json(here)
 
-    def _silo(self, data: LocalData, held_out: dict[str, tuple[Tensor, Tensor]]) -> Silo:
+    @property
+    def clients(self) -> Clients:
+        """Who the clients are, for their own records."""
+        m = self.manifest
+        tested = m.test_sizes if m.test_sizes.any() else None
+        return Clients(m.sizes, m.places[0] + 1, tested, m.client_names, self.columns)
+
+    def _silo(self, data: LocalData, held_out: dict[str, tuple[Stored, Tensor]]) -> Silo:
         world, config, a, device, dtype = self.world, self.config, self.algorithm, self.device, self.dtype
-        engine = world.collectively(lambda: create_engine(self.network, config, device))
+        loss = tasks.client_loss(self.task)
+        engine = world.collectively(lambda: create_engine(self.network, config, device, loss))
         capture = capture_on(device) if engine.capturable else None
         trainer = world.collectively(lambda: Trainer(config, a, engine, data, device, dtype, capture))
         size = self.network.layout.size
@@ -93,19 +111,40 @@ class Session:
         # The root's own vectors are on every rank where any may have to serve.
         private = a.private if world.rank == 0 or world.tolerant else ()
         s = Vectors(**named_rows((*a.down, *a.derived, *private), size, dtype, device))
-        evaluator = Evaluator(engine, data.normalise, trainer.compute, capture)
-        evaluations = Evaluations(world, config, evaluator, s.x, data, held_out)
+        evaluator = Evaluator(engine, data.normalise, trainer.compute, capture, self.scores)
+        tested = self.clients.test_sizes
+        sizes = {"train": self.manifest.sizes} | ({} if tested is None else {OWN: tested})
+        evaluations = Evaluations(world, config, evaluator, s.x, data, held_out, self.columns, sizes)
         aggregation = aggregate.create(world, config, a, transport, dtype)
         about = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
         return Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *about)
 
+    def _task(self) -> Task:
+        """What is learned, from data that fits it."""
+        c = self.config
+        if not self.about.image and c.augment == "paper":
+            raise UserError("--augment paper: flips and crops are for images, and this data has none: leave it out")
+        return tasks.create(c.task, self.about, c.loss, c.metrics)
+
+    def _columns(self) -> Columns:
+        shown = {name: (m.title, m.percent) for name, m in self.scores.metrics.items()}
+        return of_task(shown, *objective_of(self.task, self.config.objective))
+
     def _network(self) -> models.Network:
-        c, m = self.config, self.manifest
-        stacked = c.engine != "generic"
-        network = models.build(c.model, m.classes, m.image_shape, c.activation, c.seed, stacked, c.norm, c.smu_mu)
+        c = self.config
+        about = (c.model, self.task.outputs(), self.about)
+        network = models.build(*about, c.activation, c.seed, c.engine != "generic", c.norm, c.smu_mu)
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
             load_initial(Path(c.init), network, self.dtype, c.init_partial)
         return network
+
+    def _output_shape(self) -> tuple[int, ...]:
+        """Of the model, for one example."""
+        if (asked := self.task.outputs()) is not None:
+            return asked
+        arguments, named = self.network.form.seen(self.network.form.zeros(1, dtype=dtype_of(self.network.module)))
+        with torch.no_grad():
+            return tuple(self.network.module.eval()(*arguments, **named).shape[1:])
 
     def _images_per_step(self) -> int:
         """That a rank's threads share, the same number on all ranks; an evaluation's batch has a forward pass only."""
@@ -131,24 +170,34 @@ class Session:
         check_files(self.manifest, [name for name, rank in first.items() if rank == self.world.rank])
 
     def _local_data(self) -> LocalData:
-        m, dtype = self.manifest, self.dtype
-        shard = read_clients(m, self.owners.clients_of[self.world.rank], verify=False)
-        normalise = Normaliser(*(torch.tensor(v, dtype=dtype, device=self.device) for v in (m.mean, m.std)))
-        images, labels = (torch.from_numpy(a).to(self.device) for a in (named(shard.inputs)[""], shard.targets))
-        largest = int(m.sizes.max()) if self.config.sums == "exact" else 0
-        return LocalData(
-            images, labels, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise, largest
-        )
+        shard = read_clients(self.manifest, self.owners.clients_of[self.world.rank], verify=False)
+        largest = int(self.manifest.sizes.max()) if self.config.sums == "exact" else 0
+        data = self._on_device(shard)
+        data.largest = largest
+        if shard.test is not None:
+            data.test = self._on_device(shard.test)
+        return data
 
-    def _held_out(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Images and labels that belong to no client: the test set and, if there is one, the validation set."""
-        files = {"test": TEST_FILE, **({"val": VALIDATION_FILE} if self.manifest.validation else {})}
-        arrays = {part: read_test(self.manifest, name=name) for part, name in files.items()}
-        return {
-            part: (torch.from_numpy(named(found[0])[""]).to(self.device), torch.from_numpy(found[1]).to(self.device))
-            for part, found in arrays.items()
-            if found is not None
-        }
+    def _on_device(self, shard: Shard) -> LocalData:
+        m, floats = self.manifest, self.dtype
+        normalise: Normalise = as_stored
+        if self.about.image:
+            normalise = Normaliser(*(torch.tensor(v, dtype=floats, device=self.device) for v in (m.mean, m.std)))
+        inputs, targets = self._moved(shard.inputs, shard.targets)
+        return LocalData(inputs, targets, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise)
+
+    def _moved(self, inputs: Inputs, targets: np.ndarray) -> tuple[Stored, Tensor]:
+        """Arrays on the device, in the types that a run computes with; images stay as they are."""
+        floats = None if self.about.image else self.dtype
+        arrays = padded_inputs(self.manifest.arrays, inputs)
+        self.task.check_targets(targets, str(self.manifest.root))
+        return on_device(arrays, self.device, floats), tensor_of(targets, self.device, self.dtype)
+
+    def _held_out(self) -> dict[str, tuple[Stored, Tensor]]:
+        """Inputs and targets that belong to no client: the test set and, if there is one, the validation set."""
+        files = {"test": TEST_FILE, "val": VALIDATION_FILE}
+        found = {part: read_test(self.manifest, name=name) for part, name in files.items()}
+        return {part: self._moved(*rows) for part, rows in found.items() if rows is not None}
 
     def trained_module(self) -> nn.Module:
         """The network's own module, on the CPU, with the values of the last round."""

@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ..rounds.watcher import Watcher
-from ..rundir.columns import LOSS, OBJECTIVE, TOTALS
+from ..rundir.columns import CLASSIFICATION, LOSS, TOTALS, Columns
 from ..support.launcher import TERMINAL
 
 
@@ -52,8 +52,8 @@ def _without_taking(path: str, flags: int) -> int:
 class Progress(Watcher):
     """A line per evaluation, and on a terminal a bar below them with the time at which the run will end."""
 
-    def __init__(self, rounds: int, start: int, quiet: bool = False):
-        self.rounds, self.quiet = rounds, quiet
+    def __init__(self, rounds: int, start: int, quiet: bool = False, columns: Columns = CLASSIFICATION):
+        self.rounds, self.quiet, self.objective = rounds, quiet, columns.objective
         self.bar = None
         if not quiet and (width := terminal()):
             text = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} rounds [{elapsed}, {remaining} left, end {eta:%H:%M}]"
@@ -64,9 +64,10 @@ class Progress(Watcher):
         if left_out := record.get("nonfinite"):
             names = f"client{'s' * (len(left_out) > 1)} {', '.join(map(str, left_out))}"
             self._note(f"round {record['round']}: left out {names}, whose result is not finite")
-        parts = (part for part in ("test", "val", "train") if record.get(OBJECTIVE.of(part)) is not None)
-        results = {part: f"{part} {OBJECTIVE.shown(record[OBJECTIVE.of(part)]):>6}" for part in parts}
-        if "train" in results:
+        objective = self.objective
+        parts = (part for part in ("test", "val", "train") if record.get(objective.of(part)) is not None)
+        results = {part: f"{part} {objective.shown(record[objective.of(part)]):>6}" for part in parts}
+        if "train" in results and objective != LOSS:
             results["train"] += f"  loss {LOSS.shown(record[LOSS.of('train')])}"
         if results and not self.quiet:
             words = [f"round {record['round']:>{len(str(self.rounds))}}/{self.rounds}", *results.values()]
@@ -89,25 +90,30 @@ class Progress(Watcher):
             self.bar.close()
 
 
-def closing_lines(summary: dict[str, Any], records: list[dict[str, Any]], out: str) -> str:
+def closing_lines(
+    summary: dict[str, Any], records: list[dict[str, Any]], out: str, columns: Columns = CLASSIFICATION
+) -> str:
     """The last lines that a run prints."""
+    objective = columns.objective
     lines = [f"{summary['status']} after {plural(summary['rounds'], 'round')} in {summary['seconds']:.1f} s"]
     if summary["final"]:
         by_validation, final = summary.get("best_validation"), summary["final"]
         best = by_validation or summary["best"]
-        test, train = OBJECTIVE.of("test"), OBJECTIVE.of("train")
-        reached, most = OBJECTIVE.shown(final[test]), OBJECTIVE.shown(best[test])
+        test, train = objective.of("test"), objective.of("train")
+        reached, most = objective.shown(final[test]), objective.shown(best[test])
         there = f"by validation, round {best['round']}" if by_validation else f"round {best['round']}"
-        lines.append(f"  test {OBJECTIVE.title:<9} {reached} final, {most} best ({there})")
+        lines.append(f"  test {objective.title:<9} {reached} final, {most} best ({there})")
         if final[train] is not None:
             loss = final[LOSS.of("train")]
             shown = "not finite" if loss is None else LOSS.shown(loss)
-            lines.append(f"  train          {OBJECTIVE.shown(final[train])} {OBJECTIVE.title}, {shown} loss")
+            also = f", {shown} loss" if objective != LOSS else ""
+            lines.append(f"  train          {objective.shown(final[train])} {objective.title}{also}")
         if by_validation:
-            chosen = OBJECTIVE.shown(by_validation[OBJECTIVE.of("val")])
+            chosen = objective.shown(by_validation[objective.of("val")])
             lines.append(f"  validation     {chosen} best (round {best['round']})")
     for target, at in summary["targets"].items():
-        lines.append(f"  {float(target):.1%} test      {'not reached' if at is None else f'in round {at}'}")
+        level = f"{float(target):.1%}" if objective.percent else f"{objective.name} {float(target):g}"
+        lines.append(f"  {level} test      {'not reached' if at is None else f'in round {at}'}")
     if records:
         lines += _where_time_went(records)
         down, up, moved, units = (summary[name] for name in TOTALS)

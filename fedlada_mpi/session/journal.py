@@ -19,7 +19,7 @@ from ..rundir.history import History
 from ..rundir.metrics import Recorder, summarise
 from ..rundir.provenance import Segments
 from ..rundir.sinks import Sinks
-from ..settings import CODE, dumps
+from ..settings import CODE, COLUMNS, dumps
 from ..support import disk
 from ..support.inputs import read_bytes
 from .assemble import Session
@@ -48,7 +48,7 @@ class Journal(Watcher):
             history = self._read()  # before anything is written, as it may refuse damaged files
         else:
             history.mark_changed()
-        self.recorder = Recorder(self.out, session.start, self.sinks, known)
+        self.recorder = Recorder(self.out, session.start, self.sinks, known, session.columns)
         here = {**environment(session), **provenance.commit(), "nodes": provenance.nodes(session.ranks)}
         here |= {CODE: config.code} if config.code else {}
         earlier = history.segments.until(session.start)
@@ -60,9 +60,10 @@ class Journal(Watcher):
 
     def _read(self) -> History:
         """As it was at the round that the run goes on from."""
-        session, start, manifest = self.session, self.session.start, self.session.manifest
-        best = Best(self.out, start, session.silo.s.x, session.network.state_dict) if manifest.validation else None
-        clients = ClientValues(self.out, start, manifest.counts, manifest.places[0] + 1)
+        session, start = self.session, self.session.start
+        about = (session.silo.s.x, session.network.state_dict, session.columns)
+        best = Best(self.out, start, *about) if session.manifest.validation else None
+        clients = ClientValues(self.out, start, session.clients)
         stored = checkpoint.read_more(self.out, start, checkpoint.SEGMENTS) if start else None
         earlier = [] if stored is None else provenance.decode(stored.tobytes())
         return History([], Segments(earlier, start, "", {}), clients, best)
@@ -115,9 +116,10 @@ class Journal(Watcher):
         summary = {
             "status": status,
             "method": session.algorithm.title(),
-            **summarise(history.records, session.config.targets),
+            **summarise(history.records, session.config.targets, session.columns),
             **({"best_validation": history.best.record} if history.best else {}),
-            "data": {**session.manifest.about_images, "digest": session.manifest.digest},
+            **({COLUMNS: session.columns.record()} if session.columns.record() else {}),
+            "data": {**session.manifest.described, "digest": session.manifest.digest},
             **history.segments.summary(history.records[-1]["round"] if history.records else 0),
         }
         model = session.network.state_dict(session.silo.s.x.cpu())
@@ -174,7 +176,9 @@ class Journal(Watcher):
                 file.changed = True
                 file.write()
         if "tensorboard" in missing:
-            self.sinks.put_back({record["round"]: metrics.plotted(record) for record in history.records})
+            self.sinks.put_back(
+                {record["round"]: metrics.plotted(record, self.session.columns) for record in history.records}
+            )
 
 
 def _has(path: Path, content: str) -> bool:

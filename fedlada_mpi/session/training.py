@@ -120,7 +120,7 @@ class Training:
         """The run on the root, and all that it writes but for checkpoints."""
         self.announce(memory, sums_changed)
         with journal:
-            progress = Progress(self.config.rounds, self.start, self.quiet)
+            progress = Progress(self.config.rounds, self.start, self.quiet, self.session.columns)
             own: list[Watcher] = [journal, progress, *([Callback(self.on_round)] if self.on_round else [])]
             with closing(progress):
                 if journal.note:
@@ -128,7 +128,7 @@ class Training:
                 self.session.silo.clock.lap()  # services take seconds to start, which are no part of the first round
                 status = self.rounds(Server(self.session.silo, own))
             summary = journal.finish(status)
-            self.print(closing_lines(summary, journal.history.records, str(self.out)))
+            self.print(closing_lines(summary, journal.history.records, str(self.out), self.session.columns))
         return status
 
     def announce(self, memory: np.ndarray, sums_changed: str) -> None:

@@ -74,7 +74,7 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
             raise UserError(
                 f"--wire bf16 would round what --{name} {values[name]} computes: got both, expected --wire fp32"
             )
-    if any(not 0 < t <= 1 for t in values["targets"]):
+    if values["task"] == "classification" and any(not 0 < t <= 1 for t in values["targets"]):
         raise UserError(f"--targets: got {values['targets']}, expected fractions between 0 and 1, such as 0.7")
 
 

@@ -108,6 +108,18 @@ class Config:
     crop_padding: int = _data(4, "zero pixels around an image before the crop", least=0, most=2**19 - 1)
 
     algorithm: str = _method("fedlada", "the federated method, or your own as package.module:Class or file.py:Class")
+    task: str = _method(
+        "classification",
+        "what is learned: classification, multilabel, regression, segmentation, next-token, survival, or your own as "
+        "package.module:Class or file.py:Class",
+    )
+    loss: str = _method(
+        "", "of the task, where it has several: regression: squared, absolute, huber, poisson; survival: discrete, cox"
+    )
+    metrics: str = _method("", "further metrics of the task, separated by commas: classification: auc, balanced_acc")
+    objective: str = _method(
+        "", "the metric that decides which round is the best; -NAME: the smaller, the better (default: the task's)"
+    )
     preset: str = _method(
         "paper", "what is not given is the paper's, or what was chosen on CIFAR-10", choices=("paper", "tuned")
     )
@@ -174,7 +186,9 @@ class Config:
     eval_clients: int = _evaluation(
         0, "evaluate client by client every this many rounds and at the end; 0 = never", least=0, runtime=True
     )
-    targets: list[float] = _evaluation([], "test accuracies whose first round is reported", runtime=True)
+    targets: list[float] = _evaluation(
+        [], "test accuracies, or values of another objective, whose first round is reported", runtime=True
+    )
     diagnose: int = _evaluation(
         0, "record drift, true gradient and step directions every this many rounds; 0 = never", least=0, runtime=True
     )
@@ -229,6 +243,7 @@ class Config:
 
     hyper: dict[str, Any] = field(default_factory=dict)  # the method's own settings
     code: Code = field(default_factory=dict)  # digests of the user's code that settings name
+    columns: dict[str, Any] = field(default_factory=dict)  # of a task that does not classify (``rundir/columns.py``)
 
     def record(self) -> dict[str, Any]:
         """All settings by name, the method's own among them."""

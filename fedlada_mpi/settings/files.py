@@ -13,7 +13,7 @@ from ..support.errors import UserError
 from ..support.inputs import check_path, read_json, read_toml, reason
 from .fields import SETTINGS, Config, shown
 
-CODE = "code"  # in a record, next to the settings
+CODE, COLUMNS = "code", "columns"  # in a record, next to the settings
 OTHER_FILES = (".yaml", ".yml", ".ini", ".cfg", ".conf", ".py", ".xml", ".csv")  # that people give for settings
 
 
@@ -32,7 +32,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UserError(f"--config: {path} is not valid {path.suffix[1:].upper() or 'TOML'}: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"--config: {path} holds {type(data).__name__}, expected one table of settings")
-    return {name: value for name, value in data.items() if name != CODE} if is_record(path) else data
+    return {name: value for name, value in data.items() if name not in (CODE, COLUMNS)} if is_record(path) else data
 
 
 def is_record(path: str | os.PathLike[str]) -> bool:
@@ -41,8 +41,9 @@ def is_record(path: str | os.PathLike[str]) -> bool:
 
 
 def dumps(config: Config) -> str:
-    """The record of a run's settings, with the digests of a user's code."""
-    return json.dumps(config.record() | ({CODE: config.code} if config.code else {}), indent=2) + "\n"
+    """The record of a run's settings, with the digests of a user's code, and the metrics where it does not classify."""
+    more = {name: value for name, value in ((CODE, config.code), (COLUMNS, config.columns)) if value}
+    return json.dumps(config.record() | more, indent=2) + "\n"
 
 
 def recorded_code(path: str | os.PathLike[str]) -> Code:

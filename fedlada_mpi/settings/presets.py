@@ -19,11 +19,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cifar10": dict(_PAPER, local_epochs=5, crop_padding=4),
     "cifar100": dict(_PAPER, local_epochs=2, crop_padding=4),
     "tinyimagenet": dict(_PAPER, local_epochs=2, crop_padding=8),
-    "randhie": dict(_OWNERS, model="linear", clients=6, batch_size=32),
-    "dd": dict(_OWNERS, model="linear", clients=22, batch_size=8),
-    "shakespeare": dict(_OWNERS, model="linear", clients=10, batch_size=16),
-    "digit-masks": dict(_OWNERS, model="linear", clients=10, batch_size=16),
-    "digit-mosaics": dict(_OWNERS, model="linear", clients=10, batch_size=16),
+    "randhie": dict(_OWNERS, task="regression", loss="poisson", model="linear", clients=6, batch_size=32),
+    "dd": dict(_OWNERS, task="survival", model="linear", clients=22, batch_size=8),
+    "shakespeare": dict(_OWNERS, task="next-token", model="linear", clients=10, batch_size=16),
+    "digit-masks": dict(_OWNERS, task="segmentation", model="linear", clients=10, batch_size=16),
+    "digit-mosaics": dict(_OWNERS, task="multilabel", model="linear", clients=10, batch_size=16),
 }  # fmt: skip
 
 

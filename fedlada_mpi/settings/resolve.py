@@ -83,6 +83,7 @@ def resolve(
         take(tuned, f"preset tuned, {algorithm}")
     take(method.requires, f"preset {algorithm}")
     take(shards or {}, "shards")
+    usual = values["task"]
     clients = coerce(known["clients"], {**values, **file, **flags}["clients"])
     if sources["participation"] == "default" and clients <= FEW:
         take({"participation": 1.0}, "few clients")
@@ -90,6 +91,8 @@ def resolve(
     take(flags, "flag")
     if values["preset"] == "tuned" and not tuned:
         values["preset"], sources["preset"] = "paper", f"no tuned values for {algorithm}"
+    if values["task"] != usual and sources["loss"] not in ("file", "flag"):
+        values["loss"], sources["loss"] = known["loss"].default, "default"  # that of the data belongs to its own task
     _derive(values, sources)
     if not values["out"]:
         name = method.name or method.__name__

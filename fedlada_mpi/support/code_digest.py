@@ -29,12 +29,12 @@ from .user_code import Given, is_library, is_own, is_standard
 
 Files = dict[str, str]  # SHA-256 by name, relative to the folder of the code
 Code = dict[str, Files]  # by the setting that names it
-SETTINGS = ("algorithm", "model")  # that may name users' code
+SETTINGS = ("algorithm", "model", "task")  # that may name users' code
 MAIN = "__main__"  # a script or a notebook, which cannot be imported again
 
 
 def of_settings(settings: Mapping[str, Any]) -> Code:
-    """The code that settings name; built-in methods and models have none."""
+    """The code that settings name; built-in methods, models and tasks have none."""
     return {setting: of(name) for setting, name in named(settings).items()}
 
 

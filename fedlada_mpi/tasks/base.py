@@ -20,10 +20,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Array:
-    """One example of an array: its type, by numpy's name, and its shape."""
+    """One example of an array: its type, by numpy's name, and its shape.
+
+    Integers reach a module as they are, for instance as tokens; ``values`` is how many different ones there are, from
+    0. Integers that are normalised are described as what they become, floating-point numbers.
+    """
 
     dtype: str
     shape: tuple[int, ...] = ()
+    values: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class About:
     classes: int = 0  # where targets are the numbers of classes
     image: bool = False
     edges: tuple[float, ...] = ()
+    outputs: tuple[int, ...] | None = None  # of a model for one example, as the task asks for them; None: any
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Task:
     name = ""  # of a built-in task
     objective = "-loss"  # the name of a metric, or of the loss; "-" before it: the smaller, the better
     metrics: Mapping[str, Metric | Callable[..., Any]] = {}
+    optional: Mapping[str, Metric] = {}  # metrics that are computed where they are asked for
     losses: Mapping[str, str] = {}  # the choices of --loss, and what they are; the first is the default
 
     def __init__(self, about: About, loss: str = ""):

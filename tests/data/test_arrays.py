@@ -84,8 +84,7 @@ def test_named_and_ragged_inputs(written):
     assert shard.inputs["age"].tolist() == [1, 0.5, 0.25]
     assert shard.targets.tolist() == [1, 1, 0]
     assert test[0]["tokens"].starts.tolist() == [0, 1, 2]
-    assert padded_inputs(manifest, shard.inputs)["tokens"].tolist() == [[5, 6, 0], [1, 2, 3], [4, 0, 0]]
-    assert padded_inputs(manifest, shard.inputs, 2)["tokens"].tolist() == [[5, 6], [1, 2], [4, 0]]
+    assert padded_inputs(manifest.arrays, shard.inputs)["tokens"].tolist() == [[5, 6, 0], [1, 2, 3], [4, 0, 0]]
     assert manifest.about().inputs == {"tokens": Array("int64", (3,)), "age": Array("float32")}
     assert manifest.about(2).inputs["tokens"] == Array("int64", (2,))
     assert read_clients(manifest, [1]).inputs["tokens"].values.tolist() == [4]
@@ -140,7 +139,7 @@ def test_pooled_normalisation_is_applied_when_read(written):
     )
     assert (manifest.inputs.mean, manifest.inputs.std) == ((5, 7), (pytest.approx(14**0.5), 1))
     assert np.array_equal(shard.inputs, inputs)
-    got = padded_inputs(manifest, shard.inputs)
+    got = padded_inputs(manifest.arrays, shard.inputs)
     assert got == pytest.approx((inputs - [5, 7]) / [14**0.5, 1])
     assert got.dtype == np.float32
 

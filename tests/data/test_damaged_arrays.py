@@ -199,5 +199,5 @@ def test_rows_too_long_to_be_filled_up(shards, monkeypatch):
     manifest = read_manifest(shards)
     inputs = read_silos(manifest, [0]).inputs
     monkeypatch.setattr("fedlada_mpi.data.shards.available_memory", lambda: 10)
-    with pytest.raises(UserError, match=r"3 rows of up to 3 take .* GB: give a shorter --length"):
-        padded_inputs(manifest, inputs)
+    with pytest.raises(UserError, match="3 rows, all as long as the longest of 3, are more than the memory"):
+        padded_inputs(manifest.arrays, inputs)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import PrepareSettings
 from fedlada_mpi.data.shards import padded_inputs, read_manifest, read_silos, read_test
 from fedlada_mpi.data.sources import ArraySet, load
+from fedlada_mpi.data.sources.embedded import EMBEDDED
 from fedlada_mpi.data.sources.table import read_columns, targets_of
 from fedlada_mpi.support.errors import UserError
 
@@ -128,7 +127,7 @@ def test_from_a_table_to_shards(table, tmp_path, monkeypatch, capsys):
     manifest = read_manifest(root)
     assert (manifest.client_names, manifest.normalise) == (("10", "north", "south"), "pooled")
     shard = read_silos(manifest, range(manifest.silos))
-    assert padded_inputs(manifest, shard.inputs).mean(axis=0) == pytest.approx(np.zeros(4), abs=1e-6)
+    assert padded_inputs(manifest.arrays, shard.inputs).mean(axis=0) == pytest.approx(np.zeros(4), abs=1e-6)
     assert (manifest.test_sizes.tolist(), read_test(manifest)) == ([0, 1, 1], None)
     assert inspect([str(root)]) == 0
     assert "regression, inputs float32 [4], targets float32 []" in capsys.readouterr().out
@@ -267,9 +266,7 @@ def test_what_ships_with_the_package_needs_no_raw_data(tmp_path, monkeypatch):
     owners = np.repeat(np.arange(6), 4)
     rows = np.arange(24, dtype=np.float32)[:, None]
     made = ArraySet(rows, rows[:, 0], rows[:6], rows[:6, 0], owners, np.arange(6), task="regression", loss="poisson")
-    module = types.ModuleType("embedded")
-    module.EMBEDDED = {"randhie": lambda: made}
-    monkeypatch.setitem(sys.modules, "fedlada_mpi.data.sources.embedded", module)
+    monkeypatch.setitem(EMBEDDED, "randhie", lambda: made)
     resolved, directory = resolve_dataset(dict(dataset="randhie", data_dir=str(tmp_path)), {})
     manifest = ensure(resolved.config, directory, 2)
     assert directory == tmp_path / "randhie"

@@ -36,7 +36,7 @@ class Data:
     def network(self):
         from fedlada_mpi import models
 
-        return models.build("cnn", classes=CLASSES, image_shape=SHAPE, activation="gelu")
+        return models.build("cnn", outputs=CLASSES, inputs=SHAPE, activation="gelu")
 
     @cached_property
     def module(self) -> torch.nn.Module:
@@ -157,7 +157,7 @@ def make_data(root: Path, sizes: list[int], silos: int = 1, one_image_per_client
                 partition="natural",
             )
         )
-        module = models.build("cnn", classes=CLASSES, image_shape=SHAPE, activation="gelu", seed=seed).module
+        module = models.build("cnn", outputs=CLASSES, inputs=SHAPE, activation="gelu", seed=seed).module
         torch.save(module.double().state_dict(), root / "init.pt")
     barrier()
     manifest = json.loads((root / "shards" / "manifest.json").read_text())

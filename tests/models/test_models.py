@@ -18,7 +18,8 @@ from fedlada_mpi.models import layout as flat_layout
 from fedlada_mpi.models import network as network_module
 from fedlada_mpi.models.columns import Window
 from fedlada_mpi.models.layout import Layout
-from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine, weighted_loss
+from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine
+from fedlada_mpi.tasks.client_loss import CROSS_ENTROPY
 from fedlada_mpi.support.errors import UserError
 
 # Nothing here depends on the ranks, and four at once would only wait for each other's cores.
@@ -70,7 +71,7 @@ def test_resnet18_is_torchvisions(side):
     images, _ = batch(1, 2, side, 10)
     with torch.no_grad():
         expected = theirs(images[0].permute(0, 3, 1, 2))
-    torch.testing.assert_close(StackedEngine(network).logits(x, images[0]), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(StackedEngine(network).outputs(x, images[0]), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_lenet_is_the_papers_and_lenet3_the_simulators(name, linear):
     images, _ = batch(1, 2, 32, 10)
     with torch.no_grad():
         expected = theirs(images[0].permute(0, 3, 1, 2))
-    torch.testing.assert_close(StackedEngine(network).logits(x, images[0]), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(StackedEngine(network).outputs(x, images[0]), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_activations_by_hand():
@@ -167,7 +168,7 @@ def test_loss_of_a_padded_batch():
     logits = torch.tensor([0.0, 3.0]).double()
     logits[1] = logits[1].log()
     logits = logits.expand(1, 3, 2)
-    losses = weighted_loss(logits, torch.tensor([[0, 1, 0]]), torch.tensor([[0.5, 0.5, 0.0]]).double())
+    losses = CROSS_ENTROPY(logits, torch.tensor([[0, 1, 0]]), torch.tensor([[0.5, 0.5, 0.0]]).double())
     expected = 0.5 * torch.tensor([4.0, 4 / 3]).double().log().sum()
     torch.testing.assert_close(losses, expected.reshape(1))
 
@@ -264,7 +265,7 @@ def test_initialisation_is_a_function_of_the_seed_alone():
     [
         (
             "resnet8",
-            "lenet3, cnn, torchvision:NAME, package.module:function or path/file.py:function (did you",
+            "lenet3, cnn, linear, mlp, fcn, causal_cnn, torchvision:NAME, package.module:function or path/file.py:function",
         ),
         ("lenet", "lenet needs images of at least 16x16, got 8x8"),
     ],
@@ -295,11 +296,11 @@ def test_large_convolutions_of_the_cpu_are_the_librarys_own():
 
 def test_memory_is_unknown_where_torch_cannot_follow_what_is_saved(monkeypatch):
     network = models.build("cnn", 10, (8, 8, 1))
-    assert network.activation_bytes((8, 8, 1), 4, torch.float32) > 0
+    assert network.activation_bytes(4, torch.float32) > 0
 
     def raising(stack, images):
         raise RuntimeError("torch.func transforms don't yet support saved tensor hooks.")
 
     monkeypatch.setattr(network, "forward", raising)
     monkeypatch.setattr(network, "stack", lambda values, grads: SimpleNamespace(value={}))
-    assert network.activation_bytes((8, 8, 1), 4, torch.float32) == 0
+    assert network.activation_bytes(4, torch.float32) == 0

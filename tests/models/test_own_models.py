@@ -279,7 +279,7 @@ def test_gradients_and_outputs_are_the_plain_modules(name, way):
         for parameter, gradient in expected.items():
             torch.testing.assert_close(found[parameter], gradient, rtol=1e-10, atol=1e-13)
     x = engine.network.initial(torch.float64)
-    torch.testing.assert_close(engine.logits(x, images[0]), plain(engine, images[0]).detach())
+    torch.testing.assert_close(engine.outputs(x, images[0]), plain(engine, images[0]).detach())
 
 
 def test_frozen_parameters_are_constants():
@@ -398,7 +398,7 @@ def test_a_run_refuses_changes_of_parameters_that_its_dry_run_has_not_seen():
     weight.forward = changing
     x = engine.network.initial(torch.float64)
     with pytest.raises(UserError, match="users_own:small changes its parameters in its forward pass"):
-        engine.logits(x, batch(1)[0][0])
+        engine.outputs(x, batch(1)[0][0])
     for way in ("_at_once", "_one_by_one"):
         engine.capturable = way == "_at_once"
         with pytest.raises(UserError, match="users_own:small changes its parameters in its forward pass"):

@@ -16,6 +16,7 @@ from tiers import slow
 from torch import Tensor, nn
 
 from fedlada_mpi import models
+from fedlada_mpi.models.form import Form
 from fedlada_mpi.models.agreement import disagreement
 from fedlada_mpi.models.tracing import Graph, _own_gradients_refused, described, operation
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine, different_gradient
@@ -48,7 +49,7 @@ def gradients(engine, network: models.Network, state: list[dict[str, Tensor]]) -
     losses = engine.gradients(values[:, : network.layout.live].clone(), grads, images, labels, weight, torch.arange(2))
     grads_whole[:, : network.layout.live] = grads
     by_name = [network.layout.unpack(row) for row in grads_whole]
-    return losses, by_name, engine.logits(values[1], images[0])
+    return losses, by_name, engine.outputs(values[1], images[0])
 
 
 @pytest.mark.parametrize("name", [slow(name) if name == "resnet18" else name for name in MODELS])
@@ -127,7 +128,7 @@ def hooked(layer):
     ],
 )
 def test_a_layer_of_torch_is_recorded_as_its_operation(layer, recorded):
-    graph = Graph(nn.Sequential(layer), (8, 8, 3))
+    graph = Graph(nn.Sequential(layer), Form.of((8, 8, 3)))
     (node,) = (n for n in graph.graph.nodes if n.op not in ("placeholder", "get_attr", "output"))
     assert (operation(node), described(node)) == (recorded, f"0 ({type(layer).__name__})")
     assert graph.layer(node) is (layer if recorded is None else None)
@@ -145,7 +146,7 @@ def test_tracing_leaves_the_weights_of_an_rnn():
     module = Rows()
     before, images = list(module.rnn._flat_weights), torch.randn(2, 3, 8, 8)
     expected = module(images)
-    Graph(module, (8, 8, 3))
+    Graph(module, Form.of((8, 8, 3)))
     assert all(a is b for a, b in zip(module.rnn._flat_weights, before, strict=True))
     assert torch.equal(module(images), expected)
 

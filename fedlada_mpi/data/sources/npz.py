@@ -111,8 +111,10 @@ def is_image(inputs: object) -> bool:
     return inputs.ndim == 4 and inputs.shape[3] in (1, 3)
 
 
-def load_digits(raw: Path = DIGITS, workers: int = 1) -> ImageSet | ArraySet:
-    return load_npz(raw)
+def load_digits(raw: Path = DIGITS, workers: int = 1) -> ImageSet:
+    images = load_npz(raw)
+    assert isinstance(images, ImageSet)
+    return images
 
 
 def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:

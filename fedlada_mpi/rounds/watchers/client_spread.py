@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ...rundir.client_values import ClientValues
-from ...rundir.columns import SPREAD
 from ...rundir.history import History
 from ..evaluate import Evaluations, clients_due
 from ..silo import Silo
@@ -20,15 +19,18 @@ class ClientSpread(Watcher):
 
     def __init__(self, evaluations: Evaluations, values: ClientValues | None):
         self.evaluations, self.values = evaluations, values
-        self.sums: tuple[np.ndarray, np.ndarray] | None = None  # of the last round, if clients were evaluated
+        self.found: dict[str, np.ndarray] | None = None  # of the last round, if clients were evaluated
 
     def after(self, order: Order) -> None:
         due = clients_due(self.evaluations.config, order["round"]["t"] + 1)
-        self.sums = self.evaluations.by_client_and_class() if due else None
+        self.found = self.evaluations.clients_values() if due else None
 
     def columns(self, done: Finished) -> Mapping[str, Any]:
         assert self.values is not None
-        return dict.fromkeys(SPREAD) if self.sums is None else self.values.add(done.r.t + 1, *self.sums)
+        if self.found is not None:
+            return self.values.add(done.r.t + 1, self.found)
+        spread, parts = self.values.clients.columns.spread, self.values.clients.parts
+        return dict.fromkeys(column for part in reversed(parts) for column in spread[part])
 
 
 def create(silo: Silo, history: History | None) -> Watcher | None:

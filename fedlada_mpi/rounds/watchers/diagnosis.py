@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from ...algorithms import Algorithm, Vectors
+from ...models.form import each
 from ...rundir import checkpoint
 from ...rundir.columns import DIAGNOSED
 from ...rundir.history import History
@@ -104,8 +105,8 @@ class Objective:
         self.gradient.zero_()
         for start in range(0, len(index), self.batch):
             part = slice(start, start + self.batch)
-            images = data.normalise(data.images[index[part]], self.like.dtype)
-            batch = images[None], data.labels[index[part]][None], weights[part][None]
+            inputs = each(data.inputs, lambda v, at=index[part]: data.normalise(v[at], self.like.dtype)[None])
+            batch = inputs, data.targets[index[part]][None], weights[part][None]
             self.engine.gradients(self.x[None], self._of_batch[None], *batch, keys=None)
             self.gradient.add_(self._of_batch)
 

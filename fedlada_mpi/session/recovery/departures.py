@@ -139,16 +139,16 @@ class SurvivableTraining(Training):
         silo.previous_known = known["previous_known"]
         if silo.previous_known:
             silo.broadcast([silo.x_previous])
-        best, manifest = None, session.manifest
-        if manifest.validation:
-            best = Best(self.out, 0, silo.s.x, session.network.state_dict)
+        best = None
+        if session.manifest.validation:
+            best = Best(self.out, 0, silo.s.x, session.network.state_dict, session.columns)
             if known["best"]:
                 x = torch.zeros_like(silo.s.x)
                 if of_root and of_root.best and of_root.best.x is not None:
                     x.copy_(of_root.best.x)
                 silo.broadcast([x])
                 best.restore(x, known["best"])
-        clients = ClientValues.restored(self.out, manifest.counts, manifest.places[0] + 1, known["clients"])
+        clients = ClientValues.restored(self.out, session.clients, known["clients"])
         world.barrier()
         return Snapshot(silo, self.start, History.received(known, clients, best), of_root)
 

@@ -1,0 +1,111 @@
+"""How examples reach a module: images turned to [channels, rows, columns], other arrays as they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ..tasks.base import About, Array
+from .axes import Axes
+
+Stored: TypeAlias = "Tensor | dict[str, Tensor]"  # [..., *shape], or several arrays by name
+
+
+def each(of: Stored, function: Callable[..., Tensor], *others: Stored) -> Stored:
+    """The function of the array, or of every one of several; ``others`` are of the same form."""
+    if isinstance(of, Tensor):
+        return function(of, *others)
+    return {name: function(value, *(other[name] for other in others)) for name, value in of.items()}  # type: ignore[call-overload]
+
+
+def count(of: Stored) -> int:
+    """Examples, of arrays whose first axis they are."""
+    return len(of if isinstance(of, Tensor) else next(iter(of.values())))
+
+
+def nbytes(of: Stored) -> int:
+    return sum(value.nbytes for value in ((of,) if isinstance(of, Tensor) else of.values()))
+
+
+@dataclass(frozen=True)
+class Form:
+    """The inputs of a model: one array, or several by name, which are the keywords of its forward.
+
+    ``image``: one array [rows, columns, channels], which modules get as [channels, rows, columns].
+    """
+
+    arrays: Array | Mapping[str, Array]
+    image: bool = False
+
+    @classmethod
+    def of(cls, about: About | tuple[int, ...]) -> Form:
+        """As ``about`` describes the data; a shape is that of an image."""
+        if isinstance(about, About):
+            return cls(about.inputs, about.image)
+        return cls(Array("uint8", tuple(about)), image=True)
+
+    @property
+    def single(self) -> Array | None:
+        """The only array; None where there are several."""
+        return self.arrays if isinstance(self.arrays, Array) else None
+
+    @property
+    def seen_shape(self) -> str:
+        """In messages: the shape that a module gets for one example."""
+        if self.image:
+            rows, columns, channels = self.arrays.shape  # type: ignore[union-attr]
+            return f"images {[channels, rows, columns]}"
+        if self.single:
+            return f"arrays {list(self.single.shape)}"
+        return ", ".join(f"{name} {list(array.shape)}" for name, array in self.arrays.items())  # type: ignore[union-attr]
+
+    @property
+    def axes(self) -> Axes:
+        """Of the only array."""
+        assert self.single is not None
+        if self.image:
+            rows, columns, channels = self.single.shape
+            return Axes.channels_last(channels, rows, columns)
+        return Axes.plain(self.single.shape)
+
+    def seen(self, stored: Stored) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Arguments of a module for stored examples [N, ...]: copies, which it may change."""
+        if isinstance(stored, dict):
+            return (), {name: value.clone() for name, value in stored.items()}
+        if self.image:
+            # Contiguous, as many modules use ``view``.
+            return (stored.permute(0, 3, 1, 2).clone(memory_format=torch.contiguous_format),), {}
+        return (stored.clone(),), {}
+
+    def made(self, lead: tuple[int, ...], number: Callable[[Array, tuple[int, ...]], Tensor]) -> Stored:
+        """Stored examples [*lead, ...] of what ``number`` gives for a description and a shape."""
+        if self.single:
+            return number(self.single, (*lead, *self.single.shape))
+        assert isinstance(self.arrays, Mapping)
+        return {name: number(array, (*lead, *array.shape)) for name, array in self.arrays.items()}
+
+    def random(self, *lead: int, draw: torch.Generator, dtype: torch.dtype = torch.float32) -> Stored:
+        """Examples to try a model on: normal numbers of type ``dtype``, and integers of their range."""
+
+        def number(array: Array, shape: tuple[int, ...]) -> Tensor:
+            if is_integer(array) and not self.image:
+                return torch.randint(max(array.values, 1), shape, generator=draw)
+            return torch.randn(shape, generator=draw, dtype=dtype)
+
+        return self.made(lead, number)
+
+    def zeros(self, *lead: int, dtype: torch.dtype = torch.float32, device: Any = "cpu") -> Stored:
+        def number(array: Array, shape: tuple[int, ...]) -> Tensor:
+            kind = torch.int64 if is_integer(array) and not self.image else dtype
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        return self.made(lead, number)
+
+
+def is_integer(array: Array) -> bool:
+    """Whether a module gets the array as integers, such as tokens."""
+    return not array.dtype.startswith("float")

@@ -1,0 +1,76 @@
+"""The loss of clients' batches, from a task's loss of examples."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vmap
+
+from .base import Loss, Task
+
+
+def wide(outputs: Tensor) -> Tensor:
+    """In the precision that losses are computed in: float32, or double."""
+    return outputs if outputs.dtype == torch.float64 else outputs.float()
+
+
+def stored_as(dtype: str, floats: torch.dtype = torch.float32) -> torch.dtype:
+    """The type in which a rank holds targets that numpy calls ``dtype``; ``floats``: that of floating-point numbers."""
+    if dtype.startswith("float"):
+        return floats
+    return torch.bool if dtype == "bool" else torch.int64
+
+
+class ClientLoss:
+    """Losses [C] of outputs [C, N, ...]; ``weight`` [C, N] is 1/n of a batch of n examples, and 0 for padding.
+
+    Where all examples of a client are divided among several batches, weights are 1/n of all of them: the losses of the
+    batches then add up to the client's.
+    """
+
+    def __init__(self, task: Task):
+        self.task = task
+
+    def __call__(self, outputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        outputs, shape = wide(outputs), weight.shape
+        if self.task.batch_loss is not None:
+            losses = vmap(self.task.batch_loss, randomness="error")(outputs, targets, weight > 0)
+            return losses * weight.sum(-1)
+        found = self.task.loss(outputs.flatten(0, 1), targets.flatten(0, 1))
+        if isinstance(found, tuple):
+            sums, counts = (each.view(shape) * (weight > 0) for each in found)
+            return sums.sum(-1) / counts.sum(-1).clamp(min=1) * weight.sum(-1)
+        return (of_examples(found).view(shape) * weight).sum(-1)
+
+    def targets_like(self, *lead: int) -> Tensor:
+        """Zeros of the form of targets, [*lead, ...]."""
+        array = self.task.about.targets
+        assert array is not None
+        return torch.zeros(*lead, *array.shape, dtype=stored_as(array.dtype))
+
+
+def of_examples(found: Loss) -> Tensor:
+    """[N] from what a task's loss gives."""
+    if isinstance(found, tuple):
+        sums, counts = found
+        return sums / counts.clamp(min=1)
+    return found if found.ndim == 1 else found.flatten(1).mean(1)
+
+
+class CrossEntropy(ClientLoss):
+    """Of a class for every example; compiled kernels have it, too."""
+
+    def __init__(self) -> None:
+        pass
+
+    def __call__(self, outputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        logits = wide(outputs)
+        losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
+        return (losses * weight).sum(-1)
+
+    def targets_like(self, *lead: int) -> Tensor:
+        return torch.zeros(lead, dtype=torch.int64)
+
+
+CROSS_ENTROPY = CrossEntropy()

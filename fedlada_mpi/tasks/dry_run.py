@@ -1,0 +1,72 @@
+"""A user's task tried on a few examples of the data, before a run writes anything: what cannot train is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..support.errors import UserError, shortened
+from ..support.user_code import users_code
+from .base import Task
+from .client_loss import ClientLoss, of_examples, wide
+from .scores import Scores
+
+CLOSE = 1e-4  # of a loss, alone and among others
+
+
+def dry_run(name: str, task: Task, outputs: Tensor, targets: Tensor) -> None:
+    """Refuse a task whose loss of examples [N, ...] is not one number of each, finite and with a gradient."""
+    what, present = f"--task {name}", torch.ones(len(outputs), dtype=torch.bool)
+    outputs = wide(outputs).detach().requires_grad_()
+    with torch.enable_grad(), users_code(what, "a loss of (outputs, targets)"):
+        if task.batch_loss is not None:
+            loss = task.batch_loss(outputs, targets, present)
+            _check_number(what, loss)
+        else:
+            found = task.loss(outputs, targets)
+            _check_loss(what, found, len(outputs))
+            loss = of_examples(found).sum()
+            _refuse_mixed(what, task, outputs, targets, found)
+    if not loss.isfinite():
+        raise UserError(f"{what}: the loss of the first examples is {float(loss)}: expected finite numbers")
+    if not loss.requires_grad:
+        raise UserError(f"{what}: its loss has no gradient: leave out torch.no_grad(), .detach(), .item() and numpy")
+    with users_code(what, "a loss that autograd can differentiate"):
+        (gradient,) = torch.autograd.grad(loss, outputs, allow_unused=True)
+    if gradient is None or not gradient.isfinite().all():
+        raise UserError(f"{what}: the gradient of its loss is not finite on the first examples")
+    with users_code(what, "a loss that does without .item(), and acts on all clients' examples at once"):
+        ClientLoss(task)(outputs[None].detach(), targets[None], present[None] / len(outputs))
+    Scores(task, tuple(outputs.shape[1:])).totals(outputs.detach(), targets)
+
+
+def _check_number(what: str, loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.ndim:
+        raise UserError(f"{what}: got {_shown(loss)} from batch_loss, expected a tensor with one number, of the batch")
+
+
+def _check_loss(what: str, found: Any, count: int) -> None:
+    parts = found if isinstance(found, tuple) and len(found) == 2 else (found,)
+    for part in parts:
+        if not isinstance(part, Tensor) or part.ndim == 0 or len(part) != count or (len(parts) == 2 and part.ndim > 1):
+            raise UserError(
+                f"{what}: got {_shown(part)} from its loss for {count} examples, expected the loss of each, [{count}]: "
+                'leave out .mean(), as with reduction="none"; or the sums and counts of each'
+            )
+
+
+def _refuse_mixed(what: str, task: Task, outputs: Tensor, targets: Tensor, found: Any) -> None:
+    """Batches are padded, so an example's loss may not depend on the others."""
+    alone = torch.cat([of_examples(task.loss(outputs[i : i + 1], targets[i : i + 1])) for i in range(len(outputs))])
+    together = of_examples(found)
+    if not torch.allclose(alone, together, rtol=CLOSE, atol=CLOSE * float(together.detach().abs().mean())):
+        raise UserError(
+            f"{what}: the loss of an example depends on the others of its batch: give batch_loss(outputs, targets, "
+            "present) instead, with present False for padding"
+        )
+
+
+def _shown(value: Any) -> str:
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else shortened(value)
