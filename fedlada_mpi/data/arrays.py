@@ -17,7 +17,7 @@ from .manifest import ARRAYS, MANIFEST, NORMALISE, data_root, is_name, read_mani
 from .normalise import by_client
 from .partition import hold_out, natural
 from .prepare import Examples, complete, describe, simplest, strata_of, tests_of, write_shards
-from .rows import Inputs, Ragged, Rows, named, ragged, shifted, values_of
+from .rows import Inputs, Ragged, Rows, has_floats, named, ragged, shifted, values_of
 from .settings import STRATA, PrepareSettings
 from .sources import ArraySet, ImageSet
 from .sources.base import check, check_arrays
@@ -142,6 +142,8 @@ class Data:
         else:
             targets, test_targets = (_native(array(part, "data: targets")) for part in given)
         task = task or task_of(targets)
+        if self.normalise != "none" and not has_floats(inputs):
+            raise UserError("data: normalise has no effect on inputs without floats: leave it out")
         image = is_image(inputs) and is_image(tests) if self.image is None else self.image
         if image:
             inputs, tests = (self._images(part) for part in (inputs, tests))
@@ -152,8 +154,6 @@ class Data:
     def _images(self, part: Inputs) -> np.ndarray:
         if not isinstance(part, np.ndarray) or part.dtype != np.uint8 or part.ndim not in (3, 4):
             raise UserError("data: inputs are no images, expected uint8 [n, rows, columns, channels], or image=False")
-        if self.normalise != "none":
-            raise UserError("data: normalise has no effect on images, which are normalised by channel: leave it out")
         return channels_last(part)
 
     def _divided(self, rows: int) -> list[np.ndarray]:
@@ -276,11 +276,11 @@ def _rows(given: Any, what: str) -> Rows:
     if isinstance(given, (list, tuple)) and given and all(_is_row(row) for row in given):
         rows = [array(row, what) for row in given]
         if len({row.shape for row in rows}) > 1:
-            if odd := next((row for row in rows if row.ndim != 1), None) is not None:
-                raise UserError(
-                    f"{what}: got rows of several shapes, expected one shape, or one dimension each ({odd})"
-                )
-            return ragged([_native(row) for row in rows])
+            if odd := next((list(row.shape) for row in rows if row.ndim != 1), None):
+                raise UserError(f"{what}: got a row of shape {odd}, expected all of one shape, or of one dimension")
+            # An empty list has no type of its own.
+            kind = np.result_type(*(row.dtype for row in rows if row.size))
+            return ragged([_native(row) if row.size else np.empty(0, kind) for row in rows])
         return _native(np.stack(rows))
     return _native(array(given, what))
 

@@ -114,10 +114,10 @@ class _Arrays:
             if stored.ragged:
                 count = mine.stop - mine.start
                 self.ragged[name].append(_read_ragged(file, self.paths[name], stored, first, count, rows))
-                _check_values(self.ragged[name][-1], self.paths[name], self.manifest)
+                _check_values(self.ragged[name][-1], self.paths[name], stored)
             else:
                 _read(file, self.paths[name], self.dense[name][mine], first, rows)
-                _check_values(self.dense[name][mine], self.paths[name], self.manifest)
+                _check_values(self.dense[name][mine], self.paths[name], stored)
         _read(file, self.target, self.targets[mine], first, rows)
         _check_targets(self.targets[mine], self.manifest, counts)
 
@@ -286,12 +286,11 @@ def _expect(file: h5py.h5f.FileID, name: str, expected: np.ndarray) -> None:
         raise ValueError(f"{name!r} are not those of {MANIFEST}")
 
 
-def _check_values(array: Rows, name: str, manifest: Manifest) -> None:
-    """Numbers are finite, and tokens those of the vocabulary."""
-    values = values_of(array)
-    _check_finite(values, name)
-    if manifest.task == "next-token" and values.dtype.kind in "iu" and values.size and manifest.classes:
-        _check_range(values, 0, manifest.classes - 1, name)
+def _check_values(array: Rows, name: str, stored: Stored) -> None:
+    """Numbers are finite, and integers those that there are."""
+    _check_finite(values_of(array), name)
+    if stored.values:
+        _check_range(values_of(array), 0, stored.values - 1, name)
 
 
 def _check_targets(targets: np.ndarray, manifest: Manifest, counts: np.ndarray | None) -> None:

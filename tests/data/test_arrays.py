@@ -85,9 +85,14 @@ def test_named_and_ragged_inputs(written):
     assert shard.targets.tolist() == [1, 1, 0]
     assert test[0]["tokens"].starts.tolist() == [0, 1, 2]
     assert padded_inputs(manifest.arrays, shard.inputs)["tokens"].tolist() == [[5, 6, 0], [1, 2, 3], [4, 0, 0]]
-    assert manifest.about().inputs == {"tokens": Array("int64", (3,)), "age": Array("float32")}
-    assert manifest.about(2).inputs["tokens"] == Array("int64", (2,))
+    assert manifest.about().inputs == {"tokens": Array("int64", (3,), 10), "age": Array("float32")}
+    assert manifest.about(2).inputs["tokens"] == Array("int64", (2,), 10)
     assert read_clients(manifest, [1]).inputs["tokens"].values.tolist() == [4]
+
+
+def test_a_row_without_tokens(written):
+    _, shard, _ = written(inputs=[[1, 2], [], [3]], targets=[0, 1, 0], clients=[[0, 1, 2]], test=([[], [5]], [0, 1]))
+    assert (shard.inputs.values.dtype, shard.inputs.starts.tolist()) == (np.int64, [0, 2, 2, 3])
 
 
 def test_tokens_without_targets(written):
@@ -230,6 +235,8 @@ REFUSED = {
     "negative classes": (dict(targets=[-1, 0, 1, 0, 1, 0], test=(X, [0] * 6)), "got class -1 in targets"),
     "numbers that are no classes": (dict(targets=[0, 1, 700, 0, 1, 0], test=(X, [0] * 6)), "class 700 among 6 rows"),
     "an unknown test class": (dict(targets=[0, 1] * 3, test=(X, [5] * 6)), "got class 5 of 2 classes"),
+    "integers to normalise": (dict(inputs=[[1]] * 6, test=([[1]] * 6, Y), normalise="pooled"), "inputs without floats"),
+    "rows of several shapes": (dict(inputs=[X, X[:1], *[X] * 4]), r"got a row of shape \[6, 3\], expected all of one"),
     "an unknown task": (dict(task="regresion"), "did you mean 'regression'"),
     "an unknown normalisation": (dict(normalise="all"), "normalise: got 'all', expected one of none, pooled, client"),
     "odd events": (dict(targets=X[:, :2], test=(X, X[:, :2]), task="survival"), "expected events of 0 or 1"),

@@ -97,6 +97,8 @@ EDITS = {
     "a command for a task": (("task",), "x; rm", "expected names"),
     "another task": (("task",), "regression", "contents .*, but"),
     "an unknown normalisation": (("normalise",), "all", "expected names"),
+    "more values": ((*TOKENS, "values"), 11, "contents .*, but"),
+    "values without end": ((*TOKENS, "values"), 2**40, "expected an integer from 0 to"),
     "bins that do not ascend": (("edges",), [1, 3, 2], "expected each more than the one before"),
     "an option of nobody": (("reading", "exec"), "x", "expected options of data_prep"),
     "more classes": (("classes",), 4, "'class_names' is .*, expected a list|'counts' is .*|expected a list of 4"),
@@ -145,6 +147,10 @@ def nan(file: h5py.File) -> None:
     file["inputs/values"][1, 1] = np.nan
 
 
+def token_beyond(file: h5py.File) -> None:
+    file["inputs/tokens/values"][2] = 10
+
+
 def other_class(file: h5py.File) -> None:
     file["targets"][0] = 1
 
@@ -172,6 +178,7 @@ def text(file: h5py.File) -> None:
         (an_unstored_terabyte, "expected at most 3|more than the file"),
         (unstored_rows, "expected float32"),
         (nan, "not finite"),
+        (token_beyond, "has 1 to 10, expected 0 to 9"),
         (other_class, "not as often there as 'counts'"),
         (class_beyond, "labels 3 to 3, expected 0 to 2"),
         (no_tests, "not a shard of"),

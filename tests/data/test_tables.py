@@ -19,6 +19,7 @@ from fedlada_mpi.data.shards import padded_inputs, read_manifest, read_silos, re
 from fedlada_mpi.data.sources import ArraySet, load
 from fedlada_mpi.data.sources.embedded import EMBEDDED
 from fedlada_mpi.data.sources.table import read_columns, targets_of
+from fedlada_mpi.settings import PRESETS
 from fedlada_mpi.support.errors import UserError
 
 TABLE = """cost,age,sex,hospital,insured,name
@@ -273,6 +274,11 @@ def test_what_ships_with_the_package_needs_no_raw_data(tmp_path, monkeypatch):
     assert (manifest.sizes.tolist(), manifest.test_sizes.tolist()) == ([4] * 6, [1] * 6)
     assert (manifest.loss, manifest.normalise, manifest.silos) == ("poisson", "pooled", 2)
     assert "--raw" not in manifest.command
+    for name in EMBEDDED:
+        rows = made if name == "randhie" else EMBEDDED[name]()
+        preset = PRESETS[name]
+        assert (preset["clients"], preset["task"]) == (len(np.unique(rows.owners)), rows.task)
+        assert preset.get("loss", "") == rows.loss
     resolved, directory = resolve_dataset(dict(dataset="randhie", data_dir=str(tmp_path), dirichlet=0.5, clients=3), {})
     assert ensure(resolved.config, directory, 2).sizes.tolist() == [8] * 3
     with pytest.raises(UserError, match="--raw has no effect on randhie"):
