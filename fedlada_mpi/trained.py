@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from . import models, tasks
 from .analysis.load import read
-from .data.arrays import array
+from .data.arrays import array, like
 from .data.datasets import directory_of
 from .data.manifest import Manifest, Stored, about_of, read_manifest
 from .data.rows import count, joined_inputs, take
@@ -344,7 +344,7 @@ class Run:
             raise UserError(f"inputs: got {', '.join(given)}, expected also {missing[0]}")
         found: dict[str, Any] = {}
         for name, stored in self._arrays.items():
-            found[name] = stored.checked(given[name], f"inputs{f' {name}' * bool(name)}")
+            found[name] = like(stored, given[name], f"inputs {name}".strip())
         return found if names != [""] else found[""]
 
     @torch.no_grad()

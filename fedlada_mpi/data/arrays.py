@@ -13,11 +13,11 @@ import numpy as np
 from ..settings import SETTINGS, check_value, coerce
 from ..support.errors import UserError, first_line, shortened
 from .datasets import PREPARING
-from .manifest import ARRAYS, MANIFEST, NORMALISE, data_root, is_name, read_manifest
+from .manifest import ARRAYS, MANIFEST, NORMALISE, Stored, data_root, is_name, read_manifest
 from .normalise import by_client
 from .partition import hold_out, natural
 from .prepare import Examples, complete, describe, simplest, strata_of, tests_of, write_shards
-from .rows import Inputs, Ragged, Rows, has_floats, named, ragged, shifted, values_of
+from .rows import Inputs, Ragged, Rows, has_floats, is_finite, named, ragged, shifted, values_of
 from .settings import STRATA, PrepareSettings
 from .sources import ArraySet, ImageSet
 from .sources.base import check, check_arrays
@@ -283,6 +283,22 @@ def _rows(given: Any, what: str) -> Rows:
             return ragged([_native(row) if row.size else np.empty(0, kind) for row in rows])
         return _native(np.stack(rows))
     return _native(array(given, what))
+
+
+def like(stored: Stored, given: Any, what: str) -> Rows:
+    """Rows of an array as a run was trained on; raises ``UserError`` for others."""
+    rows = _rows(given, what)
+    if isinstance(rows, np.ndarray) and stored.ragged and rows.ndim > 1:
+        rows = ragged([*rows])
+    values, shape = values_of(rows), stored.shape[1:] if stored.ragged else stored.shape
+    if isinstance(rows, Ragged) != stored.ragged or values.shape[1:] != shape:
+        length = "any length" if stored.ragged else f"shape {list(stored.shape)}"
+        raise UserError(f"{what}: got shape {list(values.shape)}, expected rows of {length}")
+    if values.dtype.kind not in "biuf" or ((values.dtype.kind == "f") > (stored.dtype[0] == "f") and not stored.mean):
+        raise UserError(f"{what}: got {values.dtype}, expected {stored.dtype}")
+    if not is_finite(values):
+        raise UserError(f"{what}: got numbers that are not finite, expected finite ones")
+    return rows
 
 
 def _is_row(row: object) -> bool:

@@ -60,10 +60,10 @@ def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded:
         raise UserError(f"--dataset: got {shortened(name)}, expected {known}{did_you_mean(name, [*DATASETS, *names])}")
     manifest = read_manifest(base)
     shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
+    if manifest.format == 2:
+        shards |= {"task": manifest.task, "loss": manifest.loss} if manifest.task else {}
     if not recorded and "dirichlet" in given and "partition" not in given:
         shards["partition"] = "dirichlet"
-    if manifest.task:
-        shards |= {"task": manifest.task, "loss": manifest.loss}
     resolved = resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded)
     return resolved, directory_of(resolved.config)
 

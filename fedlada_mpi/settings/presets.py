@@ -21,9 +21,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "tinyimagenet": dict(_PAPER, local_epochs=2, crop_padding=8),
     "randhie": dict(_OWNERS, task="regression", loss="poisson", model="linear", clients=6, batch_size=32),
     "dd": dict(_OWNERS, task="survival", model="linear", clients=22, batch_size=8),
-    "shakespeare": dict(_OWNERS, task="next-token", model="linear", clients=10, batch_size=16),
-    "digit-masks": dict(_OWNERS, task="segmentation", model="linear", clients=10, batch_size=16),
-    "digit-mosaics": dict(_OWNERS, task="multilabel", model="linear", clients=10, batch_size=16),
+    "shakespeare": dict(_OWNERS, task="next-token", model="causal_cnn", clients=10, batch_size=16),
+    "digit-masks": dict(_OWNERS, task="segmentation", model="fcn", clients=10, batch_size=16),
+    "digit-mosaics": dict(_OWNERS, task="multilabel", model="mlp", clients=10, batch_size=16),
 }  # fmt: skip
 
 
