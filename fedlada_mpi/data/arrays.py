@@ -17,7 +17,7 @@ from .manifest import ARRAYS, MANIFEST, NORMALISE, Stored, data_root, is_name, r
 from .normalise import by_client
 from .partition import hold_out, natural
 from .prepare import Examples, complete, describe, simplest, strata_of, tests_of, write_shards
-from .rows import Inputs, Ragged, Rows, is_finite, named, ragged, shifted, values_of
+from .rows import Inputs, Ragged, Rows, has_floats, is_finite, named, ragged, shifted, values_of
 from .settings import STRATA, PrepareSettings
 from .sources import ArraySet, ImageSet
 from .sources.base import check, check_arrays
@@ -77,14 +77,15 @@ class Data:
         self.client_names: list[str] = []
         self.tested: list[np.ndarray] | None = None
         self.examples = self._array_set() if others else self._image_set()
-        self.clients = self._divided(len(self.examples.targets))
+        owners = self.examples.test_owners
         if isinstance(self.examples, ArraySet):
-            checked, owners = replace(self.examples, test_owners=None), self.examples.test_owners
+            checked = replace(self.examples, test_owners=None)
             check_arrays(checked, "data")
-            self.tested = self._tests(owners)
             self.examples = simplest(checked) if owners is None else checked
         if isinstance(self.examples, ImageSet):
             check(self.examples, ARRAYS, "data")
+        self.clients = self._divided(len(self.examples.targets))
+        self.tested = None if owners is None else self._tests(owners)
 
     @classmethod
     def from_datasets(cls, train: Mapping[str, Any] | Sequence[Any], test: Any, **more: Any) -> Data:
@@ -92,7 +93,9 @@ class Data:
 
         ``test``: a data set, or one for each of some clients by name. ``more`` are the other arguments of ``Data``.
         """
-        sets = dict(train) if isinstance(train, Mapping) else {str(i): dataset for i, dataset in enumerate(train)}
+        sets = dict(train) if isinstance(train, Mapping) else dict(enumerate(train))
+        if not sets:
+            raise UserError("data: got no training data sets, expected one for each client")
         inputs, targets, owners = _stacked(sets, "training")
         if isinstance(test, Mapping):
             return cls(inputs=inputs, targets=targets, clients=owners, test=_stacked(dict(test), "test"), **more)
@@ -139,18 +142,18 @@ class Data:
         else:
             targets, test_targets = (_native(array(part, "data: targets")) for part in given)
         task = task or task_of(targets)
+        if self.normalise != "none" and not has_floats(inputs):
+            raise UserError("data: normalise has no effect on inputs without floats: leave it out")
         image = is_image(inputs) and is_image(tests) if self.image is None else self.image
         if image:
             inputs, tests = (self._images(part) for part in (inputs, tests))
-        owners = array(self.test[2], "data: owners of the test rows") if len(self.test) == 3 else None
+        owners = _names(self.test[2], "data: owners of the test rows") if len(self.test) == 3 else None
         names = [str(name) for name in self.class_names or ()]
         return ArraySet(inputs, targets, tests, test_targets, None, owners, names, task, image=image)
 
     def _images(self, part: Inputs) -> np.ndarray:
         if not isinstance(part, np.ndarray) or part.dtype != np.uint8 or part.ndim not in (3, 4):
             raise UserError("data: inputs are no images, expected uint8 [n, rows, columns, channels], or image=False")
-        if self.normalise != "none":
-            raise UserError("data: normalise has no effect on images, which are normalised by channel: leave it out")
         return channels_last(part)
 
     def _divided(self, rows: int) -> list[np.ndarray]:
@@ -162,9 +165,9 @@ class Data:
             )
         if not len(self.clients):
             raise UserError("data: got no clients, expected at least one array of indices")
-        if np.ndim(self.clients[0]) or isinstance(self.clients[0], (list, tuple)):
+        if isinstance(first := next(iter(self.clients)), (list, tuple)) or np.ndim(first):
             return [self._indices(client, indices, rows) for client, indices in enumerate(self.clients)]
-        owners = array(self.clients, "data: clients")
+        owners = _names(self.clients, "data: clients")
         if owners.ndim != 1 or owners.dtype.kind not in "iuUSb":
             got = f"{owners.dtype} of shape {list(owners.shape)}"
             raise UserError(f"data: clients: got {got}, expected a name or a number for each row, or index arrays")
@@ -173,10 +176,8 @@ class Data:
         self.client_names = [str(name) for name in np.unique(owners).tolist()]
         return natural(owners)
 
-    def _tests(self, owners: np.ndarray | None) -> list[np.ndarray] | None:
+    def _tests(self, owners: np.ndarray) -> list[np.ndarray]:
         """The test rows of each client."""
-        if owners is None:
-            return None
         rows = len(self.examples.test_targets)
         if owners.shape != (rows,):
             got = list(owners.shape)
@@ -275,11 +276,11 @@ def _rows(given: Any, what: str) -> Rows:
     if isinstance(given, (list, tuple)) and given and all(_is_row(row) for row in given):
         rows = [array(row, what) for row in given]
         if len({row.shape for row in rows}) > 1:
-            if odd := next((row for row in rows if row.ndim != 1), None) is not None:
-                raise UserError(
-                    f"{what}: got rows of several shapes, expected one shape, or one dimension each ({odd})"
-                )
-            return ragged([_native(row) for row in rows])
+            if odd := next((list(row.shape) for row in rows if row.ndim != 1), None):
+                raise UserError(f"{what}: got a row of shape {odd}, expected all of one shape, or of one dimension")
+            # An empty list has no type of its own.
+            kind = np.result_type(*(row.dtype for row in rows if row.size))
+            return ragged([_native(row) if row.size else np.empty(0, kind) for row in rows])
         return _native(np.stack(rows))
     return _native(array(given, what))
 
@@ -324,7 +325,14 @@ def _next(tokens: Inputs) -> np.ndarray:
     return shifted(tokens)
 
 
-def _stacked(sets: dict[str, Any], what: str) -> tuple[Any, Any, np.ndarray]:
+def _names(given: Any, what: str) -> np.ndarray:
+    """Names or numbers of owners; text may come as Python objects, as pandas has it."""
+    owners = array(given, what)
+    text = owners.dtype == object and all(isinstance(owner, str) for owner in owners.reshape(-1))
+    return owners.astype(str) if text else owners
+
+
+def _stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, np.ndarray]:
     """All pairs of some data sets: inputs, targets and the owner of each."""
     xs, ys, owners = [], [], []
     for name, dataset in sets.items():

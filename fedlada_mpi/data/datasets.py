@@ -169,7 +169,7 @@ def _prepare(config: Config, directory: Path, silos: int, report: Callable[[str]
         out=directory,
         raw=None if kind in SHIPPED else raw,
         resize=near.resize if near else 0,
-        normalise=near.normalise if near and near.format == 2 and not near.image else "",
+        normalise=near.normalise if near and near.has_floats else "",
         **(near.reading if near else {}),
         test_share=near.test_share or None if near else None,
         clients=config.clients,

@@ -41,6 +41,7 @@ NORMALISE = ("none", "pooled", "client")
 POOLED = ("csv", *SHIPPED)  # normalised so unless told otherwise
 LARGEST = 1e38  # of numbers that arrays are normalised by
 MOST_DIMENSIONS = 16
+MOST_VALUES = 2**31  # that tokens may have
 ANY = (-1,)  # for the length of a list
 # What the shards of format 2 contain; every file has a digest of it.
 CONTENTS = (
@@ -56,7 +57,8 @@ class Stored:
     """An array of the shards: the type and the shape of one row, as ``tasks.Array`` has them, and how it is read.
 
     The first dimension of a ragged one is that of the longest row. Where there are ``mean`` and ``std``, one number or
-    one per column, a rank normalises what it loads.
+    one per column, a rank normalises what it loads. ``values``: of integers, one more than the largest; 0 where some
+    are negative, and for other types.
     """
 
     dtype: str
@@ -64,6 +66,7 @@ class Stored:
     ragged: bool = False
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    values: int = 0
 
     @classmethod
     def parsed(cls, described: Mapping[str, Any]) -> dict[str, Stored]:
@@ -75,6 +78,7 @@ class Stored:
                 bool(each["ragged"]),
                 tuple(float(value) for value in each["mean"]),
                 tuple(float(value) for value in each["std"]),
+                int(each.get("values", 0)),
             )
             for name, each in described.items()
         }
@@ -96,14 +100,12 @@ def about_of(
     """What a task and a model may know of such arrays; ``length``: of ragged rows, instead of the longest's."""
     from ..tasks import About, Array  # here: preparing data needs no torch
 
-    def array(stored: Stored, values: int = 0) -> Array:
+    def array(stored: Stored) -> Array:
         shape = (length, *stored.shape[1:]) if stored.ragged and length else stored.shape
         # What is normalised reaches a model as floating-point numbers.
-        integers = not stored.dtype.startswith("float") and not stored.mean and not image
-        return Array("float32" if stored.mean else stored.dtype, shape, values if integers else 0)
+        return Array("float32", shape) if stored.mean else Array(stored.dtype, shape, stored.values)
 
-    # Of integers that are no tokens, the number is not known: models are tried with zeros.
-    inputs = {name: array(stored, classes) for name, stored in arrays.items()}
+    inputs = {name: array(stored) for name, stored in arrays.items()}
     single = inputs[""] if [*inputs] == [""] else inputs
     return About(single, array(targets), classes=classes, image=image, edges=tuple(edges))
 
@@ -175,6 +177,10 @@ class Manifest:
         return self.inputs if isinstance(self.inputs, dict) else {"": self.inputs}
 
     @property
+    def has_floats(self) -> bool:
+        return any(stored.dtype.startswith("float") for stored in self.arrays.values())
+
+    @property
     def own_tests(self) -> bool:
         """Whether clients have test rows of their own."""
         return bool(self.test_sizes.any())
@@ -234,7 +240,7 @@ class Manifest:
         options = {"clients": self.clients, "silos": self.silos, **rule, "seed": self.seed}
         options |= {"validation": self.validation, "resize": self.resize, "test_share": self.test_share}
         options |= self.reading
-        if self.format == 2 and self.normalise != ("pooled" if self.dataset in POOLED else "none"):
+        if self.has_floats and self.normalise != ("pooled" if self.dataset in POOLED else "none"):
             options["normalise"] = self.normalise
         return prepare_command(self.dataset, self.root, options, self.raw) + " --force"
 
@@ -452,7 +458,8 @@ def _stored(value: object, what: str) -> Stored:
     )
     if len(mean) != len(std) or min(std, default=1) <= 0:
         raise ValueError(f"the 'std' of {what} is {_short(std)}, expected as many as 'mean', more than 0")
-    return Stored(dtype, tuple(shape), ragged, tuple(mean), tuple(std))
+    values = _integer(array.get("values", 0), f"the 'values' of {what}", 0, MOST_VALUES)
+    return Stored(dtype, tuple(shape), ragged, tuple(mean), tuple(std), values)
 
 
 def _reading(value: object) -> dict[str, Any]:

@@ -12,11 +12,11 @@ import numpy as np
 
 from ..support.errors import UserError
 from . import sources
-from .manifest import MANIFEST, RAW_PATH, READING, Manifest, read_manifest
+from .manifest import MANIFEST, MOST_VALUES, RAW_PATH, READING, Manifest, read_manifest
 from .normalise import by_client, statistics, time_edges
 from .partition import hold_out, partition, strata
 from .picture import PICTURE, draw
-from .rows import Inputs, Ragged, Rows, length, longest, named, values_of
+from .rows import Inputs, Ragged, Rows, has_floats, length, longest, named, values_of
 from .settings import PrepareSettings, check_silos
 from .sources import ArraySet, ImageSet, table
 from .sources.bounds import check_memory
@@ -42,14 +42,15 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
     report(f"reading {settings.dataset} from {raw}")
     examples = sources.load(settings.dataset, raw, settings.workers, **settings.reading)
     if not settings.partition and examples.owners is not None:
-        report("the data has owners: each is a client (--partition dirichlet divides all images anew)")
+        what = "images" if isinstance(examples, ImageSet) else "rows"
+        report(f"the data has owners: each is a client (--partition dirichlet divides all {what} anew)")
     labels = strata_of(examples, settings.strata)
     settings = settings.decided(examples.owners is not None, labels is not None)
     if settings.partition != "natural":
         examples = simplest(replace(examples, test_owners=None))
     division = divided(settings, examples, labels)
-    if settings.normalise not in ("", "none") and (isinstance(examples, ImageSet) or examples.image):
-        raise UserError("--normalise has no effect on images, which are normalised by channel: leave it out")
+    if settings.normalise not in ("", "none") and not has_floats(examples.inputs):
+        raise UserError("--normalise has no effect on data without floats: leave it out")
     if settings.normalised == "client" and isinstance(examples, ArraySet):
         examples, division = by_client(examples, division)
     manifest = describe(settings, fingerprint(settings, raw), examples, division)
@@ -203,7 +204,9 @@ def about_arrays(settings: PrepareSettings, examples: Examples, division: Divisi
         mean, std = sources.statistics(settings.dataset, examples.inputs, division.kept)
     inputs = {}
     for name, array in named(examples.inputs).items():
-        inputs[name] = stored_as(array, named(examples.test_inputs)[name])
+        inputs[name] = stored_as(array, named(examples.test_inputs)[name], 0 if examples.image else None)
+        if examples.task == "next-token":
+            inputs[name]["values"] = examples.classes
         if settings.normalised == "pooled" and values_of(array).dtype.kind == "f":
             inputs[name] |= dict(zip(("mean", "std"), statistics(array, division.kept), strict=True))
     return {
@@ -215,7 +218,7 @@ def about_arrays(settings: PrepareSettings, examples: Examples, division: Divisi
         "targets": stored_as(examples.targets),
         "mean": list(mean),
         "std": list(std),
-        "normalise": "none" if examples.image else settings.normalised,
+        "normalise": settings.normalised if has_floats(examples.inputs) else "none",
         "edges": time_edges(examples.targets[division.kept]) if examples.task == "survival" else [],
         "feature_names": examples.feature_names,
         "reading": settings.recorded,
@@ -224,13 +227,24 @@ def about_arrays(settings: PrepareSettings, examples: Examples, division: Divisi
     }
 
 
-def stored_as(array: Rows, test: Rows | None = None) -> dict[str, Any]:
-    """The entry of an array in the manifest."""
-    values = values_of(array)
-    if not isinstance(array, Ragged):
-        return {"dtype": values.dtype.name, "shape": list(values.shape[1:])}
-    width = max(longest(part) for part in (array, test) if isinstance(part, Ragged))
-    return {"dtype": values.dtype.name, "shape": [width, *values.shape[1:]], "ragged": True}
+def stored_as(array: Rows, test: Rows | None = None, number: int | None = 0) -> dict[str, Any]:
+    """The entry of an array in the manifest; ``number``: how many values it has, None to count them."""
+    values, parts = values_of(array), [array] if test is None else [array, test]
+    if number is None:
+        number = how_many([values_of(part) for part in parts])
+    entry = {"dtype": values.dtype.name, "shape": list(values.shape[1:])}
+    if isinstance(array, Ragged):
+        width = max(longest(part) for part in parts if isinstance(part, Ragged))
+        entry |= {"shape": [max(1, width), *values.shape[1:]], "ragged": True}
+    return {**entry, **({"values": number} if number else {})}
+
+
+def how_many(parts: list[np.ndarray]) -> int:
+    """One more than the largest integer; 0 for other types, and where some are negative or beyond any vocabulary."""
+    if any(part.dtype.kind not in "iu" or not part.size for part in parts) or min(part.min() for part in parts) < 0:
+        return 0
+    largest = max(int(part.max()) for part in parts)
+    return largest + 1 if largest < MOST_VALUES else 0
 
 
 def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
@@ -245,7 +259,7 @@ def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
         "resize": (present.resize, settings.resize),
         "test_share": (present.test_share, settings.test_share or usual_share * bool(present.test_share)),
         "seed": (present.seed, settings.seed),
-        "normalise": (present.normalise, settings.normalised if present.format == 2 and not present.image else "none"),
+        "normalise": (present.normalise, settings.normalised if present.has_floats else "none"),
         **{name: (present.reading.get(name), settings.recorded.get(name)) for name in READING if present.format == 2},
         "validation": (present.validation, settings.validation),
     }

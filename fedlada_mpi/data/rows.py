@@ -48,6 +48,11 @@ def with_values(array: Rows, values: np.ndarray) -> Rows:
     return Ragged(values, array.starts) if isinstance(array, Ragged) else values
 
 
+def has_floats(inputs: Inputs) -> bool:
+    """Whether there is something to normalise."""
+    return any(values_of(array).dtype.kind == "f" for array in named(inputs).values())
+
+
 def take(inputs: Inputs, indices: np.ndarray) -> Inputs:
     """These rows."""
     return unnamed({name: take_rows(array, indices) for name, array in named(inputs).items()})

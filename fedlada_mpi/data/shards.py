@@ -22,6 +22,7 @@ import h5py
 import numpy as np
 
 from ..support.errors import UserError, first_line
+from ..support.processes import available_memory
 from .checksums import first_wrong
 from .manifest import IGNORED, MANIFEST, TEST_FILE, Manifest, Stored, read_manifest, silo_file
 from .rows import Inputs, Ragged, Rows, is_finite, joined, named, padded, unnamed, values_of, with_values
@@ -113,10 +114,10 @@ class _Arrays:
             if stored.ragged:
                 count = mine.stop - mine.start
                 self.ragged[name].append(_read_ragged(file, self.paths[name], stored, first, count, rows))
-                _check_values(self.ragged[name][-1], self.paths[name], self.manifest)
+                _check_values(self.ragged[name][-1], self.paths[name], stored)
             else:
                 _read(file, self.paths[name], self.dense[name][mine], first, rows)
-                _check_values(self.dense[name][mine], self.paths[name], self.manifest)
+                _check_values(self.dense[name][mine], self.paths[name], stored)
         _read(file, self.target, self.targets[mine], first, rows)
         _check_targets(self.targets[mine], self.manifest, counts)
 
@@ -139,7 +140,14 @@ def padded_inputs(
             wide /= np.array(stored.std)
             values = wide.astype(stored.dtype if stored.dtype.startswith("float") else np.float32)
             array = with_values(array, values)
-        arrays[name] = padded(array, stored.shape[0]) if isinstance(array, Ragged) else array
+        if isinstance(array, Ragged):
+            rows, width = len(array.starts) - 1, stored.shape[0]
+            needed = rows * math.prod(stored.shape) * array.values.itemsize
+            if needed > available_memory():
+                what = f"{needed / 1e9:,.1f} GB for {rows} rows, all as long as the longest of {width}"
+                raise UserError(f"{what}, are more than the memory that is free: cut the longest rows")
+            array = padded(array, width)
+        arrays[name] = array
     return arrays if isinstance(inputs, dict) else arrays[""]
 
 
@@ -278,12 +286,11 @@ def _expect(file: h5py.h5f.FileID, name: str, expected: np.ndarray) -> None:
         raise ValueError(f"{name!r} are not those of {MANIFEST}")
 
 
-def _check_values(array: Rows, name: str, manifest: Manifest) -> None:
-    """Numbers are finite, and tokens those of the vocabulary."""
-    values = values_of(array)
-    _check_finite(values, name)
-    if manifest.task == "next-token" and values.dtype.kind in "iu" and values.size and manifest.classes:
-        _check_range(values, 0, manifest.classes - 1, name)
+def _check_values(array: Rows, name: str, stored: Stored) -> None:
+    """Numbers are finite, and integers those that there are."""
+    _check_finite(values_of(array), name)
+    if stored.values:
+        _check_range(values_of(array), 0, stored.values - 1, name)
 
 
 def _check_targets(targets: np.ndarray, manifest: Manifest, counts: np.ndarray | None) -> None:

@@ -115,6 +115,20 @@ def test_reading_does_not_double_the_memory(tmp_path):
     assert peak < 1.1 * (shard.inputs.nbytes + shard.targets.nbytes)
 
 
+def test_bytes_of_format_1(tmp_path):
+    """Those of the first version: shards of images stay the same data."""
+    manifest = prepare(PrepareSettings("digits", tmp_path, clients=7, silos=3, partition="iid", validation=0.1))
+    assert {name: entry["sha256"][:16] for name, entry in manifest.files.items()} == {
+        "silo_0001.h5": "1d7dabca9f6df99b",
+        "silo_0002.h5": "781cedc2efb0bc68",
+        "silo_0003.h5": "3e98f07b96455873",
+        "test.h5": "e9b33794487749d9",
+        "validation.h5": "8c92fe33fbf15e4b",
+    }
+    text = (tmp_path / "manifest.json").read_bytes()
+    assert hashlib.sha256(text).hexdigest()[:16] == "543c3fc9630b221a"
+
+
 def test_two_preparations_are_byte_identical(made, tmp_path):
     prepare(PrepareSettings("digits", tmp_path / "again", clients=7, silos=3, exhausted="exact"))
     assert contents(tmp_path / "again") == contents(made)

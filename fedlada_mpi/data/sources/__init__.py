@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ..checksums import sha256
 from . import imagefolder, text
 from .base import KNOWN, ArraySet, ImageSet, check, check_arrays, statistics
 from .cifar import CIFAR10, CIFAR100, load_cifar10, load_cifar100
+from .embedded import EMBEDDED
 from .imagefolder import load_imagefolder
 from .npz import load_digits, load_npz
 from .raw import find_raw, raw_available
@@ -24,7 +24,7 @@ from .tinyimagenet import load_tinyimagenet
 
 def load_embedded(name: str, raw: Path, workers: int = 1) -> ArraySet:
     """A data set that ships with the package."""
-    return import_module(".embedded", __name__).EMBEDDED[name]()
+    return EMBEDDED[name]()
 
 
 LOADERS: dict[str, Callable[..., ImageSet | ArraySet]] = {
@@ -36,7 +36,7 @@ LOADERS: dict[str, Callable[..., ImageSet | ArraySet]] = {
     "npz": load_npz,
     "csv": load_csv,
     "text": load_text,
-    **{name: partial(load_embedded, name) for name in SHIPPED if name != "digits"},
+    **{name: partial(load_embedded, name) for name in EMBEDDED},
 }
 CLASS_NAMES = {"cifar10": CIFAR10.names, "cifar100": CIFAR100.names}
 

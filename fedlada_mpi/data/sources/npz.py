@@ -112,9 +112,9 @@ def is_image(inputs: object) -> bool:
 
 
 def load_digits(raw: Path = DIGITS, workers: int = 1) -> ImageSet:
-    digits = load_npz(raw)
-    assert isinstance(digits, ImageSet)
-    return digits
+    images = load_npz(raw)
+    assert isinstance(images, ImageSet)
+    return images
 
 
 def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:

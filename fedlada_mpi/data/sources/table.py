@@ -100,7 +100,7 @@ def numbers(name: str, column: list[str], raw: Path) -> np.ndarray | None:
         values = np.array([float(cell) for cell in column])
     except ValueError:
         return None
-    if (odd := np.flatnonzero(~np.isfinite(values.astype(np.float32)))).size:
+    if (odd := np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))).size:
         got = column[odd[0]]
         raise UserError(f"{raw}: column {name!r} has {shortened(got)} in row {odd[0] + 1}, expected a finite number")
     return values
