@@ -329,7 +329,7 @@ def results(groups: Sequence[Group]) -> list[Table]:
     for one in groups:
         if {*one.columns.metrics} - {LOSS, one.columns.objective}:
             by_metrics.setdefault((one.columns.objective, *one.columns.metrics), []).append(one)
-    tables, taken = [], set[str]()
+    tables, taken = list[Table](), set[str]()
     for (objective, *metrics), members in by_metrics.items():
         columns = list(HEAD)
         columns += [Column(n, f"test {m.title}{unit(m)}") for m in metrics for n in ("final", "best round")]
