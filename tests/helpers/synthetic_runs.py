@@ -88,7 +88,7 @@ def write_run(directory: Path, given: dict, rounds: int, status: str | None = "f
 def run(
     test, *, seed=0, status="finished", rounds=None, columns: Columns = CLASSIFICATION, **changes
 ) -> load.RecordedRun:
-    """A run in memory with these values of its objective on the test data, one participant and a vector of ten bytes."""
+    """A run in memory with these values of its objective on the test data, one participant, vectors of ten bytes."""
     settings = {**groups._preset("cifar10", changes.get("algorithm", "fedavg")), "seed": seed, **changes}
     n = len(test)
     settings["rounds"] = n if rounds is None else rounds
