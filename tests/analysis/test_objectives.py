@@ -125,6 +125,8 @@ def test_levels_of_an_error_are_reached_from_above():
     assert rows["SCAFFOLD"]["1.51: rounds"] == "2"
     asked = group([replace(better, settings={**better.settings, "targets": [2.0, 3.5]})])
     assert tables.levels(asked, {}) == {problem: [3.5, 2.0]}
+    seeds = group([regression([3.0, 2.0]), regression([3.0, 2.6], seed=1)])
+    assert list(tables.levels(seeds, {}).values()) == [[2.6]]  # which both seeds reached
     assert tables._easier(-0.12345, AUC.objective) == -0.124
     assert tables._easier(0.0, RMSE.objective) == 0
 
@@ -216,7 +218,8 @@ def test_hospitals_by_name_and_what_is_undefined(hospitals, tmp_path):
     assert [each["Silo"] for each in silos] == ["Alster", "Bode <b>", "C$d$"]
     assert [each["examples: test"] for each in silos] == ["4", "2", "8"]
     assert [f"{float(each['AUC: test'] or 'nan'):.1f}" for each in silos] == ["0.9", "nan", "0.7"]
-    assert [each["clients with a value: test"] for each in silos] == ["1", "0", "1"]
+    said = "2 of 3 clients have a test AUC: it is undefined on the examples of the others."
+    assert said in (tmp_path / "report/tables/silos.md").read_text()
     assert "Clients" not in silos[0]  # one each
     text = (tmp_path / "report/index.html").read_text()
     assert "Bode &lt;b&gt;" in text
