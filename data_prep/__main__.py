@@ -4,6 +4,7 @@ python -m data_prep --dataset digits --out data/digits --silos 3
 python -m data_prep --dataset cifar10 --raw cifar-10-python.tar.gz --out data/cifar10 --clients 100 --silos 10
 python -m data_prep --dataset imagefolder --raw photos --resize 64
 python -m data_prep --dataset npz --raw mine.npz --out data/mine --partition natural --silos 4
+python -m data_prep --dataset csv --raw visits.csv --target cost --client hospital
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import argparse
 import sys
 from pathlib import Path
 
+from fedlada_mpi.data.manifest import NORMALISE
 from fedlada_mpi.data.partition import KINDS, USED_BY
 from fedlada_mpi.data.picture import PICTURE
 from fedlada_mpi.data.prepare import prepare
-from fedlada_mpi.data.settings import DEFAULT_SILOS, IMAGES_PER_CLIENT, PrepareSettings
-from fedlada_mpi.data.sources import LOADERS
+from fedlada_mpi.data.settings import DEFAULT_SILOS, IMAGES_PER_CLIENT, STRATA, PrepareSettings
+from fedlada_mpi.data.sources import LOADERS, table
+from fedlada_mpi.data.sources.base import TASKS
 from fedlada_mpi.data.sources.imagefolder import TEST_SHARE
+from fedlada_mpi.data.sources.text import LENGTH
 from fedlada_mpi.settings import Parser
 from fedlada_mpi.support.errors import UserError
 
@@ -30,20 +34,28 @@ def parser() -> Parser:
     add = parser.add_argument
     add("--dataset", required=True, metavar="NAME", help=f"one of {', '.join(LOADERS)}")
     add("--out", type=Path, metavar="DIR", help="directory of the shards [data/NAME; your own data: the name of --raw]")
-    add("--raw", type=Path, metavar="PATH", help="archive, folder or .npz [what is in DIR/../raw, or a download]")
+    add("--raw", type=Path, metavar="PATH", help="archive, folder, .npz or .csv [what is in DIR/../raw, or a download]")
     add("--resize", type=int, metavar="N", help="imagefolder: the middle of every image, resized to NxN [as they are]")
     add(
         "--test-share",
         type=float,
         metavar="SHARE",
-        help=f"imagefolder without test/: of every class, the images to test on [{TEST_SHARE}]",
+        help=f"imagefolder without test/: of every class, the images to test on [{TEST_SHARE}]; csv: of every client, "
+        f"its rows [{table.TEST_SHARE}]",
     )
+    add("--target", nargs="+", metavar="COLUMN", help="csv: what is learnt; --task survival: EVENT TIME")
+    add("--client", metavar="COLUMN", help="csv: whose a row is [nobody's: rows are dealt to --clients]")
+    add("--drop", nargs="+", metavar="COLUMN", help="csv: columns to leave out")
+    add("--task", metavar="NAME", help=f"what runs learn unless told otherwise: {', '.join(TASKS)} [as the target is]")
+    add("--normalise", metavar="HOW", help=f"floats: {', '.join(NORMALISE)} [csv: pooled, by all training rows]")
+    add("--length", type=int, metavar="N", help=f"text: bytes of a row [{LENGTH}]")
+    add("--strata", type=int, metavar="N", help=f"quantile bins of a number that stand for its classes [{STRATA}]")
     add(
         "--clients",
         type=int,
         metavar="M",
-        help="number of clients [the paper's 100; digits: 50; natural: the data's own; imagefolder: at most one per "
-        f"{IMAGES_PER_CLIENT} images]",
+        help="number of clients [the paper's 100; digits: 50; natural: the data's own; imagefolder, csv: at most one "
+        f"per {IMAGES_PER_CLIENT} images or rows]",
     )
     add("--silos", type=int, metavar="N", help=f"number of silo files [{DEFAULT_SILOS}, or as many as clients]")
     add("--partition", metavar="KIND", help=f"{', '.join(KINDS)} [natural where the data has owners, else dirichlet]")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlada_mpi.data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest, silo_file
+from fedlada_mpi.data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, Stored, read_manifest, silo_file
 from fedlada_mpi.data.picture import PICTURE, draw
 from fedlada_mpi.data.shards import check_files, read_silos, read_test
 from fedlada_mpi.data.sources.base import KNOWN
@@ -31,12 +31,13 @@ def verify(manifest: Manifest) -> None:
 
 def table(manifest: Manifest) -> str:
     """One row per file, then the totals."""
-    rows = [("file", "clients", "images", "images/client", "classes/client", "MB")]
+    what = "images" if manifest.image else "rows"
+    rows = [("file", "clients", what, f"{what}/client", "classes/client", "MB")]
     for silo, clients in enumerate(manifest.client_ids):
         entry = manifest.files[silo_file(silo)]
         rows.append((silo_file(silo), f"{clients[0]}-{clients[-1]}", *_figures(manifest, clients), _megabytes(entry)))
     for name in _sets(manifest):
-        rows.append((name, "", f"{manifest.files[name]['images']:,}", "", "", _megabytes(manifest.files[name])))
+        rows.append((name, "", f"{manifest.rows(name):,}", "", "", _megabytes(manifest.files[name])))
     everyone = np.arange(manifest.clients)
     total = {"bytes": sum(entry["bytes"] for entry in manifest.files.values())}
     rows.append(("all silos", f"{manifest.clients}", *_figures(manifest, everyone), _megabytes(total)))
@@ -54,22 +55,43 @@ def _sets(manifest: Manifest) -> list[str]:
 
 
 def heading(manifest: Manifest) -> str:
-    height, width, channels = manifest.image_shape
     rule = ", ".join(f"{name} {value}" for name, value in manifest.partition.items() if value is not None)
     held_out = f", {manifest.validation:g} held out for validation" if manifest.validation else ""
-    ours = " (ours: the paper states none)" if manifest.dataset in KNOWN else ""
     return (
-        f"{manifest.root}: {manifest.dataset}, {manifest.classes} classes, {height}x{width}x{channels}\n"
-        f"partition: {rule}, seed {manifest.seed}{held_out}\n"
-        f"mean {_decimals(manifest.mean)}, std {_decimals(manifest.std)}{ours}"
+        f"{manifest.root}: {_about(manifest)}\npartition: {rule}, seed {manifest.seed}{held_out}\n{_values(manifest)}"
     )
+
+
+def _about(manifest: Manifest) -> str:
+    height, width, channels = manifest.image_shape
+    if manifest.format == 1:
+        return f"{manifest.dataset}, {manifest.classes} classes, {height}x{width}x{channels}"
+    names = {"inputs" + f" {name}" * bool(name): stored for name, stored in manifest.arrays.items()}
+    arrays = [f"{name} {_array(stored)}" for name, stored in {**names, "targets": manifest.targets}.items()]
+    classes = f", {manifest.classes} classes" if manifest.classes else ""
+    return f"{manifest.dataset}, {manifest.task or 'no task'}{classes}, {', '.join(arrays)}"
+
+
+def _array(stored: Stored) -> str:
+    return f"{stored.dtype} {list(stored.shape)}{' ragged' * stored.ragged}"
+
+
+def _values(manifest: Manifest) -> str:
+    """How values are normalised, and who has test rows."""
+    if manifest.image:
+        ours = " (ours: the paper states none)" if manifest.dataset in KNOWN else ""
+        line = f"mean {_decimals(manifest.mean)}, std {_decimals(manifest.std)}{ours}"
+    else:
+        line = f"normalised: {manifest.normalise}"
+    own, tested = int(manifest.test_sizes.sum()), int((manifest.test_sizes > 0).sum())
+    return f"{line}\n{own:,} test rows of their own with {tested} of {manifest.clients} clients" if own else line
 
 
 def _figures(manifest: Manifest, clients: np.ndarray) -> tuple[str, str, str]:
     sizes = manifest.sizes[clients]
-    present = (manifest.counts[clients] > 0).sum(axis=1)
+    present = f"{(manifest.counts[clients] > 0).sum(axis=1).mean():.1f}" if manifest.counts.size else ""
     span = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()}-{sizes.max()}"
-    return f"{sizes.sum():,}", span, f"{present.mean():.1f}"
+    return f"{sizes.sum():,}", span, present
 
 
 def _megabytes(entry: dict[str, Any]) -> str:

@@ -140,7 +140,7 @@ def _in_python(message: str) -> str:
 
 def _run(ended: Launched) -> Run:
     """What every rank returns: the root's results, and the model that the rank holds itself."""
-    from .trained import Model, Run, load
+    from .trained import Run, load, of_session
 
     config, session, world = ended.config, ended.session, ended.world
     own = config.model if isinstance(config.model, Given) else None
@@ -151,10 +151,8 @@ def _run(ended: Launched) -> Run:
         return {"config": run.config, "summary": run.summary, "metrics": metrics}
 
     found = world.broadcast_json(world.on_root(results))
-    trained: Model | str | None = own
-    if session is not None:
-        mean, std = session.manifest.mean, session.manifest.std
-        trained = Model(session.trained_module(), mean, std, session.dtype)
+    trained = own if session is None else of_session(session)
     # Who trains a model has named its code, or agreed to it.
     agreed = {"trust": True, "accept_changed_code": True}
-    return Run(Path(config.out), found["config"], found["summary"], found["metrics"], trained, **agreed)
+    task = config.task if isinstance(config.task, Given) else None
+    return Run(Path(config.out), found["config"], found["summary"], found["metrics"], trained, **agreed, task=task)

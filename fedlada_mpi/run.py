@@ -114,7 +114,8 @@ def _add_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     chooses = ("algorithm", "dataset", "preset")  # what presets depend on
     for name in chooses:
         first.add_argument(f"--{name}")
-    first.add_argument("--model")
+    for name in ("model", "task"):  # which may name a user's code, too
+        first.add_argument(f"--{name}")
     first.add_argument("--config")
     first.add_argument("--resume", nargs="?", const="")
     first.add_argument("--trust", action="store_true")

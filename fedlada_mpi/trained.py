@@ -6,23 +6,25 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import models
+from . import models, tasks
 from .analysis.load import read
-from .data.arrays import array
+from .data.arrays import array, like
 from .data.datasets import directory_of
-from .data.manifest import Manifest, read_manifest
-from .data.shards import read_test
+from .data.manifest import Manifest, Stored, about_of, read_manifest
+from .data.rows import count, joined_inputs, take
+from .data.shards import padded_inputs, read_clients, read_test
 from .data.sources.base import check_shapes
 from .data.sources.imagefolder import read_photos
 from .data.sources.npz import channels_last
+from .models.form import Form, each
 from .models.initial import load_initial
+from .rounds.batches import on_device, tensor_of
 from .rounds.evaluate import BATCH
 from .rundir import checkpoint
 from .rundir.results import BEST, MODEL, SUMMARY
@@ -31,6 +33,9 @@ from .support import code_digest, trust
 from .support.errors import UserError, shortened
 from .support.inputs import check_path, read_json, reason
 from .support.user_code import Given
+
+if TYPE_CHECKING:
+    from .session.assemble import Session
 
 
 class Model(nn.Module):
@@ -53,6 +58,35 @@ class Model(nn.Module):
         return self.module((images.to(self.mean.dtype) - self.mean) / self.std)
 
 
+class ArrayModel(nn.Module):
+    """A trained network with its normalisation: arrays as the data has them, to outputs.
+
+    Several arrays are given by their names. ``module`` is the network alone, which takes normalised arrays.
+    """
+
+    def __init__(self, module: nn.Module, arrays: Mapping[str, Stored], dtype: torch.dtype):
+        super().__init__()
+        self.module, self.dtype = module, dtype
+        self.normalised = [name for name, stored in arrays.items() if stored.mean]
+        for name in self.normalised:
+            for what in ("mean", "std"):
+                values = torch.tensor(getattr(arrays[name], what), dtype=torch.float64)
+                self.register_buffer(f"{what}_{name}", values)
+        self.eval()
+
+    def forward(self, *inputs: Tensor, **named: Tensor) -> Tensor:
+        arguments = [self._seen("", value) for value in inputs]
+        return self.module(*arguments, **{name: self._seen(name, value) for name, value in named.items()})
+
+    def _seen(self, name: str, values: Tensor) -> Tensor:
+        if name in self.normalised:
+            mean, std = self.get_buffer(f"mean_{name}"), self.get_buffer(f"std_{name}")
+            return ((values.double() - mean) / std).to(self.dtype)
+        if values.dtype == torch.bool:
+            return values
+        return values.to(self.dtype if values.is_floating_point() else torch.int64)
+
+
 class Run:
     """A run that has ended or stopped, as ``train`` and ``load`` return it; on every rank the same.
 
@@ -72,12 +106,14 @@ class Run:
         config: dict[str, Any],
         summary: dict[str, Any],
         metrics: Mapping[str, Any],
-        model: Model | str | None = None,
+        model: Model | ArrayModel | str | None = None,
         trust: bool = False,
         accept_changed_code: bool = False,
         best: bool = False,
+        task: str | None = None,
     ):
-        """``trust``, ``accept_changed_code``, ``best``: as in ``load``."""
+        """``trust``, ``accept_changed_code``, ``best``, ``task``: as in ``load``."""
+        self._given_task = task
         self.dir, self.config, self.summary = directory, config, summary
         self._file = BEST if best else MODEL
         self._trust, self._accept = trust, accept_changed_code
@@ -90,23 +126,23 @@ class Run:
         return f"<fedlada_mpi.Run {self.dir}: {what}, {self.summary.get('status', 'unfinished')}>"
 
     @cached_property
-    def model(self) -> Model:
+    def model(self) -> Model | ArrayModel:
         """The model with its normalisation, in evaluation mode, on the CPU: after the last round, or the best one."""
-        return self._given if isinstance(self._given, Model) else self._from_disk(self._given)
+        return self._given if isinstance(self._given, (Model, ArrayModel)) else self._from_disk(self._given)
 
-    def _from_disk(self, given: str | None) -> Model:
+    def _from_disk(self, given: str | None) -> Model | ArrayModel:
         if not (self.dir / self._file).is_file():
             raise UserError(f"{self.dir} has no {self._file}, {self._why_missing}")
-        about, config = self._images, self.config
+        config = self.config
         if given is None:
-            self._check_code()
+            self._check_code("model")
         else:
             trust.check({"model": given}, (), self.dir, True)
         try:
             network = models.build(
                 given or config["model"],
-                len(about["classes"]),
-                about["image_shape"],
+                self.task.outputs(),
+                self._about,
                 config["activation"],
                 stacked=False,
                 norm=config.get("norm", ""),
@@ -124,7 +160,17 @@ class Run:
             load_initial(self.dir / self._file, network, dtype)
         except UserError as error:
             raise UserError(str(error).removeprefix("--init: ")) from None
-        return Model(network.module, about["mean"], about["std"], dtype)
+        if not self._about.image:
+            return ArrayModel(network.module, self._arrays, dtype)
+        return Model(network.module, self._images["mean"], self._images["std"], dtype)
+
+    @cached_property
+    def task(self) -> tasks.Task:
+        """What the run has learned."""
+        name = self._given_task or self.config.get("task", "classification")
+        if self._given_task is None and ":" in name:
+            self._check_code("task")
+        return tasks.create(name, self._about, self.config.get("loss", ""), self.config.get("metrics", ""))
 
     @property
     def _why_missing(self) -> str:
@@ -132,20 +178,21 @@ class Run:
             return "as it had no validation images to choose the best round by: train with validation=0.1, for instance"
         return "as the run has not ended: go on with resume=True"
 
-    def _check_code(self) -> None:
-        """Refuse a user's model that others may have written, or that has changed since the training."""
-        named = {"model": self.config["model"]}
-        before = {"model": recorded_code(self.dir / "config.json").get("model", {})}
-        if code_digest.only_given(named["model"], before["model"]):
+    def _check_code(self, setting: str) -> None:
+        """Refuse a user's model or task that others may have written, or that has changed since the training."""
+        named = {setting: self.config[setting]}
+        before = {setting: recorded_code(self.dir / "config.json").get(setting, {})}
+        if code_digest.only_given(named[setting], before[setting]):
+            what = "module or function that it was trained with" if setting == "model" else "class of its task"
             raise UserError(
-                f"{self.dir}: its model {named['model']} cannot be made again by its name: give the module or function "
-                "that it was trained with, load(DIR, model=...)"
+                f"{self.dir}: its {setting} {named[setting]} cannot be made again by its name: give the {what}, "
+                f"load(DIR, {setting}=...)"
             )
         try:
             trust.check(named, named, self.dir / "config.json", self._trust)
         except UserError as error:
             raise UserError(f"{error}, in Python load(DIR, trust=True)") from None
-        changed = code_digest.changed(before, code_digest.of_settings(named)) if before["model"] else []
+        changed = code_digest.changed(before, code_digest.of_settings(named)) if before[setting] else []
         if changed and not self._accept:
             raise UserError(
                 f"{self.dir}: {', '.join(changed)} changed since this model was trained: restore the code, or take it "
@@ -155,14 +202,37 @@ class Run:
     @property
     def classes(self) -> list[str]:
         """The names of the classes, in the order of their numbers."""
-        return self._images["classes"]
+        return list(self._data.get("class_names") or [])
+
+    @property
+    def _data(self) -> dict[str, Any]:
+        """What the summary says of the data; runs of version 0.1 have it only in their data."""
+        about = self.summary.get("data")
+        about = self._manifest().described if about is None else about
+        return about if isinstance(about, dict) else {}
+
+    @cached_property
+    def _arrays(self) -> dict[str, Stored]:
+        """The arrays of the inputs, where they are no images."""
+        return Stored.parsed(self._data["inputs"])
+
+    @cached_property
+    def _about(self) -> tasks.About:
+        """What a task and a model may know of the data."""
+        data = self._data
+        if "inputs" not in data:
+            shape, classes = self._images["image_shape"], len(self._images["classes"])
+            return tasks.About(tasks.Array("uint8", shape), tasks.Array("int64"), classes, image=True)
+        try:
+            targets = Stored.parsed({"": data["targets"]})[""]
+            return about_of(self._arrays, targets, int(data["classes"]), edges=data["edges"])
+        except (KeyError, TypeError, ValueError):
+            raise UserError(f"{self.dir / SUMMARY}: got {shortened(data)} as 'data', expected arrays") from None
 
     @property
     def _images(self) -> dict[str, Any]:
-        """Shape, normalisation and classes of the images; runs of version 0.1 have them only in their data."""
-        about = self.summary.get("data")
-        if about is None:
-            about = self._manifest().about_images
+        """Shape, normalisation and classes of the images."""
+        about = self._data
         try:
             rows, columns, channels = map(int, about["image_shape"])
             mean, std = ([float(value) for value in about[name]] for name in ("mean", "std"))
@@ -193,38 +263,65 @@ class Run:
             )
         return manifest
 
-    def evaluate(self, images: Any = None, labels: Any = None) -> dict[str, float]:
-        """``loss`` (mean cross-entropy) and ``accuracy`` on these images, by default on the run's test images."""
-        if images is None and labels is None:
-            images, labels = read_test(self._manifest())
-        elif images is None or labels is None:
-            raise UserError("evaluate: got images or labels alone, expected both, or none for the run's test images")
-        pixels, targets = self._pixels(images), array(labels, "labels")
-        check_shapes(pixels, targets, "evaluate:")
-        classes = len(self._images["classes"])
-        if targets.min() < 0 or targets.max() >= classes:
-            raise UserError(f"evaluate: got labels {targets.min()} to {targets.max()}, expected 0 to {classes - 1}")
-        loss, correct, start = 0.0, 0, 0
-        for logits in self._logits(pixels):
-            truth = torch.from_numpy(targets[start : start + len(logits)].astype(np.int64)).to(logits.device)
-            loss += float(F.cross_entropy(logits, truth, reduction="sum"))
-            correct += int((logits.argmax(1) == truth).sum())
-            start += len(logits)
-        return {"loss": loss / len(targets), "accuracy": correct / len(targets)}
+    def evaluate(self, inputs: Any = None, targets: Any = None) -> dict[str, float]:
+        """``loss`` and the metrics of the task on these examples, by default on all test examples of the run.
 
-    def predict(self, images: Any, probabilities: bool = False) -> np.ndarray:
-        """The class of each image, ``[n]``, or the probability of each class, ``[n, classes]``.
+        For classification the mean cross-entropy, and ``accuracy``.
+        """
+        if inputs is None and targets is None:
+            inputs, targets = self._test_examples()
+        elif inputs is None or targets is None:
+            raise UserError("evaluate: got inputs or targets alone, expected both, or none for the run's test examples")
+        truth = array(targets, "targets")
+        if self._about.image and truth.ndim == 1:
+            check_shapes(self._pixels(inputs), truth, "evaluate:")
+            classes = len(self._images["classes"])
+            if truth.min() < 0 or truth.max() >= classes:
+                raise UserError(f"evaluate: got labels {truth.min()} to {truth.max()}, expected 0 to {classes - 1}")
+        self.task.check_targets(truth, "evaluate")
+        outputs = torch.cat(list(self._outputs(inputs)))
+        if len(outputs) != len(truth):
+            raise UserError(f"evaluate: got {len(outputs)} inputs and {len(truth)} targets, expected as many")
+        scores = tasks.scores(self.task, tuple(outputs.shape[1:]))
+        known = tensor_of(truth, outputs.device, outputs.dtype)
+        sums = [*scores.totals(outputs, known).tolist(), len(outputs)]
+        found = scores.values(sums) | scores.of_all(outputs.cpu().numpy(), truth)
+        titles = {"acc": "accuracy"}
+        return {titles.get(name, name): float("nan") if value is None else value for name, value in found.items()}
+
+    def _test_examples(self) -> tuple[Any, np.ndarray]:
+        """Nobody's, then those of the clients."""
+        manifest = self._manifest()
+        parts = [read_test(manifest)]
+        if manifest.own_tests:
+            own = read_clients(manifest, np.arange(manifest.clients)).test
+            assert own is not None
+            parts.append((own.inputs, own.targets))
+        known = [part for part in parts if part is not None]
+        return joined_inputs([inputs for inputs, _ in known]), np.concatenate([targets for _, targets in known])
+
+    def predict(self, inputs: Any, probabilities: bool = False) -> np.ndarray:
+        """Of classification the class of each example, ``[n]``, or the probability of each class, ``[n, classes]``; of
+        other tasks the model's outputs, with ``probabilities`` those of multilabel and segmentation.
 
         Images are as in ``Data``: uint8 ``[n, rows, columns, channels]``, or ``[n, rows, columns]``; or the path of an
         image file, or a list of paths. Files are turned upright, and their middle is resized, as ``--resize`` does.
+        Other inputs are the arrays that the run was trained on, before any normalisation.
         """
-        files = [images] if isinstance(images, (str, os.PathLike)) else images
+        files = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
         if isinstance(files, (list, tuple)) and files and all(isinstance(f, (str, os.PathLike)) for f in files):
-            images = read_photos([os.fspath(file) for file in files], self._images["image_shape"])
-        pixels = self._pixels(images)
-        check_shapes(pixels, np.zeros(len(pixels), np.int64), "predict:")
-        logits = torch.cat(list(self._logits(pixels)))
-        return (logits.softmax(1) if probabilities else logits.argmax(1)).cpu().numpy()
+            inputs = read_photos([os.fspath(file) for file in files], self._images["image_shape"])
+        if self._about.image:
+            pixels = self._pixels(inputs)
+            check_shapes(pixels, np.zeros(len(pixels), np.int64), "predict:")
+        outputs = torch.cat(list(self._outputs(inputs)))
+        if self.task.name == "classification":
+            outputs = outputs.softmax(1) if probabilities else outputs.argmax(1)
+        elif probabilities and self.task.name in ("multilabel", "segmentation"):
+            outputs = outputs.sigmoid() if self.task.name == "multilabel" else outputs.softmax(1)
+        elif probabilities:
+            raise UserError(f"predict: probabilities are those of classes, and the task is {self.task.name or 'yours'}")
+        return outputs.cpu().numpy()
 
     def _pixels(self, images: Any) -> np.ndarray:
         pixels, expected = channels_last(array(images, "images")), list(self._images["image_shape"])
@@ -236,15 +333,40 @@ class Run:
             )
         return pixels
 
+    def _given_arrays(self, inputs: Any) -> Any:
+        """Inputs that are no images, checked, and rows of any length filled up."""
+        names = [*self._arrays]
+        if isinstance(inputs, Mapping) != (names != [""]):
+            expected = "one array" if names == [""] else f"arrays by name: {', '.join(names)}"
+            raise UserError(f"inputs: got {shortened(inputs)}, expected {expected}")
+        given = inputs if isinstance(inputs, Mapping) else {"": inputs}
+        if missing := [name for name in names if name not in given]:
+            raise UserError(f"inputs: got {', '.join(given)}, expected also {missing[0]}")
+        found: dict[str, Any] = {}
+        for name, stored in self._arrays.items():
+            found[name] = like(stored, given[name], f"inputs {name}".strip())
+        return found if names != [""] else found[""]
+
     @torch.no_grad()
-    def _logits(self, pixels: np.ndarray) -> Iterator[Tensor]:
+    def _outputs(self, inputs: Any) -> Iterator[Tensor]:
         """Batch by batch, on the device and in the mode of the model."""
         model = self.model
-        batch = BATCH.get(model.mean.device.type, BATCH["cpu"])
-        for start in range(0, len(pixels), batch):
-            images = torch.from_numpy(pixels[start : start + batch]).to(model.mean.device)
-            wide = images.permute(0, 3, 1, 2).to(model.mean.dtype)
-            yield model(wide / torch.full_like(model.mean, 255))
+        device = next(iter(model.parameters())).device
+        batch = BATCH.get(device.type, BATCH["cpu"])
+        if isinstance(model, Model):
+            pixels = self._pixels(inputs)
+            for start in range(0, len(pixels), batch):
+                images = torch.from_numpy(pixels[start : start + batch]).to(device)
+                wide = images.permute(0, 3, 1, 2).to(model.mean.dtype)
+                yield model(wide / torch.full_like(model.mean, 255))
+            return
+        arrays = self._given_arrays(inputs)
+        form = Form(self._about.inputs)
+        for start in range(0, count(arrays), batch):
+            part = take(arrays, np.arange(start, min(start + batch, count(arrays))))
+            stored = on_device(padded_inputs(self._arrays, part, normalise=False), device, None)
+            arguments, named = form.seen(each(stored, lambda value: value))
+            yield model(*arguments, **named)
 
 
 def load(
@@ -253,8 +375,10 @@ def load(
     trust: bool = False,
     accept_changed_code: bool = False,
     best: bool = False,
+    task: Any = None,
 ) -> Run:
-    """The run in a directory; ``model`` is the module or function it was trained with, where that cannot be imported.
+    """The run in a directory; ``model`` is the module or function it was trained with, where that cannot be imported,
+    and ``task`` the class of its task.
 
     ``best``: with the model of the round that was best on the validation images, not that of the last round.
 
@@ -278,4 +402,13 @@ def load(
         raise UserError(f"{path / SUMMARY} holds {type(summary).__name__}, expected results by name")
     metrics = {"round": found.rounds, **found.series}
     named = model if model is None or isinstance(model, str) else Given(model)
-    return Run(path, found.settings, summary, metrics, named, trust, accept_changed_code, best)
+    own = task if task is None or isinstance(task, str) else Given(task)
+    return Run(path, found.settings, summary, metrics, named, trust, accept_changed_code, best, own)
+
+
+def of_session(session: Session) -> Model | ArrayModel:
+    """The model that a run has just trained."""
+    manifest, module = session.manifest, session.trained_module()
+    if manifest.image:
+        return Model(module, manifest.mean, manifest.std, session.dtype)
+    return ArrayModel(module, manifest.arrays, session.dtype)

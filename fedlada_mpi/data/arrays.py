@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,16 @@ import numpy as np
 from ..settings import SETTINGS, check_value, coerce
 from ..support.errors import UserError, first_line, shortened
 from .datasets import PREPARING
-from .manifest import ARRAYS, MANIFEST, data_root, read_manifest
-from .partition import hold_out
-from .prepare import complete, describe, write_shards
-from .settings import PrepareSettings
-from .sources import ImageSet
-from .sources.base import check
-from .sources.npz import channels_last
+from .manifest import ARRAYS, MANIFEST, NORMALISE, Stored, data_root, is_name, read_manifest
+from .normalise import by_client
+from .partition import hold_out, natural
+from .prepare import Examples, complete, describe, simplest, strata_of, tests_of, write_shards
+from .rows import Inputs, Ragged, Rows, has_floats, is_finite, named, ragged, shifted, values_of
+from .settings import STRATA, PrepareSettings
+from .sources import ArraySet, ImageSet
+from .sources.base import check, check_arrays
+from .sources.npz import channels_last, is_image, task_of
+from .write import Division
 
 _READ = ("data_dir", "validation", "partition_seed")  # settings of a run that its shards depend on
 SILOS = 64  # files of training images, whose checksums are computed side by side
@@ -27,50 +30,166 @@ SILOS = 64  # files of training images, whose checksums are computed side by sid
 
 @dataclass(eq=False)
 class Data:
-    """Images, labels, and which of the training images each client has.
+    """Examples, and which of those for training each client has: any arrays, or images with a label each.
+
+        Data(inputs=X, targets=y, clients=owner, test=(X1, y1))
+        Data(train_images=..., train_labels=..., clients=..., test_images=..., test_labels=...)
+
+    ``inputs``: an array ``[n, ...]`` of booleans, integers or floats; a list of arrays of any length; or several of
+    these by the names of a model's keywords. ``targets``: ``[n, ...]``; left out, inputs are tokens and the next one is
+    to be predicted. ``test``: inputs and targets, and the owner of each row where clients have test rows of their own.
+    ``task``: what is learnt unless a run is told otherwise; by default what the type of the targets suggests.
+    ``normalise``: floats by the mean and the deviation of all training rows (``pooled``) or of each client's
+    (``client``). Bytes ``[n, rows, columns, 1 or 3]`` are images, unless ``image`` is False.
 
     Images are uint8 ``[n, rows, columns, channels]`` with 1 or 3 channels, or ``[n, rows, columns]``; labels are
-    integers from 0. ``clients`` has one sequence of indices into the training images per client. ``mean`` and ``std``,
-    per channel and of pixels between 0 and 1, are by default those of the training images. Arrays are what
-    ``numpy.asarray`` takes. Raises ``UserError`` where they do not fit together.
+    integers from 0. ``mean`` and ``std``, per channel and of pixels between 0 and 1, are by default those of the
+    training images.
+
+    ``clients`` has one sequence of indices into the training rows per client, or the owner of each row, a name or a
+    number. Arrays are what ``numpy.asarray`` takes. Raises ``UserError`` where they do not fit together.
     """
 
-    train_images: Any
-    train_labels: Any
-    clients: Sequence[Any]
-    test_images: Any
-    test_labels: Any
+    train_images: Any = None
+    train_labels: Any = None
+    clients: Any = None
+    test_images: Any = None
+    test_labels: Any = None
     mean: Sequence[float] | None = None
     std: Sequence[float] | None = None
     class_names: Sequence[str] | None = None
+    inputs: Any = None
+    targets: Any = None
+    test: Sequence[Any] | None = None
+    task: str | None = None
+    normalise: str | None = None
+    image: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("train_images", "train_labels", "test_images", "test_labels"):
+        images = [name for name in _IMAGES if getattr(self, name) is not None]
+        others = [name for name in _ARRAYS if getattr(self, name) is not None]
+        if images and others:
+            raise UserError(f"data: got {images[0]} and {others[0]}, expected images and labels, or inputs and targets")
+        if missing := [name for name in (_REQUIRED if others else _IMAGES[:4]) if getattr(self, name) is None]:
+            raise UserError(f"data: got no {missing[0]}, expected Data(inputs=, targets=, clients=, test=)")
+        if self.clients is None:
+            raise UserError("data: got no clients, expected the owner of each row, or a list of index arrays")
+        self.client_names: list[str] = []
+        self.tested: list[np.ndarray] | None = None
+        self.examples = self._array_set() if others else self._image_set()
+        owners = self.examples.test_owners
+        if isinstance(self.examples, ArraySet):
+            checked = replace(self.examples, test_owners=None)
+            check_arrays(checked, "data")
+            self.examples = simplest(checked) if owners is None else checked
+        if isinstance(self.examples, ImageSet):
+            check(self.examples, ARRAYS, "data")
+        self.clients = self._divided(len(self.examples.targets))
+        self.tested = None if owners is None else self._tests(owners)
+
+    @classmethod
+    def from_datasets(cls, train: Mapping[str, Any] | Sequence[Any], test: Any, **more: Any) -> Data:
+        """Of a torch data set of pairs ``(x, y)`` for each client, by name or in a list.
+
+        ``test``: a data set, or one for each of some clients by name. ``more`` are the other arguments of ``Data``.
+        """
+        sets = dict(train) if isinstance(train, Mapping) else dict(enumerate(train))
+        if not sets:
+            raise UserError("data: got no training data sets, expected one for each client")
+        inputs, targets, owners = _stacked(sets, "training")
+        if isinstance(test, Mapping):
+            return cls(inputs=inputs, targets=targets, clients=owners, test=_stacked(dict(test), "test"), **more)
+        return cls(inputs=inputs, targets=targets, clients=owners, test=_stacked({"": test}, "test")[:2], **more)
+
+    def _image_set(self) -> ImageSet:
+        for name in _IMAGES[:4]:
             setattr(self, name, array(getattr(self, name), f"data: {name}"))
         self.train_images, self.test_images = map(channels_last, (self.train_images, self.test_images))
-        check(self.images, ARRAYS, "data")
-        self.train_labels, self.test_labels = (a.astype(np.int64) for a in (self.train_labels, self.test_labels))
-        if isinstance(self.clients, (str, bytes, Mapping)) or not hasattr(self.clients, "__len__"):
-            raise UserError(
-                f"data: got clients {shortened(self.clients)}, expected a list of index arrays, one per client"
-            )
-        if not len(self.clients):
-            raise UserError("data: got no clients, expected at least one array of indices")
-        self.clients = [self._indices(client, indices) for client, indices in enumerate(self.clients)]
-        channels = self.train_images.shape[3]
-        self.mean, self.std = (self._per_channel(name, channels) for name in ("mean", "std"))
-
-    @property
-    def images(self) -> ImageSet:
         labels, names = self.train_labels, self.class_names
         if names is None:
             # No more classes than images, whatever the labels are: each must have some.
             largest = int(labels.max()) if labels.ndim == 1 and labels.size and labels.dtype.kind in "iu" else 0
             names = [str(label) for label in range(min(largest + 1, max(1, len(labels))))]
-        return ImageSet(self.train_images, labels, self.test_images, self.test_labels, [str(name) for name in names])
+        given = ImageSet(self.train_images, labels, self.test_images, self.test_labels, [str(name) for name in names])
+        check(given, ARRAYS, "data")
+        self.train_labels, self.test_labels = (a.astype(np.int64) for a in (labels, self.test_labels))
+        channels = self.train_images.shape[3]
+        self.mean, self.std = (self._per_channel(name, channels) for name in ("mean", "std"))
+        return replace(given, train_labels=self.train_labels, test_labels=self.test_labels)
 
-    def _indices(self, client: int, given: object) -> np.ndarray:
-        what, count = f"data: client {client}", len(self.train_labels)
+    def _array_set(self) -> ArraySet:
+        self.normalise = self.normalise or "none"
+        if self.normalise not in NORMALISE:
+            got = shortened(self.normalise)
+            raise UserError(f"data: normalise: got {got}, expected one of {', '.join(NORMALISE)}")
+        if not isinstance(self.test, (tuple, list)) or len(self.test) not in (1, 2, 3):
+            raise UserError(
+                f"data: test: got {shortened(type(self.test))}, expected (inputs, targets) or with the owners"
+            )
+        inputs, tests = _alike(_inputs(self.inputs, "data: inputs"), _inputs(self.test[0], "data: test inputs"))
+        task, given = self.task or "", [self.targets, self.test[1] if len(self.test) > 1 else None]
+        if (given[0] is None) != (given[1] is None):
+            raise UserError("data: got targets of training or test rows alone, expected both, or none for tokens")
+        if given[0] is None:
+            if task not in ("", "next-token"):
+                raise UserError(f"data: got no targets for the task {task}, expected targets=")
+            task, both = "next-token", [_next(part) for part in (inputs, tests)]
+            width = max(part.shape[1] for part in both)
+            kind = np.promote_types(both[0].dtype, both[1].dtype)
+            if isinstance(inputs, Ragged):
+                both = [np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=-1) for part in both]
+            targets, test_targets = (part.astype(kind) for part in both)
+        else:
+            targets, test_targets = (_native(array(part, "data: targets")) for part in given)
+        task = task or task_of(targets)
+        if self.normalise != "none" and not has_floats(inputs):
+            raise UserError("data: normalise has no effect on inputs without floats: leave it out")
+        image = is_image(inputs) and is_image(tests) if self.image is None else self.image
+        if image:
+            inputs, tests = (self._images(part) for part in (inputs, tests))
+        owners = _names(self.test[2], "data: owners of the test rows") if len(self.test) == 3 else None
+        names = [str(name) for name in self.class_names or ()]
+        return ArraySet(inputs, targets, tests, test_targets, None, owners, names, task, image=image)
+
+    def _images(self, part: Inputs) -> np.ndarray:
+        if not isinstance(part, np.ndarray) or part.dtype != np.uint8 or part.ndim not in (3, 4):
+            raise UserError("data: inputs are no images, expected uint8 [n, rows, columns, channels], or image=False")
+        return channels_last(part)
+
+    def _divided(self, rows: int) -> list[np.ndarray]:
+        """The rows of each client."""
+        if isinstance(self.clients, (str, bytes, Mapping)) or not hasattr(self.clients, "__len__"):
+            raise UserError(
+                f"data: got clients {shortened(self.clients)}, expected the owner of each row, or a list of index "
+                "arrays, one per client"
+            )
+        if not len(self.clients):
+            raise UserError("data: got no clients, expected at least one array of indices")
+        if isinstance(first := next(iter(self.clients)), (list, tuple)) or np.ndim(first):
+            return [self._indices(client, indices, rows) for client, indices in enumerate(self.clients)]
+        owners = _names(self.clients, "data: clients")
+        if owners.ndim != 1 or owners.dtype.kind not in "iuUSb":
+            got = f"{owners.dtype} of shape {list(owners.shape)}"
+            raise UserError(f"data: clients: got {got}, expected a name or a number for each row, or index arrays")
+        if len(owners) != rows:
+            raise UserError(f"data: clients: got {len(owners)} owners for {rows} rows, expected one for each")
+        self.client_names = [str(name) for name in np.unique(owners).tolist()]
+        return natural(owners)
+
+    def _tests(self, owners: np.ndarray) -> list[np.ndarray]:
+        """The test rows of each client."""
+        rows = len(self.examples.test_targets)
+        if owners.shape != (rows,):
+            got = list(owners.shape)
+            raise UserError(f"data: owners of the test rows: got shape {got}, expected one for each of {rows} rows")
+        names = self.client_names or [str(client) for client in range(len(self.clients))]
+        if unknown := {str(owner) for owner in owners.tolist()} - {*names}:
+            known = ", ".join(names[:10])
+            raise UserError(f"data: test rows of {min(unknown)!r}, who has no training rows, expected of {known}")
+        return tests_of(names, owners)
+
+    def _indices(self, client: int, given: object, count: int) -> np.ndarray:
+        what = f"data: client {client}"
         indices = array(given, what)
         if indices.size == 0:
             raise UserError(f"{what} has no images, expected at least one index: leave the client out")
@@ -96,12 +215,145 @@ class Data:
     @property
     def digest(self) -> str:
         """Of all that the shards contain."""
-        value = hashlib.sha256(repr((self.mean, self.std, self.images.class_names)).encode())
-        parts = (self.train_images, self.train_labels, self.test_images, self.test_labels, *self.clients)
-        for part in parts:
+        examples = self.examples
+        about: tuple[Any, ...] = (self.mean, self.std, examples.class_names)
+        if isinstance(examples, ArraySet):
+            about += (examples.task, self.normalise, examples.image, [*named(examples.inputs)])
+        if self.client_names:
+            about += (self.client_names,)
+        value = hashlib.sha256(repr(about).encode())
+        for part in (*_parts(examples), *self.clients, *(self.tested or ())):
             value.update(repr((part.dtype.str, part.shape)).encode())
             value.update(np.ascontiguousarray(part).data)
         return value.hexdigest()
+
+
+_IMAGES = ("train_images", "train_labels", "test_images", "test_labels", "mean", "std")
+_ARRAYS = ("inputs", "targets", "test", "task", "normalise", "image")
+_REQUIRED = ("inputs", "test")
+
+
+def _parts(examples: Examples) -> list[np.ndarray]:
+    """All arrays of a data set."""
+    parts: list[np.ndarray] = []
+    for inputs, targets in ((examples.inputs, examples.targets), (examples.test_inputs, examples.test_targets)):
+        for rows in named(inputs).values():
+            parts += [rows.values, rows.starts] if isinstance(rows, Ragged) else [rows]
+        parts.append(targets)
+    return parts
+
+
+def _inputs(given: Any, what: str) -> Inputs:
+    """Arrays, rows of any length, or several of these by name."""
+    if isinstance(given, Mapping):
+        if not given:
+            raise UserError(f"{what}: got no arrays, expected at least one")
+        if odd := next((name for name in given if not isinstance(name, str) or not is_name(name)), None):
+            raise UserError(f"{what}: got the name {shortened(odd)}, expected a keyword of the model, such as 'age'")
+        return {name: _rows(rows, f"{what} {name!r}") for name, rows in given.items()}
+    return _rows(given, what)
+
+
+def _alike(train: Inputs, test: Inputs) -> tuple[Inputs, Inputs]:
+    """Rows that all have one length in one of the two parts only are ragged in both."""
+    if isinstance(train, dict) and isinstance(test, dict) and [*train] == [*test]:
+        pairs = {name: _pair(train[name], test[name]) for name in train}
+        return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
+    return (train, test) if isinstance(train, dict) or isinstance(test, dict) else _pair(train, test)
+
+
+def _pair(train: Rows, test: Rows) -> tuple[Rows, Rows]:
+    if isinstance(train, Ragged) and isinstance(test, np.ndarray) and test.ndim == 2:
+        return train, ragged([*test])
+    if isinstance(test, Ragged) and isinstance(train, np.ndarray) and train.ndim == 2:
+        return ragged([*train]), test
+    return train, test
+
+
+def _rows(given: Any, what: str) -> Rows:
+    if isinstance(given, Ragged):
+        return given
+    if isinstance(given, (list, tuple)) and given and all(_is_row(row) for row in given):
+        rows = [array(row, what) for row in given]
+        if len({row.shape for row in rows}) > 1:
+            if odd := next((list(row.shape) for row in rows if row.ndim != 1), None):
+                raise UserError(f"{what}: got a row of shape {odd}, expected all of one shape, or of one dimension")
+            # An empty list has no type of its own.
+            kind = np.result_type(*(row.dtype for row in rows if row.size))
+            return ragged([_native(row) if row.size else np.empty(0, kind) for row in rows])
+        return _native(np.stack(rows))
+    return _native(array(given, what))
+
+
+def like(stored: Stored, given: Any, what: str) -> Rows:
+    """Rows of an array as a run was trained on; raises ``UserError`` for others."""
+    rows = _rows(given, what)
+    if isinstance(rows, np.ndarray) and stored.ragged and rows.ndim > 1:
+        rows = ragged([*rows])
+    values, shape = values_of(rows), stored.shape[1:] if stored.ragged else stored.shape
+    if isinstance(rows, Ragged) != stored.ragged or values.shape[1:] != shape:
+        length = "any length" if stored.ragged else f"shape {list(stored.shape)}"
+        raise UserError(f"{what}: got shape {list(values.shape)}, expected rows of {length}")
+    if values.dtype.kind not in "biuf" or ((values.dtype.kind == "f") > (stored.dtype[0] == "f") and not stored.mean):
+        raise UserError(f"{what}: got {values.dtype}, expected {stored.dtype}")
+    if not is_finite(values):
+        raise UserError(f"{what}: got numbers that are not finite, expected finite ones")
+    return rows
+
+
+def _is_row(row: object) -> bool:
+    return isinstance(row, (list, np.ndarray)) or hasattr(row, "detach")
+
+
+def _native(values: np.ndarray) -> np.ndarray:
+    """In the byte order of this machine."""
+    return values.astype(values.dtype.newbyteorder("="), copy=False) if values.dtype.kind in "iuf" else values
+
+
+def _next(tokens: Inputs) -> np.ndarray:
+    """The targets of tokens."""
+    values = None if isinstance(tokens, dict) else values_of(tokens)
+    if (
+        isinstance(tokens, dict)
+        or values is None
+        or values.dtype.kind not in "iu"
+        or values.ndim + isinstance(tokens, Ragged) != 2
+    ):
+        raise UserError(
+            "data: got no targets, expected them, or tokens as inputs: integers [n, length], or lists of them"
+        )
+    return shifted(tokens)
+
+
+def _names(given: Any, what: str) -> np.ndarray:
+    """Names or numbers of owners; text may come as Python objects, as pandas has it."""
+    owners = array(given, what)
+    text = owners.dtype == object and all(isinstance(owner, str) for owner in owners.reshape(-1))
+    return owners.astype(str) if text else owners
+
+
+def _stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, np.ndarray]:
+    """All pairs of some data sets: inputs, targets and the owner of each."""
+    xs, ys, owners = [], [], []
+    for name, dataset in sets.items():
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise UserError(f"data: {what} data set {name!r}: got {shortened(dataset)}, expected one with a length")
+        for i in range(len(dataset)):
+            pair = dataset[i]
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise UserError(f"data: {what} data set {name!r}: got {shortened(pair)}, expected pairs (x, y)")
+            xs.append(pair[0])
+            ys.append(array(pair[1], f"data: {what} targets"))
+            owners.append(name)
+        if not len(dataset):
+            raise UserError(f"data: {what} data set {name!r} has no rows, expected at least one: leave it out")
+    if isinstance(xs[0], Mapping):
+        inputs: Any = {key: [array(x[key], f"data: {what} inputs") for x in xs] for key in xs[0]}
+    else:
+        inputs = [array(x, f"data: {what} inputs") for x in xs]
+    if len({y.shape for y in ys}) > 1:
+        raise UserError(f"data: {what} targets have several shapes, expected one")
+    return inputs, np.stack(ys), np.array(owners)
 
 
 def array(given: object, what: str) -> np.ndarray:
@@ -118,7 +370,7 @@ def shards(data: Data, settings: Mapping[str, Any]) -> str:
     Where the settings ask for a validation set, it is drawn from the clients' images.
     """
     if not isinstance(data, Data):
-        raise UserError(f"data: got {shortened(data)}, expected fedlada_mpi.Data(train_images, train_labels, ...)")
+        raise UserError(f"data: got {shortened(data)}, expected fedlada_mpi.Data(inputs=, targets=, ...)")
     if "dataset" in settings:
         raise UserError(f"data and dataset contradict each other: got dataset {shortened(settings['dataset'])}, too")
     asked = {name: coerce(SETTINGS[name], settings.get(name, SETTINGS[name].default)) for name in _READ}
@@ -135,12 +387,14 @@ def shards(data: Data, settings: Mapping[str, Any]) -> str:
 
 
 def _write(data: Data, digest: str, out: Path, validation: float, seed: int) -> None:
-    images, trained_on = data.images, np.unique(np.concatenate(data.clients))
-    held = trained_on[hold_out(validation, images.train_labels[trained_on], seed)[1]]
+    examples, trained_on = data.examples, np.unique(np.concatenate(data.clients))
+    labels = strata_of(examples, STRATA)
+    labels = np.zeros(len(examples.targets), int) if labels is None else labels
+    held = trained_on[hold_out(validation, labels[trained_on], seed)[1]]
     owned = [indices[~np.isin(indices, held)] for indices in data.clients]
     if empty := [client for client, indices in enumerate(owned) if not len(indices)]:
         raise UserError(f"--validation: got {validation:g}, which leaves client {empty[0]} no image: give less")
-    kept = np.setdiff1d(np.arange(len(images.train_labels)), held)
+    kept = np.setdiff1d(np.arange(len(examples.targets)), held)
     settings = PrepareSettings(
         ARRAYS,
         out,
@@ -149,7 +403,11 @@ def _write(data: Data, digest: str, out: Path, validation: float, seed: int) -> 
         partition="natural",
         seed=seed,
         validation=validation,
+        normalise=data.normalise or "",
     )
-    manifest = describe(settings, digest, images, kept, owned)
+    division = Division(owned, kept, held, data.tested, data.client_names)
+    if settings.normalised == "client" and isinstance(examples, ArraySet):
+        examples, division = by_client(examples, division)
+    manifest = describe(settings, digest, examples, division)
     manifest |= {name: list(given) for name in ("mean", "std") if (given := getattr(data, name)) is not None}
-    write_shards(out, manifest, images, owned, held)
+    write_shards(out, manifest, examples, division)

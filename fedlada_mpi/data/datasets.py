@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..algorithms import resolve
 from ..rundir import lock
-from ..settings import DATASETS, PRESETS, SETTINGS, Config, Resolved, coerce, flag
+from ..settings import DATASETS, PRESETS, SETTINGS, SHIPPED, Config, Resolved, coerce, flag
 from ..support.disk import WriteError
 from ..support.errors import UserError, first_line, shortened
 from ..support.inputs import check_path
@@ -44,6 +44,8 @@ def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded:
     given = {**file, **flags}
     name = str(given.get("dataset", "digits"))
     if name in DATASETS:
+        if PRESETS[name].get("partition") == "natural" and "dirichlet" in given and "partition" not in given:
+            flags = {**flags, "partition": "dirichlet"}
         resolved = resolve(flags, file, recorded=recorded)
         return resolved, directory_of(resolved.config)
     check_path(name, "--dataset")
@@ -58,6 +60,8 @@ def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded:
         raise UserError(f"--dataset: got {shortened(name)}, expected {known}{did_you_mean(name, [*DATASETS, *names])}")
     manifest = read_manifest(base)
     shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
+    if manifest.format == 2:
+        shards |= {"task": manifest.task, "loss": manifest.loss} if manifest.task else {}
     if not recorded and "dirichlet" in given and "partition" not in given:
         shards["partition"] = "dirichlet"
     resolved = resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded)
@@ -146,7 +150,7 @@ def ensure(
 
 def _origin(manifest: Manifest) -> tuple[Any, ...]:
     """What two partitions of the same data have in common."""
-    return manifest.dataset, manifest.source, manifest.resize, manifest.test_share
+    return manifest.dataset, manifest.source, manifest.resize, manifest.test_share, manifest.reading, manifest.normalise
 
 
 def _prepare(config: Config, directory: Path, silos: int, report: Callable[[str], None]) -> None:
@@ -163,8 +167,10 @@ def _prepare(config: Config, directory: Path, silos: int, report: Callable[[str]
     settings = PrepareSettings(
         kind,
         out=directory,
-        raw=None if kind == "digits" else raw,
+        raw=None if kind in SHIPPED else raw,
         resize=near.resize if near else 0,
+        normalise=near.normalise if near and near.has_floats else "",
+        **(near.reading if near else {}),
         test_share=near.test_share or None if near else None,
         clients=config.clients,
         silos=silos,
@@ -226,5 +232,6 @@ def _command(settings: PrepareSettings) -> str:
     """The data_prep command for these shards."""
     options = {name: getattr(settings, name) for name in ("clients", "silos")}
     options |= {**asdict(settings.rule), "seed": settings.seed, "validation": settings.validation}
-    options |= {"resize": settings.resize, "test_share": settings.test_share}
+    options |= {"resize": settings.resize, "test_share": settings.test_share, **settings.recorded}
+    options |= {"normalise": settings.normalise or None}
     return prepare_command(settings.dataset, settings.out, options, settings.raw)

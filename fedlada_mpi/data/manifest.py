@@ -9,19 +9,24 @@ import os
 import re
 import reprlib
 import shlex
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..settings import SHIPPED
 from ..support.errors import UserError
 from ..support.inputs import read_bytes
 from .partition import KINDS, Rule
 
-FORMAT = 1
+if TYPE_CHECKING:
+    from ..tasks import About
+
+FORMATS = (1, 2)  # uint8 images with one label each; any arrays, and test rows of clients
 MANIFEST = "manifest.json"
 TEST_FILE = "test.h5"
 ARRAYS = "arrays"  # the name of data that was given from Python
@@ -29,11 +34,89 @@ RAW_PATH = "raw_path"  # where the raw data was; not in the manifest, which is t
 VALIDATION_FILE = "validation.h5"  # only where a share of the training images was held out
 PREPARE_AGAIN = ": run python -m data_prep again with --force"
 MANY = 1 << 40  # more images, bytes or pixels than any data set has, and still safe to add and multiply
+DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
+DTYPES += tuple(f"float{bits}" for bits in (16, 32, 64))
+IGNORED = 255  # the pixels of a mask that count for nothing
+NORMALISE = ("none", "pooled", "client")
+POOLED = ("csv", *SHIPPED)  # normalised so unless told otherwise
+LARGEST = 1e38  # of numbers that arrays are normalised by
+MOST_DIMENSIONS = 16
+MOST_VALUES = 2**31  # that tokens may have
+ANY = (-1,)  # for the length of a list
+# What the shards of format 2 contain; every file has a digest of it.
+CONTENTS = (
+    *("task", "loss", "classes", "class_names", "image", "mean", "std"),
+    *("inputs", "targets", "normalise", "edges", "feature_names"),
+)
+# Options of the raw data's loader, and how their types are checked.
+READING = {"target": list, "client": str, "drop": list, "length": int, "task": str, "strata": int}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An array of the shards: the type and the shape of one row, as ``tasks.Array`` has them, and how it is read.
+
+    The first dimension of a ragged one is that of the longest row. Where there are ``mean`` and ``std``, one number or
+    one per column, a rank normalises what it loads. ``values``: of integers, one more than the largest; 0 where some
+    are negative, and for other types.
+    """
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    ragged: bool = False
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    values: int = 0
+
+    @classmethod
+    def parsed(cls, described: Mapping[str, Any]) -> dict[str, Stored]:
+        """Arrays by name from what ``Manifest.described`` has of them; raises ValueError and the like."""
+        return {
+            str(name): cls(
+                str(np.dtype(each["dtype"])),
+                tuple(int(size) for size in each["shape"]),
+                bool(each["ragged"]),
+                tuple(float(value) for value in each["mean"]),
+                tuple(float(value) for value in each["std"]),
+                int(each.get("values", 0)),
+            )
+            for name, each in described.items()
+        }
+
+    @property
+    def row_bytes(self) -> int:
+        """At least so many bytes of a file for every row."""
+        return 8 if self.ragged else math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+def about_of(
+    arrays: Mapping[str, Stored],
+    targets: Stored,
+    classes: int,
+    image: bool = False,
+    edges: Sequence[float] = (),
+    length: int = 0,
+) -> About:
+    """What a task and a model may know of such arrays; ``length``: of ragged rows, instead of the longest's."""
+    from ..tasks import About, Array  # here: preparing data needs no torch
+
+    def array(stored: Stored) -> Array:
+        shape = (length, *stored.shape[1:]) if stored.ragged and length else stored.shape
+        # What is normalised reaches a model as floating-point numbers.
+        return Array("float32", shape) if stored.mean else Array(stored.dtype, shape, stored.values)
+
+    inputs = {name: array(stored) for name, stored in arrays.items()}
+    single = inputs[""] if [*inputs] == [""] else inputs
+    return About(single, array(targets), classes=classes, image=image, edges=tuple(edges))
 
 
 @dataclass(frozen=True, eq=False)
 class Manifest:
-    """The contents of a directory of shards. Silos are numbered from 0 here, their files from 1."""
+    """The contents of a directory of shards. Silos are numbered from 0 here, their files from 1.
+
+    ``counts`` are rows per client and class, without columns where a row has no class. ``image_shape``, ``mean`` and
+    ``std`` are those of images, otherwise zeros and empty; arrays that are no images have their own in ``inputs``.
+    """
 
     root: Path
     dataset: str
@@ -56,6 +139,18 @@ class Manifest:
     validation: float  # the share of the training images that was held out
     resize: int  # pixels of a side that the images were resized to; 0 where they were not
     test_share: float  # the share of the images that became the test set; 0 where the data has one
+    format: int
+    inputs: Stored | dict[str, Stored]
+    targets: Stored
+    test_sizes: np.ndarray  # rows of the clients' own tests
+    image: bool
+    task: str = "classification"  # what a run learns unless it is told otherwise; "": it must be told
+    loss: str = ""
+    feature_names: tuple[str, ...] = ()
+    normalise: str = "none"
+    edges: tuple[float, ...] = ()  # the ends of the bins of time, for survival
+    reading: Mapping[str, Any] = field(default_factory=dict)  # options of the raw data's loader
+    contents: str = ""  # a digest of what is in the shards of format 2
 
     @property
     def raw(self) -> Path | None:
@@ -72,7 +167,51 @@ class Manifest:
         # The test file has the settings, too. Shards of version 0.1 have no checksums of clients.
         clients = self.client_sha256 or [self.files[silo_file(silo)]["sha256"] for silo in range(self.silos)]
         sets = [self.files[name]["sha256"] for name in (TEST_FILE, VALIDATION_FILE) if name in self.files]
+        # Where clients have their own tests, there may be no test file.
+        sets += [self.contents] if self.contents else []
         return hashlib.sha256("\n".join([*clients, *sets]).encode()).hexdigest()
+
+    @property
+    def arrays(self) -> dict[str, Stored]:
+        """The arrays of the inputs by their names; a single one has the name ""."""
+        return self.inputs if isinstance(self.inputs, dict) else {"": self.inputs}
+
+    @property
+    def has_floats(self) -> bool:
+        return any(stored.dtype.startswith("float") for stored in self.arrays.values())
+
+    @property
+    def own_tests(self) -> bool:
+        """Whether clients have test rows of their own."""
+        return bool(self.test_sizes.any())
+
+    @property
+    def labelled(self) -> bool:
+        """Whether every row has a class, which ``counts`` counts."""
+        return self.task == "classification" and self.counts.size > 0
+
+    def rows(self, name: str) -> int:
+        """The rows of a file; of a silo, those for training."""
+        return self.files[name]["images" if self.format == 1 else "rows"]
+
+    def about(self, length: int = 0) -> About:
+        """What a task and a model may know of the data; ``length``: of ragged rows, instead of the longest's."""
+        return about_of(self.arrays, self.targets, self.classes, self.image, self.edges, length)
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a model needs to know of its inputs and outputs, for the results of a run."""
+        if self.image and self.labelled:
+            return self.about_images
+        return {
+            **(self.about_images if self.image else {}),
+            "inputs": {name: asdict(stored) for name, stored in self.arrays.items()},
+            "targets": asdict(self.targets),
+            "classes": self.classes,
+            "class_names": list(self.class_names),
+            "feature_names": list(self.feature_names),
+            "edges": list(self.edges),
+        }
 
     @cached_property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
@@ -100,6 +239,9 @@ class Manifest:
         rule = {field.name: self.partition.get(field.name) for field in fields(Rule)}
         options = {"clients": self.clients, "silos": self.silos, **rule, "seed": self.seed}
         options |= {"validation": self.validation, "resize": self.resize, "test_share": self.test_share}
+        options |= self.reading
+        if self.has_floats and self.normalise != ("pooled" if self.dataset in POOLED else "none"):
+            options["normalise"] = self.normalise
         return prepare_command(self.dataset, self.root, options, self.raw) + " --force"
 
 
@@ -110,11 +252,12 @@ def silo_file(silo: int) -> str:
 def prepare_command(dataset: str, out: str | Path, options: Mapping[str, Any], raw: Path | None = None) -> str:
     """The data_prep command with these settings, named as in a manifest; those that are unset are left out."""
     words = ["python", "-m", "data_prep", "--dataset", dataset]
-    words += ["--raw", "PATH" if raw is None else str(raw)] * (dataset != "digits") + ["--out", str(out)]
+    words += ["--raw", "PATH" if raw is None else str(raw)] * (dataset not in SHIPPED) + ["--out", str(out)]
     for name, value in options.items():
         if value is not None and (name not in ("size_sigma", "validation", "resize", "test_share") or value):
-            text = str(int(value) if isinstance(value, float) and value.is_integer() else value)
-            words += ["--" + {"kind": "partition"}.get(name, name).replace("_", "-"), text]
+            values = value if isinstance(value, (list, tuple)) else [value]
+            texts = [str(int(v) if isinstance(v, float) and v.is_integer() else v) for v in values]
+            words += ["--" + {"kind": "partition"}.get(name, name).replace("_", "-"), *texts]
     return shlex.join(words)
 
 
@@ -149,8 +292,9 @@ def _parsed(text: str, path: Path) -> Manifest:
 
 
 def check_format(version: object, path: Path) -> None:
-    if version != FORMAT:
-        raise UserError(f"{path}: shards of format {_short(version)}, expected format {FORMAT}{PREPARE_AGAIN}")
+    if isinstance(version, bool) or version not in FORMATS:
+        expected = " or ".join(map(str, FORMATS))
+        raise UserError(f"{path}: shards of format {_short(version)}, expected format {expected}{PREPARE_AGAIN}")
 
 
 def _manifest(data: dict[str, Any], root: Path) -> Manifest:
@@ -162,41 +306,28 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
     dataset = field("dataset", _text)
     if not re.fullmatch(r"[\w.-]{1,64}", dataset):
         raise ValueError(f"'dataset' is {_short(dataset)}, expected a name")
-    classes, clients = field("classes", _integer, 1), field("clients", _integer, 1)
+    version, clients = data["format"], field("clients", _integer, 1)
     silos = field("silos", _integer, 1, clients)
-    shape = field("image_shape", _list, _integer, (3,), 1)
-    mean, std = (field(name, _list, _number, (shape[2],)) for name in ("mean", "std"))
-    if min(std) <= 0:
-        raise ValueError(f"'std' is {_short(std)}, expected more than 0")
-    counts = _counts(data.get("counts"), clients, classes)
-    sizes = counts.sum(axis=1)
-    names = [silo_file(silo) for silo in range(silos)]
-    validation = _number(data.get("validation", 0.0), "'validation'")
-    if not 0 <= validation < 1:
-        raise ValueError(f"'validation' is {_short(validation)}, expected a share of the training images")
-    test_share = _number(data.get("test_share", 0.0), "'test_share'")
-    if not 0 <= test_share < 1:
-        raise ValueError(f"'test_share' is {_short(test_share)}, expected a share of the images")
-    sets = [TEST_FILE, VALIDATION_FILE] if validation else [TEST_FILE]
-    files = _files(data.get("files"), names, sets, image_bytes=math.prod(shape) + 8)
+    validation = _share(data.get("validation", 0.0), "'validation'", "of the training images")
+    test_share = _share(data.get("test_share", 0.0), "'test_share'", "of the images")
+    about = (_images if version == 1 else _arrays)(data, clients)
+    sizes, test_sizes, names = about["sizes"], about["test_sizes"], [silo_file(silo) for silo in range(silos)]
+    files = _files(data.get("files"), names, _sets(data, bool(validation), test_sizes), about, version)
     client_ids = tuple(np.array(files[name]["client_ids"], np.int64) for name in names)
     if not np.array_equal(np.sort(np.concatenate(client_ids)), np.arange(clients)):
         raise ValueError(f"the 'client_ids' of its files are not each of 0 to {clients - 1} once")
+    kind, source = ("images", "counts") if version == 1 else ("rows", "sizes")
     for name, ids in zip(names, client_ids, strict=True):
-        if sizes[ids].sum() != files[name]["images"]:
-            raise ValueError(f"{name} has {files[name]['images']} images, but 'counts' add up to {sizes[ids].sum()}")
+        if sizes[ids].sum() != files[name][kind]:
+            raise ValueError(f"{name} has {files[name][kind]} {kind}, but '{source}' add up to {sizes[ids].sum()}")
+        # Memory is taken for this many rows, so the file must be large enough to have them.
+        rows = int(sizes[ids].sum() + test_sizes[ids].sum())
+        _integer(files[name]["bytes"], f"the 'bytes' of {name}", rows * _row_bytes(about))
     return Manifest(
         root=root,
         dataset=dataset,
-        classes=classes,
-        class_names=tuple(field("class_names", _list, _text, (classes,))),
-        mean=tuple(mean),
-        std=tuple(std),
-        image_shape=(shape[0], shape[1], shape[2]),
         clients=clients,
         silos=silos,
-        sizes=sizes,
-        counts=counts,
         client_ids=client_ids,
         client_names=tuple(field("client_names", _list, _text, (0, clients))),
         partition=_rule(data.get("partition")),
@@ -207,7 +338,151 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
         validation=validation,
         resize=_integer(data.get("resize", 0), "'resize'"),
         test_share=test_share,
+        format=version,
+        **about,
     )
+
+
+def _images(data: dict[str, Any], clients: int) -> dict[str, Any]:
+    """What format 1 says of its images and labels."""
+    classes = _integer(data.get("classes"), "'classes'", 1)
+    shape = _list(data.get("image_shape"), "'image_shape'", _integer, (3,), 1)
+    counts = _counts(data.get("counts"), clients, classes)
+    return {
+        "classes": classes,
+        "class_names": tuple(_list(data.get("class_names"), "'class_names'", _text, (classes,))),
+        **_per_channel(data, shape),
+        "sizes": counts.sum(axis=1),
+        "counts": counts,
+        "inputs": Stored("uint8", tuple(shape)),
+        "targets": Stored("int64"),
+        "test_sizes": np.zeros(clients, np.int64),
+        "image": True,
+    }
+
+
+def _per_channel(data: dict[str, Any], shape: Sequence[int]) -> dict[str, Any]:
+    mean, std = (_list(data.get(name), f"'{name}'", _number, (shape[2],)) for name in ("mean", "std"))
+    if min(std) <= 0:
+        raise ValueError(f"'std' is {_short(std)}, expected more than 0")
+    return {"image_shape": (shape[0], shape[1], shape[2]), "mean": tuple(mean), "std": tuple(std)}
+
+
+def _arrays(data: dict[str, Any], clients: int) -> dict[str, Any]:
+    """What format 2 says of its arrays."""
+
+    def field(name: str, check: Callable[..., Any], *arguments: Any) -> Any:
+        return check(data.get(name), f"'{name}'", *arguments)
+
+    classes, image, inputs = field("classes", _integer), field("image", _boolean), _inputs(data.get("inputs"))
+    targets = _stored(data.get("targets"), "'targets'")
+    if targets.ragged or targets.mean:
+        raise ValueError("'targets' are ragged or normalised, expected neither")
+    if image and (isinstance(inputs, dict) or (inputs.dtype, len(inputs.shape), inputs.ragged) != ("uint8", 3, False)):
+        raise ValueError(f"'inputs' are {_short(data.get('inputs'))}, expected uint8 images")
+    sizes = np.array(field("sizes", _list, _integer, (clients,), 1), np.int64)
+    counts = np.empty((clients, 0), np.int64)
+    if "counts" in data:
+        counts = _counts(data["counts"], clients, classes)
+        if not np.array_equal(counts.sum(axis=1), sizes):
+            raise ValueError("'counts' do not add up to 'sizes'")
+    texts = {name: field(name, _text) for name in ("task", "loss", "normalise")}
+    if texts["normalise"] not in NORMALISE or not all(re.fullmatch(r"[\w.-]{0,64}", text) for text in texts.values()):
+        raise ValueError(f"'task', 'loss' and 'normalise' are {_short([*texts.values()])}, expected names")
+    edges = field("edges", _list, _real, ANY)
+    if any(after <= before for before, after in pairwise(edges)):
+        raise ValueError(f"'edges' are {_short(edges)}, expected each more than the one before")
+    about = _per_channel(data, inputs.shape) if image and isinstance(inputs, Stored) else _no_channels(data)
+    return {
+        **about,
+        **texts,
+        "classes": classes,
+        "class_names": tuple(field("class_names", _list, _text, (0, classes))),
+        "sizes": sizes,
+        "counts": counts,
+        "inputs": inputs,
+        "targets": targets,
+        "test_sizes": np.array(field("test_sizes", _list, _integer, (clients,)), np.int64),
+        "image": image,
+        "feature_names": tuple(field("feature_names", _list, _text, ANY)),
+        "edges": tuple(edges),
+        "reading": _reading(data.get("reading")),
+        "contents": contents_digest(data),
+    }
+
+
+def _no_channels(data: dict[str, Any]) -> dict[str, Any]:
+    for name in ("mean", "std"):
+        _list(data.get(name), f"'{name}'", _number, (0,))
+    return {"image_shape": (0, 0, 0), "mean": (), "std": ()}
+
+
+def contents_digest(manifest: Mapping[str, Any]) -> str:
+    """Identifies what a manifest of format 2 says of its arrays, as JSON has it."""
+    said = {name: manifest.get(name) for name in CONTENTS}
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def _inputs(value: object) -> Stored | dict[str, Stored]:
+    arrays = _mapping(value, "'inputs'")
+    if isinstance(arrays.get("dtype"), str):
+        return _stored(arrays, "'inputs'")
+    for name in arrays:
+        if not is_name(name):
+            raise ValueError(f"an array of 'inputs' is called {_short(name)}, expected the name of a keyword")
+    if not arrays:
+        raise ValueError("'inputs' are {}, expected arrays")
+    return {name: _stored(array, f"'inputs' {name}") for name, array in arrays.items()}
+
+
+def is_name(name: str) -> bool:
+    """Whether an array may be called so: as a keyword of ``forward``."""
+    return len(name) <= 64 and name.isascii() and name.isidentifier()
+
+
+def _stored(value: object, what: str) -> Stored:
+    array = _mapping(value, what)
+    if (dtype := array.get("dtype")) not in DTYPES:
+        raise ValueError(f"the 'dtype' of {what} is {_short(dtype)}, expected one of {', '.join(DTYPES)}")
+    shape = _list(array.get("shape"), f"the 'shape' of {what}", _integer, ANY, 1)
+    if len(shape) > MOST_DIMENSIONS or math.prod(shape) > MANY:
+        raise ValueError(f"the 'shape' of {what} is {_short(shape)}, expected up to {MOST_DIMENSIONS} numbers")
+    ragged = _boolean(array.get("ragged", False), f"'ragged' of {what}")
+    if ragged and not shape:
+        raise ValueError(f"the 'shape' of {what} is [], expected the length of the longest row")
+    # One for all, or one per column.
+    lengths = (1, shape[0]) if len(shape) == 1 and not ragged else (1,)
+    mean, std = (
+        _list(array[name], f"the '{name}' of {what}", _real, lengths) if name in array else []
+        for name in ("mean", "std")
+    )
+    if len(mean) != len(std) or min(std, default=1) <= 0:
+        raise ValueError(f"the 'std' of {what} is {_short(std)}, expected as many as 'mean', more than 0")
+    values = _integer(array.get("values", 0), f"the 'values' of {what}", 0, MOST_VALUES)
+    return Stored(dtype, tuple(shape), ragged, tuple(mean), tuple(std), values)
+
+
+def _reading(value: object) -> dict[str, Any]:
+    options = _mapping(value, "'reading'")
+    for name, option in options.items():
+        kind = READING.get(name, type(None))
+        if isinstance(option, bool) or not isinstance(option, kind):
+            raise ValueError(f"'reading' has {_short(name)}: {_short(option)}, expected options of data_prep")
+        if kind is list:
+            _list(option, f"'{name}'", _text, ANY)
+    return options
+
+
+def _sets(data: dict[str, Any], validation: bool, test_sizes: np.ndarray) -> list[str]:
+    """The files that belong to no client; without a test file, clients have their own tests."""
+    absent = data["format"] != 1 and test_sizes.any() and TEST_FILE not in _mapping(data.get("files"), "'files'")
+    return [TEST_FILE] * (not absent) + [VALIDATION_FILE] * validation
+
+
+def _row_bytes(about: dict[str, Any]) -> int:
+    inputs = about["inputs"]
+    arrays = inputs.values() if isinstance(inputs, dict) else [inputs]
+    return sum(array.row_bytes for array in (*arrays, about["targets"]))
 
 
 def _counts(value: object, clients: int, classes: int) -> np.ndarray:
@@ -219,18 +494,22 @@ def _counts(value: object, clients: int, classes: int) -> np.ndarray:
     return counts.astype(np.int64)
 
 
-def _files(value: object, silo_names: list[str], sets: list[str], image_bytes: int) -> dict[str, dict[str, Any]]:
+def _files(
+    value: object, silo_names: list[str], sets: list[str], about: dict[str, Any], version: int
+) -> dict[str, dict[str, Any]]:
     """The entries of exactly these files."""
     files, expected = _mapping(value, "'files'"), [*silo_names, *sets]
     if set(files) != set(expected):
         odd = sorted(set(files).symmetric_difference(expected))[0]
-        raise ValueError(f"'files' are not {silo_names[0]} to {silo_names[-1]} and {' and '.join(sets)}: {_short(odd)}")
+        others = "".join(f" and {name}" for name in sets)
+        raise ValueError(f"'files' are not {silo_names[0]} to {silo_names[-1]}{others}: {_short(odd)}")
+    kind, row_bytes = "images" if version == 1 else "rows", _row_bytes(about)
     for name, entry in files.items():
         entry = _mapping(entry, name)
         _checksum(entry.get("sha256"), f"the 'sha256' of {name}")
-        images = _integer(entry.get("images"), f"the 'images' of {name}", 1)
-        # Memory is taken for this many images, so the file must be large enough to have them.
-        _integer(entry.get("bytes"), f"the 'bytes' of {name}", images * image_bytes)
+        rows = _integer(entry.get(kind), f"the '{kind}' of {name}", 1)
+        # Memory is taken for this many rows, so the file must be large enough to have them.
+        _integer(entry.get("bytes"), f"the 'bytes' of {name}", rows * row_bytes)
         if name in silo_names:
             _list(entry.get("client_ids"), f"the 'client_ids' of {name}", _integer, ())
     return files
@@ -275,6 +554,26 @@ def _integer(value: object, what: str, least: int = 0, most: int = MANY) -> int:
     return value
 
 
+def _boolean(value: object, what: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{what} is {_short(value)}, expected true or false")
+    return value
+
+
+def _share(value: object, what: str, of: str) -> float:
+    share = _number(value, what)
+    if not 0 <= share < 1:
+        raise ValueError(f"{what} is {_short(share)}, expected a share {of}")
+    return share
+
+
+def _real(value: object, what: str) -> float:
+    """A number of any size that a float32 can have."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < LARGEST:
+        raise ValueError(f"{what} is {_short(value)}, expected a number")
+    return value
+
+
 def _number(value: object, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < MANY:
         raise ValueError(f"{what} is {_short(value)}, expected a number")
@@ -282,7 +581,9 @@ def _number(value: object, what: str) -> float:
 
 
 def _sequence(value: object, what: str, *lengths: int) -> list[Any]:
-    """A list of one of these lengths, or without any a list that is not empty."""
+    """A list of one of these lengths, of ``ANY``, or without any a list that is not empty."""
+    if isinstance(value, list) and lengths == ANY:
+        return value
     if not isinstance(value, list) or (len(value) not in lengths if lengths else not value):
         expected = " or ".join(map(str, lengths)) or "one or more"
         raise ValueError(f"{what} is {_short(value)}, expected a list of {expected}")

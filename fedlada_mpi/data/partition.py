@@ -87,6 +87,12 @@ def hold_out(share: float, labels: np.ndarray, seed: int) -> tuple[np.ndarray, n
     return kept, held
 
 
+def strata(values: np.ndarray, bins: int) -> np.ndarray:
+    """The quantile bin of each number, from 0; fewer bins where many numbers are equal."""
+    edges = np.unique(np.quantile(values, np.arange(1, bins) / bins))
+    return np.unique(np.searchsorted(edges, values, side="right"), return_inverse=True)[1].reshape(-1)
+
+
 def client_sizes(random: np.random.RandomState, images: int, clients: int, sigma: float) -> np.ndarray:
     """Images per client: all ``images // clients``, or lognormal and summing to ``images``."""
     equal = np.full(clients, images // clients, dtype=np.int64)
@@ -190,8 +196,8 @@ def natural(owners: np.ndarray | None) -> list[np.ndarray]:
     """The data's own groups, ordered by the owner's number or name."""
     if owners is None:
         raise UserError(
-            "--partition natural: no owners in the data, expected a train_clients array in the .npz or "
-            "train/CLIENT/CLASS/ folders; use --partition dirichlet or iid otherwise"
+            "--partition natural: no owners in the data, expected a train_clients array in the .npz, "
+            "train/CLIENT/CLASS/ folders or --client COLUMN; use --partition dirichlet or iid otherwise"
         )
     _, inverse = np.unique(owners, return_inverse=True)
     return np.split(np.argsort(inverse, kind="stable"), np.cumsum(np.bincount(inverse)))[:-1]

@@ -1,8 +1,12 @@
-"""A picture of the clients' label distributions: bars for a few classes, a heat map for many."""
+"""A picture of the clients' label distributions: bars for a few classes, a heat map for many.
+
+Of data without classes it shows the clients' sizes.
+"""
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 PICTURE = "label_distribution.png"
 MOST_BARS = 20  # classes
 MOST_SINGLE_BARS, MOST_COLUMNS = 150, 1000  # clients
+PARTS = ("training", "own tests")  # in place of classes, where there are none
 INK, FAINT = "#222222", "#8a8a8a"
 # Tableau's ten colours and their light counterparts: distinguishable next to any other.
 # fmt: off
@@ -33,6 +38,8 @@ def draw(manifest: Manifest, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    if not manifest.counts.size:
+        manifest = _as_one_class(manifest)
     few = manifest.classes <= MOST_BARS
     figure = Figure(figsize=(12, 5.2 if few else 7.6), dpi=120, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
@@ -52,6 +59,12 @@ def draw(manifest: Manifest, path: Path) -> None:
         figure.savefig(path, format="png")
 
 
+def _as_one_class(manifest: Manifest) -> Manifest:
+    """Rows for training and for the clients' own tests, where rows have no classes."""
+    parts = [manifest.sizes, manifest.test_sizes][: 1 + manifest.own_tests]
+    return replace(manifest, classes=len(parts), class_names=PARTS[: len(parts)], counts=np.stack(parts, axis=1))
+
+
 def _bars(axes: Axes, manifest: Manifest) -> None:
     single = manifest.clients <= MOST_SINGLE_BARS
     edges = np.arange(manifest.clients + 1)
@@ -69,7 +82,7 @@ def _bars(axes: Axes, manifest: Manifest) -> None:
         bottom = top
     axes.set_ylim(0, bottom.max() * 1.001)
     _plain(axes)
-    axes.set_ylabel("images", color=INK)
+    axes.set_ylabel(_what(manifest), color=INK)
 
 
 def _total_bars(axes: Axes, manifest: Manifest) -> None:
@@ -86,7 +99,11 @@ def _total_bars(axes: Axes, manifest: Manifest) -> None:
     axes.set_ylim(-0.6, manifest.classes - 0.4)
     axes.set_xlim(0, totals.max() * 1.32)
     axes.set_xticks([])
-    axes.set_title("images per class", fontsize=9, color=FAINT)
+    axes.set_title(
+        f"{_what(manifest)} per class" if manifest.class_names != PARTS[: manifest.classes] else "rows",
+        fontsize=9,
+        color=FAINT,
+    )
     _plain(axes)
     axes.spines["bottom"].set_visible(False)
 
@@ -107,7 +124,7 @@ def _map(figure: Figure, axes: Axes, manifest: Manifest) -> None:
     bar = figure.colorbar(
         image, ax=axes, orientation="horizontal", location="bottom", fraction=0.035, aspect=60, pad=0.02
     )
-    bar.set_label("images of a class on a client", fontsize=9, color=INK)
+    bar.set_label(f"{_what(manifest)} of a class on a client", fontsize=9, color=INK)
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=8, length=2)
 
@@ -116,7 +133,7 @@ def _total_profile(axes: Axes, manifest: Manifest) -> None:
     totals = manifest.counts.sum(axis=0)
     axes.barh(np.arange(manifest.classes), totals, 1.0, color="#b63679", linewidth=0)
     axes.set_xlim(0, totals.max() * 1.05)
-    axes.set_title("images per class", fontsize=9, color=FAINT)
+    axes.set_title(f"{_what(manifest)} per class", fontsize=9, color=FAINT)
     axes.tick_params(axis="y", left=False, labelleft=False)
     axes.tick_params(axis="x", labelsize=8)
     _plain(axes)
@@ -181,11 +198,17 @@ def _title(manifest: Manifest) -> str:
     if rule.get("size_sigma"):
         how += f", sizes lognormal({rule['size_sigma']})"
     low, high = manifest.sizes.min(), manifest.sizes.max()
-    each = f"{low:,} images each" if low == high else f"{low:,} to {high:,} images each"
-    test = f"{manifest.files[TEST_FILE]['images']:,} test images"
+    what = _what(manifest)
+    each = f"{low:,} {what} each" if low == high else f"{low:,} to {high:,} {what} each"
+    tests = manifest.rows(TEST_FILE) if TEST_FILE in manifest.files else int(manifest.test_sizes.sum())
+    test = f"{tests:,} test {what}{' of their own' * manifest.own_tests}"
     if manifest.validation:
-        test = f"{manifest.files[VALIDATION_FILE]['images']:,} validation, {test}"
+        test = f"{manifest.rows(VALIDATION_FILE):,} validation, {test}"
     return f"{manifest.dataset}: {manifest.clients} clients, {each} · {how}, seed {manifest.seed} · {test}"
+
+
+def _what(manifest: Manifest) -> str:
+    return "images" if manifest.image else "rows"
 
 
 def _short(name: str, length: int = 18) -> str:

@@ -2,7 +2,7 @@
 
     manifest = read_manifest("data/cifar10")
     shard = read_clients(manifest, [3, 4])
-    images_of_first_client = shard.images[shard.offsets[0] : shard.offsets[1]]
+    rows_of_first_client = shard.inputs[shard.offsets[0] : shard.offsets[1]]
 
 Every rank opens files independently and reads its clients' part of them; parallel HDF5 is not needed. A file is read
 only if it is the one that was written: its checksum comes first, so that HDF5 never parses a damaged file, and then all
@@ -13,28 +13,36 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import h5py
 import numpy as np
 
 from ..support.errors import UserError, first_line
+from ..support.processes import available_memory
 from .checksums import first_wrong
-from .manifest import FORMAT, MANIFEST, TEST_FILE, Manifest, read_manifest, silo_file
+from .manifest import IGNORED, MANIFEST, TEST_FILE, Manifest, Stored, read_manifest, silo_file
+from .rows import Inputs, Ragged, Rows, is_finite, joined, named, padded, unnamed, values_of, with_values
 
-__all__ = ["Manifest", "Shard", "read_clients", "read_manifest", "read_silos", "read_test"]
+__all__ = ["Manifest", "Shard", "padded_inputs", "read_clients", "read_manifest", "read_silos", "read_test"]
 
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """Images of some clients, one client after another: client k is ``offsets[k]:offsets[k + 1]``."""
+    """Rows of some clients, one client after another: client k is ``offsets[k]:offsets[k + 1]``.
 
-    images: np.ndarray
-    labels: np.ndarray
+    ``inputs`` are an array, ragged rows, or several of these by name; ``padded_inputs`` makes arrays of them. ``test``
+    has the clients' own test rows, where the data has such.
+    """
+
+    inputs: Inputs
+    targets: np.ndarray
     client_ids: np.ndarray
     offsets: np.ndarray
+    test: Shard | None = None
 
 
 def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = True) -> Shard:
@@ -49,26 +57,98 @@ def read_clients(manifest: Manifest, clients: Sequence[int] | np.ndarray, verify
     """The data of ``clients``, in that order, read straight into one array; ``verify`` compares checksums first."""
     ids = np.asarray(clients, np.int64)
     silo_of, place_of = manifest.places
-    runs = _runs(silo_of[ids], place_of[ids])
     check_files(manifest, files_of(manifest, ids), verify)
-    offsets = np.concatenate([[0], np.cumsum(manifest.sizes[ids])]).astype(np.int64)
-    images = np.empty((offsets[-1], *manifest.image_shape), dtype=np.uint8)
-    labels = np.empty(offsets[-1], dtype=np.int64)
-    for first, last in runs:
-        mine = slice(offsets[first], offsets[last])
+    train = _Part(manifest, ids, manifest.sizes, "")
+    test = _Part(manifest, ids, manifest.test_sizes, "test") if manifest.own_tests else None
+    for first, last in _runs(silo_of[ids], place_of[ids]):
         silo, place = int(silo_of[ids[first]]), int(place_of[ids[first]])
         theirs = manifest.client_ids[silo]
-        ends = np.concatenate([[0], np.cumsum(manifest.sizes[theirs])]).astype(np.int64)
         with _opened(manifest, silo_file(silo)) as file:
-            for name, expected in (("client_ids", theirs), ("offsets", ends)):
-                actual = np.empty_like(expected)
-                _read(file, name, actual)
-                if not np.array_equal(actual, expected):
-                    raise ValueError(f"{name!r} are not those of {MANIFEST}")
-            _read(file, "images", images[mine], int(ends[place]), int(ends[-1]))
-            _read(file, "labels", labels[mine], int(ends[place]), int(ends[-1]))
-            _check_labels(labels[mine], manifest.classes, manifest.counts[ids[first:last]])
-    return Shard(images, labels, ids, offsets)
+            _expect(file, "client_ids", theirs)
+            for part in filter(None, (train, test)):
+                part.read(file, first, last, theirs, place)
+    return replace(train.shard(), test=None if test is None else test.shard())
+
+
+class _Part:
+    """The training rows, or the test rows, of some clients, in memory that is taken once."""
+
+    def __init__(self, manifest: Manifest, ids: np.ndarray, sizes: np.ndarray, group: str):
+        self.manifest, self.ids, self.sizes, self.group = manifest, ids, sizes, group
+        self.offsets = np.concatenate([[0], np.cumsum(sizes[ids])]).astype(np.int64)
+        self.rows = _Arrays(manifest, int(self.offsets[-1]), group)
+
+    def read(self, file: h5py.h5f.FileID, first: int, last: int, theirs: np.ndarray, place: int) -> None:
+        """The rows of the clients from ``first`` to ``last``, which begin at ``place`` of the file's clients."""
+        ends = np.concatenate([[0], np.cumsum(self.sizes[theirs])]).astype(np.int64)
+        _expect(file, "test_offsets" if self.group else "offsets", ends)
+        mine = slice(int(self.offsets[first]), int(self.offsets[last]))
+        counts = None if self.group else self.manifest.counts[self.ids[first:last]]
+        self.rows.read(file, mine, int(ends[place]), int(ends[-1]), counts)
+
+    def shard(self) -> Shard:
+        return Shard(self.rows.inputs, self.rows.targets, self.ids, self.offsets)
+
+
+class _Arrays:
+    """Room for rows of all arrays; those of ragged ones are joined in the end."""
+
+    def __init__(self, manifest: Manifest, count: int, group: str = ""):
+        self.manifest, prefix = manifest, f"{group}/" if group else ""
+        single, self.target = ("images", "labels") if manifest.format == 1 else ("inputs", "targets")
+        self.target = prefix + self.target
+        self.paths = {name: prefix + (f"{single}/{name}" if name else single) for name in manifest.arrays}
+        self.dense: dict[str, np.ndarray] = {}
+        self.ragged: dict[str, list[Rows]] = {}
+        for name, stored in manifest.arrays.items():
+            if stored.ragged:
+                empty = np.empty((0, *stored.shape[1:]), stored.dtype)
+                self.ragged[name] = [Ragged(empty, np.zeros(1, np.int64))]
+            else:
+                self.dense[name] = np.empty((count, *stored.shape), stored.dtype)
+        self.targets = np.empty((count, *manifest.targets.shape), manifest.targets.dtype)
+
+    def read(self, file: h5py.h5f.FileID, mine: slice, first: int, rows: int, counts: np.ndarray | None = None) -> None:
+        """Fill the rows ``mine`` from row ``first`` of a file on that has so many ``rows``."""
+        for name, stored in self.manifest.arrays.items():
+            if stored.ragged:
+                count = mine.stop - mine.start
+                self.ragged[name].append(_read_ragged(file, self.paths[name], stored, first, count, rows))
+                _check_values(self.ragged[name][-1], self.paths[name], stored)
+            else:
+                _read(file, self.paths[name], self.dense[name][mine], first, rows)
+                _check_values(self.dense[name][mine], self.paths[name], stored)
+        _read(file, self.target, self.targets[mine], first, rows)
+        _check_targets(self.targets[mine], self.manifest, counts)
+
+    @property
+    def inputs(self) -> Inputs:
+        joint = {name: joined(parts) for name, parts in self.ragged.items()}
+        return unnamed({name: joint[name] if name in joint else self.dense[name] for name in self.manifest.arrays})
+
+
+def padded_inputs(
+    stored_as: Mapping[str, Stored], inputs: Inputs, normalise: bool = True
+) -> np.ndarray | dict[str, np.ndarray]:
+    """Inputs as models get them, but for images: ragged rows filled up with zeros, what has a mean normalised."""
+    arrays = {}
+    for name, array in named(inputs).items():
+        stored = stored_as[name]
+        if stored.mean and normalise:
+            wide = values_of(array).astype(np.float64)
+            wide -= np.array(stored.mean)
+            wide /= np.array(stored.std)
+            values = wide.astype(stored.dtype if stored.dtype.startswith("float") else np.float32)
+            array = with_values(array, values)
+        if isinstance(array, Ragged):
+            rows, width = len(array.starts) - 1, stored.shape[0]
+            needed = rows * math.prod(stored.shape) * array.values.itemsize
+            if needed > available_memory():
+                what = f"{needed / 1e9:,.1f} GB for {rows} rows, all as long as the longest of {width}"
+                raise UserError(f"{what}, are more than the memory that is free: cut the longest rows")
+            array = padded(array, width)
+        arrays[name] = array
+    return arrays if isinstance(inputs, dict) else arrays[""]
 
 
 def files_of(manifest: Manifest, clients: np.ndarray) -> list[str]:
@@ -83,16 +163,19 @@ def _runs(silos: np.ndarray, places: np.ndarray) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True)) if len(silos) else []
 
 
-def read_test(manifest: Manifest, verify: bool = True, name: str = TEST_FILE) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of the test set, or of the validation set by the ``name`` of its file."""
+def read_test(manifest: Manifest, verify: bool = True, name: str = TEST_FILE) -> tuple[Inputs, np.ndarray] | None:
+    """Inputs and targets of the test set, or of the validation set by the ``name`` of its file.
+
+    None where there is no such file: the clients have test rows of their own.
+    """
+    if name not in manifest.files:
+        return None
     check_files(manifest, [name], verify)
-    images = np.empty((manifest.files[name]["images"], *manifest.image_shape), dtype=np.uint8)
-    labels = np.empty(len(images), dtype=np.int64)
+    count = manifest.rows(name)
+    rows = _Arrays(manifest, count)
     with _opened(manifest, name) as file:
-        _read(file, "images", images)
-        _read(file, "labels", labels)
-        _check_labels(labels, manifest.classes)
-    return images, labels
+        rows.read(file, slice(0, count), 0, count)
+    return rows.inputs, rows.targets
 
 
 def check_files(manifest: Manifest, names: Sequence[str], checksums: bool = True, trust_cache: bool = True) -> None:
@@ -148,9 +231,10 @@ def _opened(manifest: Manifest, name: str) -> Iterator[h5py.h5f.FileID]:
 def _check_attributes(file: h5py.h5f.FileID, manifest: Manifest) -> None:
     """The settings in the file must be those of the manifest: neither can be changed alone."""
     attributes = h5py.File(file).attrs
-    if (version := attributes["format"]) != FORMAT:
-        raise ValueError(f"format {version}, expected format {FORMAT}")
-    for name in ("dataset", "classes", "seed", "mean", "std", *(["validation"] if manifest.validation else [])):
+    if (version := attributes["format"]) != manifest.format:
+        raise ValueError(f"format {version}, expected format {manifest.format}")
+    about = ("classes", "mean", "std") if manifest.format == 1 else ("contents",)
+    for name in ("dataset", "seed", *about, *(["validation"] if manifest.validation else [])):
         if not np.array_equal(attributes[name], getattr(manifest, name)):
             raise ValueError(f"{name} {attributes[name]}, but {getattr(manifest, name)} in {MANIFEST}")
     if json.loads(attributes["partition"]) != manifest.partition:
@@ -164,12 +248,73 @@ def _read(file: h5py.h5f.FileID, name: str, out: np.ndarray, first: int = 0, row
     if dataset.shape != shape or dataset.dtype != out.dtype:
         actual, expected = f"{dataset.dtype} {list(dataset.shape)}", f"{out.dtype} {list(shape)}"
         raise ValueError(f"{name!r} is {actual}, expected {expected}")
+    if not out.size:
+        return
     if out.shape == shape:
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
         return
     part = dataset.get_space()
     part.select_hyperslab((first, *(0 for _ in out.shape[1:])), out.shape)
     dataset.read(h5py.h5s.create_simple(out.shape), part, out)
+
+
+def _read_ragged(file: h5py.h5f.FileID, name: str, stored: Stored, first: int, count: int, rows: int) -> Ragged:
+    """``count`` rows from row ``first`` on of a ragged array that has so many ``rows``."""
+    starts = np.empty(rows + 1, np.int64)
+    _read(file, f"{name}/starts", starts)
+    values = h5py.h5d.open(file, f"{name}/values".encode())
+    if len(values.shape) != len(stored.shape) or values.get_storage_size() > file.get_filesize():
+        raise ValueError(f"'{name}/values' is {values.dtype} {list(values.shape)}")
+    lengths = np.diff(starts)
+    if starts[0] != 0 or lengths.min(initial=0) < 0 or starts[-1] != values.shape[0]:
+        raise ValueError(f"'{name}/starts' do not ascend from 0 to {values.shape[0]}")
+    if lengths.max(initial=0) > stored.shape[0]:
+        raise ValueError(f"{name!r} has a row of {lengths.max()}, expected at most {stored.shape[0]}")
+    # Of a file that was checked, each value has its bytes: what is not stored takes no memory either.
+    if values.shape[0] * max(1, math.prod(stored.shape[1:])) * np.dtype(stored.dtype).itemsize > file.get_filesize():
+        raise ValueError(f"'{name}/values' has {values.shape[0]} values, more than the file")
+    mine = starts[first : first + count + 1]
+    out = np.empty((int(mine[-1] - mine[0]), *stored.shape[1:]), stored.dtype)
+    _read(file, f"{name}/values", out, int(mine[0]), int(starts[-1]))
+    return Ragged(out, mine - mine[0])
+
+
+def _expect(file: h5py.h5f.FileID, name: str, expected: np.ndarray) -> None:
+    actual = np.empty_like(expected)
+    _read(file, name, actual)
+    if not np.array_equal(actual, expected):
+        raise ValueError(f"{name!r} are not those of {MANIFEST}")
+
+
+def _check_values(array: Rows, name: str, stored: Stored) -> None:
+    """Numbers are finite, and integers those that there are."""
+    _check_finite(values_of(array), name)
+    if stored.values:
+        _check_range(values_of(array), 0, stored.values - 1, name)
+
+
+def _check_targets(targets: np.ndarray, manifest: Manifest, counts: np.ndarray | None) -> None:
+    if not targets.size:
+        return
+    if manifest.format == 1 or manifest.counts.size:
+        _check_labels(targets, manifest.classes, counts)
+        return
+    _check_finite(targets, "targets")
+    if manifest.task == "next-token" and manifest.classes:
+        _check_range(targets, -1, manifest.classes - 1, "targets")
+    if manifest.task == "segmentation" and manifest.classes:
+        _check_range(targets[targets != IGNORED], 0, manifest.classes - 1, "targets")
+
+
+def _check_finite(values: np.ndarray, name: str) -> None:
+    """Raise ValueError where numbers are not finite."""
+    if not is_finite(values):
+        raise ValueError(f"{name!r} has numbers that are not finite")
+
+
+def _check_range(values: np.ndarray, least: int, most: int, name: str) -> None:
+    if values.size and (values.min() < least or values.max() > most):
+        raise ValueError(f"{name!r} has {values.min()} to {values.max()}, expected {least} to {most}")
 
 
 def _check_labels(labels: np.ndarray, classes: int, counts: np.ndarray | None = None) -> None:

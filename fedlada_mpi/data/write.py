@@ -15,8 +15,9 @@ import shutil
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from tqdm import tqdm
@@ -25,12 +26,17 @@ from ..support import disk
 from ..support.errors import UserError
 from ..support.processes import is_alive
 from .checksums import sha256
-from .manifest import FORMAT, MANIFEST, RAW_PATH, TEST_FILE, VALIDATION_FILE, silo_file
-from .sources import ImageSet
+from .manifest import MANIFEST, RAW_PATH, TEST_FILE, VALIDATION_FILE, contents_digest, silo_file
+from .rows import Inputs, Ragged, Rows, named, take_rows, values_of
+from .sources.base import ArraySet, ImageSet
 
+if TYPE_CHECKING:
+    import h5py
+
+Chosen: TypeAlias = tuple[Inputs, np.ndarray, np.ndarray]  # inputs, targets, and which of their rows
 STAGING = ".unfinished-"
 STALE_SECONDS = 24 * 3600
-# Images copied at once from the data set into a file: bounds the memory needed in addition to the data set.
+# Rows copied at once from the data set into a file: bounds the memory needed in addition to the data set.
 BLOCK_BYTES = 32 << 20
 
 
@@ -82,78 +88,155 @@ def remove_stale(out: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@dataclass
+class Division:
+    """Who has which rows of a data set: of the training rows those that are ``held`` out, and those of each client.
+
+    ``tested``: the test rows of each client; None where they are nobody's. ``names`` are those of the clients, if they
+    have any.
+    """
+
+    owned: list[np.ndarray]
+    kept: np.ndarray
+    held: np.ndarray
+    tested: list[np.ndarray] | None = None
+    names: list[str] = field(default_factory=list)
+
+    @property
+    def test_sizes(self) -> list[int]:
+        return [0] * len(self.owned) if self.tested is None else [len(part) for part in self.tested]
+
+
 def write_all(
-    folder: Path,
-    images: ImageSet,
-    owned: list[np.ndarray],
-    silos: list[np.ndarray],
-    held: np.ndarray,
-    attributes: dict[str, Any],
+    folder: Path, examples: ImageSet | ArraySet, division: Division, silos: list[np.ndarray], attributes: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Write every silo, the test set, and the ``held`` out images; returns the manifest's entries for them."""
-    files = {}
+    """Write every silo, the test set, and the held out rows; returns the manifest's entries for them."""
+    files: dict[str, dict[str, Any]] = {}
+    owned, tested = division.owned, division.tested
+    kind = "images" if isinstance(examples, ImageSet) else "rows"
     for silo, clients in enumerate(tqdm(silos, desc="writing", unit=" silos", disable=None)):
-        indices = np.concatenate([owned[client] for client in clients])
-        offsets = np.concatenate([[0], np.cumsum([len(owned[client]) for client in clients])])
-        path = folder / silo_file(silo)
-        extra = {"client_ids": clients.astype(np.int64), "offsets": offsets.astype(np.int64)}
-        write_file(path, images.train_images, images.train_labels, indices, attributes, extra)
-        files[path.name] = {**entry(path, len(indices)), "client_ids": clients.tolist()}
-    path = folder / TEST_FILE
-    write_file(path, images.test_images, images.test_labels, np.arange(len(images.test_labels)), attributes, {})
-    files[path.name] = entry(path, len(images.test_labels))
-    if len(held):
-        path = folder / VALIDATION_FILE
-        write_file(path, images.train_images, images.train_labels, held, attributes, {})
-        files[path.name] = entry(path, len(held))
+        indices, offsets = _joined(owned, clients)
+        path, test = folder / silo_file(silo), None
+        extra = {"client_ids": clients.astype(np.int64), "offsets": offsets}
+        if tested is not None:
+            test_indices, extra["test_offsets"] = _joined(tested, clients)
+            test = (examples.test_inputs, examples.test_targets, test_indices)
+        write_file(path, kind, (examples.inputs, examples.targets, indices), attributes, extra, test)
+        files[path.name] = {**entry(path, len(indices), kind), "client_ids": clients.tolist()}
+    everything = np.arange(len(examples.test_targets))
+    sets = {TEST_FILE: (examples.test_inputs, examples.test_targets, everything)} if tested is None else {}
+    sets |= {VALIDATION_FILE: (examples.inputs, examples.targets, division.held)} if len(division.held) else {}
+    for name, rows in sets.items():
+        write_file(folder / name, kind, rows, attributes, {})
+        files[name] = entry(folder / name, len(rows[2]), kind)
     return files
+
+
+def _joined(parts: list[np.ndarray], clients: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of these clients, one client after another, and where each begins and ends."""
+    chosen = [parts[client] for client in clients]
+    offsets = np.concatenate([[0], np.cumsum([len(part) for part in chosen])])
+    return np.concatenate(chosen), offsets.astype(np.int64)
 
 
 def write_file(
     path: Path,
-    images: np.ndarray,
-    labels: np.ndarray,
-    indices: np.ndarray,
+    kind: str,
+    rows: Chosen,
     attributes: dict[str, Any],
     extra: dict[str, np.ndarray],
+    test: Chosen | None = None,
 ) -> None:
+    """Some rows as one file: as ``images`` with labels, or as any arrays; those of a ``test`` have a group."""
     # A fixed file format version and no time stamps: the same content gives the same bytes.
     with disk.new_hdf5(path, libver=("earliest", "v108")) as file:
         file.attrs.update(attributes)
-        shape = (len(indices), *images.shape[1:])
-        stored = file.create_dataset("images", shape, dtype=np.uint8, track_times=False)
-        for part in _blocks(images, len(indices)):
-            stored[part] = images[indices[part]]
-        for name, values in {"labels": labels[indices].astype(np.int64), **extra}.items():
-            file.create_dataset(name, data=values, track_times=False)
+        _write_rows(file, kind, *rows)
+        _write_small(file, extra)
+        if test is not None:
+            _write_rows(file.create_group("test"), kind, *test)
+
+
+def _write_rows(file: h5py.Group, kind: str, inputs: Inputs, targets: np.ndarray, indices: np.ndarray) -> None:
+    if kind == "images":
+        _write_array(file, "images", named(inputs)[""], indices)
+        _write_small(file, {"labels": targets[indices].astype(np.int64)})
+        return
+    for name, array in named(inputs).items():
+        path = f"inputs/{name}" if name else "inputs"
+        if isinstance(array, Ragged):
+            rows = take_rows(array, indices)
+            assert isinstance(rows, Ragged)
+            _write_small(file, {f"{path}/values": rows.values, f"{path}/starts": rows.starts})
+        else:
+            _write_array(file, path, array, indices)
+    _write_array(file, "targets", targets, indices)
+
+
+def _write_array(file: h5py.Group, name: str, array: Rows, indices: np.ndarray) -> None:
+    assert isinstance(array, np.ndarray)
+    stored = file.create_dataset(name, (len(indices), *array.shape[1:]), dtype=array.dtype, track_times=False)
+    for part in _blocks(array, len(indices)):
+        stored[part] = array[indices[part]]
+
+
+def _write_small(file: h5py.Group, arrays: dict[str, np.ndarray]) -> None:
+    for name, values in arrays.items():
+        file.create_dataset(name, data=values, track_times=False)
+
+
+def client_checksums(examples: ImageSet | ArraySet, division: Division) -> list[str]:
+    """The sha256 of each client's data: identifies it, whichever silo has it."""
+    if isinstance(examples, ImageSet):
+        return [client_checksum(examples, part) for part in division.owned]
+    tested = division.tested or [np.arange(0)] * len(division.owned)
+    sums = []
+    for own, test in zip(division.owned, tested, strict=True):
+        digest = hashlib.sha256()
+        _update(digest, examples.inputs, examples.targets, own)
+        _update(digest, examples.test_inputs, examples.test_targets, test)
+        sums.append(digest.hexdigest())
+    return sums
+
+
+def _update(digest: hashlib._Hash, inputs: Inputs, targets: np.ndarray, indices: np.ndarray) -> None:
+    digest.update(len(indices).to_bytes(8, "little"))
+    for array in (targets, *named(inputs).values()):
+        for part in _blocks(values_of(array), len(indices)):
+            rows = take_rows(array, indices[part])
+            if isinstance(rows, Ragged):
+                digest.update(np.diff(rows.starts).astype("<i8").tobytes())
+            digest.update(values_of(rows).tobytes())
 
 
 def client_checksum(images: ImageSet, indices: np.ndarray) -> str:
-    """The sha256 of a client's labels and images: identifies its data, whichever silo has it."""
+    """The sha256 of a client's labels and images."""
     digest = hashlib.sha256(images.train_labels[indices].astype("<i8").tobytes())
     for part in _blocks(images.train_images, len(indices)):
         digest.update(images.train_images[indices[part]].tobytes())
     return digest.hexdigest()
 
 
-def _blocks(images: np.ndarray, count: int) -> Iterator[slice]:
-    """Slices of ``count`` images that are copied at once."""
-    block = max(1, BLOCK_BYTES // (images[0].nbytes or 1))
+def _blocks(array: np.ndarray, count: int) -> Iterator[slice]:
+    """Slices of ``count`` rows that are copied at once."""
+    block = max(1, BLOCK_BYTES // (array[:1].nbytes or 1))
     return (slice(start, start + block) for start in range(0, count, block))
 
 
-def entry(path: Path, images: int) -> dict[str, Any]:
-    return {"sha256": sha256(path), "bytes": path.stat().st_size, "images": images}
+def entry(path: Path, rows: int, kind: str) -> dict[str, Any]:
+    return {"sha256": sha256(path), "bytes": path.stat().st_size, kind: rows}
 
 
 def attributes_of(manifest: dict[str, Any]) -> dict[str, Any]:
     """The attributes of every shard file, taken from the manifest."""
+    about: dict[str, Any] = {"contents": contents_digest(manifest)}
+    if manifest["format"] == 1:
+        about = {"classes": manifest["classes"]}
+        about |= {name: np.array(manifest[name], dtype=np.float64) for name in ("mean", "std")}
     return {
-        "format": FORMAT,
+        "format": manifest["format"],
         "dataset": manifest["dataset"],
-        "classes": manifest["classes"],
-        "mean": np.array(manifest["mean"], dtype=np.float64),
-        "std": np.array(manifest["std"], dtype=np.float64),
+        **about,
         "partition": json.dumps(manifest["partition"], sort_keys=True),
         "seed": manifest["seed"],
         **{name: manifest[name] for name in ("validation",) if name in manifest},
@@ -165,9 +248,9 @@ def publish(folder: Path, out: Path, names: list[str]) -> None:
     for name in names:
         _flush_to_disk(folder / name)
     (out / MANIFEST).unlink(missing_ok=True)
-    for path in [*out.glob("silo_*.h5"), *out.glob(VALIDATION_FILE), *out.glob(RAW_PATH)]:
+    for path in [*out.glob("silo_*.h5"), *(out / name for name in (TEST_FILE, VALIDATION_FILE, RAW_PATH))]:
         if path.name not in names:
-            path.unlink()
+            path.unlink(missing_ok=True)
     for name in names:
         os.replace(folder / name, out / name)
 

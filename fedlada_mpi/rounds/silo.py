@@ -83,7 +83,7 @@ class Silo:
     def memory(self) -> RankMemory:
         """What this rank needs of its device."""
         vectors = [*vars(self.s).values(), self.x_previous]
-        if "val" in self.evaluations.images:
+        if "val" in self.evaluations.examples:
             vectors.append(self.s.x)  # the best model so far
         memory, others = self.trainer.memory, (self.aggregation, self.evaluations, *self.watchers)
         resident = memory.resident + sum(each.nbytes for each in (*vectors, *others))

@@ -16,14 +16,15 @@ from ..algorithms import Vectors
 from ..data.datasets import ensure
 from ..data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
 from ..data.owners import Ownership
-from ..data.shards import Shard, check_files, files_of, read_clients, read_test
+from ..data.rows import Inputs
+from ..data.shards import Shard, check_files, files_of, padded_inputs, read_clients, read_test
 from ..gpu.graphs import capture_on
 from ..models.form import Stored
 from ..models.initial import load_initial
 from ..models.parameters import dtype_of, tensors
 from ..mpi.plan import plan_transport
 from ..rounds import aggregate
-from ..rounds.batches import Arrays, LocalData, Normalise, Normaliser, as_stored, on_device, tensor_of
+from ..rounds.batches import LocalData, Normalise, Normaliser, as_stored, on_device, tensor_of
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator
 from ..rounds.gradients import create_engine
@@ -70,11 +71,11 @@ class Session:
             config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.config, self.dtype = config, set_precision(config.precision)
         self.about = self.manifest.about()
+        self.task = world.collectively(self._task)
         world.collectively(self._verify)
         data = world.collectively(self._local_data)
         held_out = world.on_root(self._held_out) or {}
 
-        self.task = world.collectively(self._task)
         self.network = world.collectively(self._network)
         # Products on several threads depend on how many there are.
         work = 0 if config.sums == "exact" else self.network.work * self._images_per_step()
@@ -185,16 +186,18 @@ class Session:
         inputs, targets = self._moved(shard.inputs, shard.targets)
         return LocalData(inputs, targets, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise)
 
-    def _moved(self, inputs: Arrays, targets: np.ndarray) -> tuple[Stored, Tensor]:
+    def _moved(self, inputs: Inputs, targets: np.ndarray) -> tuple[Stored, Tensor]:
         """Arrays on the device, in the types that a run computes with; images stay as they are."""
         floats = None if self.about.image else self.dtype
-        return on_device(inputs, self.device, floats), tensor_of(targets, self.device, self.dtype)
+        arrays = padded_inputs(self.manifest.arrays, inputs)
+        self.task.check_targets(targets, str(self.manifest.root))
+        return on_device(arrays, self.device, floats), tensor_of(targets, self.device, self.dtype)
 
     def _held_out(self) -> dict[str, tuple[Stored, Tensor]]:
         """Inputs and targets that belong to no client: the test set and, if there is one, the validation set."""
-        present = {"test": TEST_FILE, "val": VALIDATION_FILE}
-        files = {part: name for part, name in present.items() if name in self.manifest.files}
-        return {part: self._moved(*read_test(self.manifest, name=name)) for part, name in files.items()}
+        files = {"test": TEST_FILE, "val": VALIDATION_FILE}
+        found = {part: read_test(self.manifest, name=name) for part, name in files.items()}
+        return {part: self._moved(*rows) for part, rows in found.items() if rows is not None}
 
     def trained_module(self) -> nn.Module:
         """The network's own module, on the CPU, with the values of the last round."""

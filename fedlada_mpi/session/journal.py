@@ -119,7 +119,7 @@ class Journal(Watcher):
             **summarise(history.records, session.config.targets, session.columns),
             **({"best_validation": history.best.record} if history.best else {}),
             **({COLUMNS: session.columns.record()} if session.columns.record() else {}),
-            "data": {**session.manifest.about_images, "digest": session.manifest.digest},
+            "data": {**session.manifest.described, "digest": session.manifest.digest},
             **history.segments.summary(history.records[-1]["round"] if history.records else 0),
         }
         model = session.network.state_dict(session.silo.s.x.cpu())

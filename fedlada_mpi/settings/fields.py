@@ -14,7 +14,8 @@ from typing import Any
 from ..support.code_digest import Code
 from ..support.errors import UserError, printable, shortened
 
-DATASETS = ("digits", "cifar10", "cifar100", "tinyimagenet")
+SHIPPED = ("digits", "randhie", "dd", "shakespeare", "digit-masks", "digit-mosaics")  # with the package
+DATASETS = (*SHIPPED[:1], "cifar10", "cifar100", "tinyimagenet", *SHIPPED[1:])
 FEW = 10  # clients of data of one's own who all take part in a round
 # Of settings without a limit of their own: counts fit into 32 bits, products of three rates into a float32.
 MOST: dict[type, int] = {int: 2**31 - 1, float: 10**12}

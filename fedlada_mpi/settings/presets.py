@@ -11,12 +11,19 @@ from typing import Any
 _PAPER = dict(
     model="resnet18", rounds=1500, clients=100, participation=0.1, batch_size=50, dirichlet=0.6, augment="paper"
 )  # fmt: skip
+# Data with owners, who are the clients, and who all take part.
+_OWNERS = dict(rounds=50, participation=1.0, partition="natural", local_epochs=1, eval_every=10)
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": dict(model="cnn", rounds=60, clients=50, participation=0.2, batch_size=10, dirichlet=0.3,
                    local_epochs=5, crop_padding=1, eval_every=10),
     "cifar10": dict(_PAPER, local_epochs=5, crop_padding=4),
     "cifar100": dict(_PAPER, local_epochs=2, crop_padding=4),
     "tinyimagenet": dict(_PAPER, local_epochs=2, crop_padding=8),
+    "randhie": dict(_OWNERS, task="regression", loss="poisson", model="linear", clients=6, batch_size=32),
+    "dd": dict(_OWNERS, task="survival", model="linear", clients=22, batch_size=8),
+    "shakespeare": dict(_OWNERS, task="next-token", model="causal_cnn", clients=10, batch_size=16),
+    "digit-masks": dict(_OWNERS, task="segmentation", model="fcn", clients=10, batch_size=16),
+    "digit-mosaics": dict(_OWNERS, task="multilabel", model="mlp", clients=10, batch_size=16),
 }  # fmt: skip
 
 

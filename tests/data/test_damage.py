@@ -120,7 +120,8 @@ EDITS = {
     "another seed": (("seed",), 21, "seed 20, but 21 in manifest.json"),
     "a long name": (("dataset",), "a" * 5000, "expected a name"),
     "a command for a name": (("dataset",), "x; rm -r /", "expected a name"),
-    "another format": (("format",), 2, "shards of format 2, expected format 1"),
+    "another format": (("format",), 3, "shards of format 3, expected format 1 or 2"),
+    "the other format": (("format",), 2, "not a manifest of shards"),
 }
 
 

@@ -89,8 +89,8 @@ def test_clients_are_read_as_they_were_written(clients, data):
     assert shard.client_ids.tolist() == clients
     for row, client in enumerate(clients):
         mine = slice(shard.offsets[row], shard.offsets[row + 1])
-        assert np.array_equal(shard.images[mine], data.images[client])
-        assert np.array_equal(shard.labels[mine], data.labels[client])
+        assert np.array_equal(shard.inputs[mine], data.images[client])
+        assert np.array_equal(shard.targets[mine], data.labels[client])
 
 
 def test_a_rank_reads_its_part_of_a_file(tmp_path):

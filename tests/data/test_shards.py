@@ -83,19 +83,19 @@ def test_reading(made):
     shard = read_silos(manifest, [2, 0], verify=True)
     assert shard.client_ids.tolist() == [5, 6, 0, 1, 2]
     assert shard.offsets.tolist() == [0, 214, 428, 642, 856, 1070]
-    assert shard.images.flags.c_contiguous
+    assert shard.inputs.flags.c_contiguous
     first = read_silos(manifest, [0])
-    assert np.array_equal(shard.images[428:], first.images)
-    assert np.array_equal(shard.labels[428:], first.labels)
+    assert np.array_equal(shard.inputs[428:], first.inputs)
+    assert np.array_equal(shard.targets[428:], first.targets)
     empty = read_silos(manifest, [])
-    assert empty.images.shape == (0, 8, 8, 1)
+    assert empty.inputs.shape == (0, 8, 8, 1)
     assert empty.offsets.tolist() == [0]
 
 
 def test_every_image_keeps_its_label(made):
     shard = read_silos(read_manifest(made), [0, 1, 2])
     known = {image.tobytes(): label for image, label in zip(DIGITS.train_images, DIGITS.train_labels, strict=True)}
-    assert [known[image.tobytes()] for image in shard.images] == shard.labels.tolist()
+    assert [known[image.tobytes()] for image in shard.inputs] == shard.targets.tolist()
     images, labels = read_test(read_manifest(made))
     assert np.array_equal(images, DIGITS.test_images)
     assert np.array_equal(labels, DIGITS.test_labels)
@@ -112,7 +112,21 @@ def test_reading_does_not_double_the_memory(tmp_path):
     shard = read_silos(manifest, [0, 1])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 1.1 * (shard.images.nbytes + shard.labels.nbytes)
+    assert peak < 1.1 * (shard.inputs.nbytes + shard.targets.nbytes)
+
+
+def test_bytes_of_format_1(tmp_path):
+    """Those of the first version: shards of images stay the same data."""
+    manifest = prepare(PrepareSettings("digits", tmp_path, clients=7, silos=3, partition="iid", validation=0.1))
+    assert {name: entry["sha256"][:16] for name, entry in manifest.files.items()} == {
+        "silo_0001.h5": "1d7dabca9f6df99b",
+        "silo_0002.h5": "781cedc2efb0bc68",
+        "silo_0003.h5": "3e98f07b96455873",
+        "test.h5": "e9b33794487749d9",
+        "validation.h5": "8c92fe33fbf15e4b",
+    }
+    text = (tmp_path / "manifest.json").read_bytes()
+    assert hashlib.sha256(text).hexdigest()[:16] == "543c3fc9630b221a"
 
 
 def test_two_preparations_are_byte_identical(made, tmp_path):
@@ -291,7 +305,7 @@ def test_natural_owners(tmp_path):
     manifest = prepare(PrepareSettings(**settings, silos=2))
     shard = read_silos(manifest, [0, 1])
     assert manifest.client_names == ("ben", "mia", "zoe")
-    assert shard.images.ravel().tolist() == [1, 2, 5, 4, 0, 3]
+    assert shard.inputs.ravel().tolist() == [1, 2, 5, 4, 0, 3]
     assert manifest.counts.tolist() == [[1, 2], [1, 0], [1, 1]]
     with pytest.raises(UserError, match="4 silos for 3 clients"):
         prepare(PrepareSettings(**settings | {"out": tmp_path / "more"}, silos=4))
@@ -311,7 +325,7 @@ def test_a_clients_checksum_is_of_its_labels_and_images(made):
     for client, expected in enumerate(manifest.client_sha256):
         here = int(np.flatnonzero(shard.client_ids == client)[0])
         rows = slice(shard.offsets[here], shard.offsets[here + 1])
-        assert hashlib.sha256(shard.labels[rows].tobytes() + shard.images[rows].tobytes()).hexdigest() == expected
+        assert hashlib.sha256(shard.targets[rows].tobytes() + shard.inputs[rows].tobytes()).hexdigest() == expected
 
 
 def test_owners_are_clients_unless_something_else_is_asked_for(tmp_path):

@@ -65,12 +65,12 @@ def test_held_out_images_are_in_no_shard(made):
     everything = read_silos(plain, [0, 1])
     shard, (images, labels) = read_silos(split, [0, 1]), read_test(split, name=VALIDATION_FILE)
     assert len(labels) == 150
-    together = contents(np.concatenate([shard.images, images]), np.concatenate([shard.labels, labels]))
-    assert together == contents(everything.images, everything.labels)
+    together = contents(np.concatenate([shard.inputs, images]), np.concatenate([shard.targets, labels]))
+    assert together == contents(everything.inputs, everything.targets)
     assert contents(*read_test(split)) == contents(*read_test(plain))
     assert (plain.validation, split.validation) == (0.0, 0.1)
     assert plain.digest != split.digest
-    assert np.bincount(labels).tolist() == pytest.approx(np.bincount(everything.labels) / 10, abs=1)
+    assert np.bincount(labels).tolist() == pytest.approx(np.bincount(everything.targets) / 10, abs=1)
 
 
 def test_without_one_nothing_of_it_is_written(made):
@@ -118,7 +118,7 @@ def test_an_owner_keeps_an_image(tmp_path):
         prepare(PrepareSettings("npz", validation=0.8, **settings))
     manifest = prepare(PrepareSettings("npz", validation=0.05, **settings))
     assert (manifest.clients, int(manifest.sizes.sum())) == (20, 38)
-    kept = read_silos(manifest, [0]).images / 255
+    kept = read_silos(manifest, [0]).inputs / 255
     assert manifest.mean == pytest.approx((kept.mean(),))
 
 

@@ -149,3 +149,40 @@ def test_bench(digits, capsys):
 def test_importing_needs_no_torch():
     code = "import sys, data_prep; sys.exit(any(name in sys.modules for name in ('torch', 'torchvision', 'mpi4py')))"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=150)
+
+
+@pytest.fixture
+def table(tmp_path) -> Path:
+    """Of a client with two rows and one with three."""
+    (tmp_path / "visits.csv").write_text("cost,age,site\n1,20,a\n2,30,a\n3,40,b\n4,50,b\n5,60,b\n")
+    return tmp_path / "visits.csv"
+
+
+def test_a_table_from_the_command_to_its_picture(table, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["--dataset", "csv", "--raw", str(table), "--target", "cost", "--client", "site", "--out", str(out)]
+    assert main(words) == 0
+    names = {path.name for path in out.iterdir()}
+    assert names == {"silo_0001.h5", "silo_0002.h5", "manifest.json", "label_distribution.png", "raw_path"}
+    with Image.open(out / "label_distribution.png") as picture:
+        assert picture.width > 1000
+    assert inspect.main([str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "csv, regression, inputs float32 [1], targets float32 []" in printed
+    assert "2 test rows of their own with 2 of 2 clients" in printed
+    assert bench.main([str(out), "--repeats", "1"]) == 0
+
+
+def test_options_without_effect(table, tmp_path, capsys):
+    for words, option in (
+        (["--dataset", "digits", "--target", "x"], "target"),
+        (["--dataset", "digits", "--normalise", "pooled"], "normalise"),
+        (["--dataset", "text", "--raw", str(tmp_path), "--task", "regression"], "task"),
+        (["--dataset", "csv", "--raw", str(table), "--target", "cost", "--length", "8"], "length"),
+    ):
+        assert main([*words, "--out", str(tmp_path / "x")]) == 2
+        assert f"--{option} has no effect on --dataset" in capsys.readouterr().err
+    assert main(["--dataset", "csv", "--raw", str(table), "--target", "cost", "--task", "survial"]) == 2
+    assert "did you mean 'survival'" in capsys.readouterr().err
+    assert main(["--dataset", "csv", "--raw", str(table), "--target", "cost", "--normalise", "all"]) == 2
+    assert "expected one of none, pooled, client" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlada_mpi.data.rows import Ragged
 from fedlada_mpi.data.shards import read_manifest, read_silos, read_test
 from fedlada_mpi.support.errors import UserError
 
@@ -27,9 +28,27 @@ def contents(directory: Path) -> dict[str, np.ndarray]:
     """Everything that a run takes from the shards, as arrays."""
     manifest = read_manifest(directory)
     shard = read_silos(manifest, range(manifest.silos))
-    test = dict(zip(("test_images", "test_labels"), read_test(manifest), strict=True))
-    settings = {name: np.array(getattr(manifest, name)) for name in ("classes", "mean", "std", "sizes", "counts")}
-    return {**vars(shard), **test, **settings}
+    test = read_test(manifest)
+    names = ("classes", "mean", "std", "sizes", "counts", "test_sizes", "task", "edges")
+    settings = {name: np.array(getattr(manifest, name)) for name in names}
+    settings["about"] = np.array(repr((manifest.inputs, manifest.targets, manifest.about())))
+    found = {**_arrays("", vars(shard)), **settings}
+    if shard.test is not None:
+        found |= _arrays("own ", vars(shard.test))
+    return found if test is None else {**found, **_arrays("test ", dict(zip(("inputs", "targets"), test, strict=True)))}
+
+
+def _arrays(prefix: str, values: dict[str, Any]) -> dict[str, np.ndarray]:
+    """All arrays of some rows, those of ragged ones and of several inputs, too."""
+    found = {}
+    for name, value in values.items():
+        if isinstance(value, np.ndarray):
+            found[prefix + name] = value
+        elif isinstance(value, dict):
+            found |= _arrays(f"{prefix}{name} ", value)
+        elif isinstance(value, Ragged):
+            found |= _arrays(f"{prefix}{name} ", vars(value))
+    return found
 
 
 def outcome(directory: Path, original: dict[str, np.ndarray]) -> str:

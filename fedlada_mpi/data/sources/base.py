@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 
 from ...support.errors import UserError
+from ...support.suggestions import did_you_mean
+from ..manifest import DTYPES, IGNORED, MOST_DIMENSIONS, is_name
+from ..rows import Inputs, Ragged, Rows, is_finite, length, named, unnamed, values_of, with_values
+
+__all__ = ["ArraySet", "ImageSet", "Inputs", "Ragged"]
+
+TASKS = ("classification", "multilabel", "regression", "segmentation", "next-token", "survival")
+REGRESSION, OTHER_TASKS = "task regression", "give the task"
 
 
 @dataclass
@@ -25,20 +33,28 @@ class ImageSet:
     owners: np.ndarray | None = None
     test_share: float = 0.0  # of the images, where they came without a test set
 
+    test_owners: None = None  # of the test images; those of an ``ArraySet`` may have some
+
     @property
     def classes(self) -> int:
         return len(self.class_names)
 
+    # By the names that an ArraySet has.
+    @property
+    def inputs(self) -> np.ndarray:
+        return self.train_images
 
-@dataclass
-class Ragged:
-    """Rows of any length, one after another: row i is ``values[starts[i]:starts[i + 1]]``."""
+    @property
+    def targets(self) -> np.ndarray:
+        return self.train_labels
 
-    values: np.ndarray
-    starts: np.ndarray  # int64 [n + 1], from 0, not descending
+    @property
+    def test_inputs(self) -> np.ndarray:
+        return self.test_images
 
-
-Inputs: TypeAlias = "np.ndarray | Ragged | dict[str, np.ndarray | Ragged]"
+    @property
+    def test_targets(self) -> np.ndarray:
+        return self.test_labels
 
 
 @dataclass
@@ -56,6 +72,32 @@ class ArraySet:
     loss: str = ""
     feature_names: list[str] = field(default_factory=list)  # of the columns of two-dimensional inputs
     image: bool = False  # uint8 [n, rows, columns, channels], normalised per channel
+    test_share: float = 0.0  # of the rows, where they came without test rows
+    tokens: int = 0  # of the vocabulary; 0: up to the largest that there is
+
+    @cached_property
+    def classes(self) -> int:
+        """The classes, tokens or labels that targets number; 0 where they number nothing."""
+        if self.class_names:
+            return len(self.class_names)
+        if self.task == "next-token":
+            return self.tokens or 1 + max(
+                _largest(part) for part in (self.inputs, self.test_inputs, self.targets, self.test_targets)
+            )
+        if self.task == "segmentation":
+            known = [part[part != IGNORED] for part in (self.targets, self.test_targets)]
+            return 1 + max(_largest(part) for part in known)
+        return 0
+
+    @property
+    def labelled(self) -> bool:
+        """Whether the target of a row is the number of its class."""
+        return self.task == "classification" and self.targets.ndim == 1
+
+
+def _largest(inputs: Inputs) -> int:
+    values = map(values_of, named(inputs).values())
+    return max((int(part.max()) for part in values if part.size and part.dtype.kind in "iu"), default=0)
 
 
 @dataclass(frozen=True)
@@ -115,6 +157,141 @@ def check(images: ImageSet, dataset: str, raw: Path | str) -> None:
         raise UserError(
             f"{raw}: test label {images.test_labels.max()} is not among the training labels 0 to {images.classes - 1}"
         )
+
+
+def check_arrays(examples: ArraySet, where: Path | str) -> None:
+    """Refuse what later stages could not train on, naming where it came from; types become those of the shards."""
+    _widen(examples)
+    for split in ("", "test_"):
+        what = f"{where}: {'test' if split else 'training'}"
+        inputs, targets = getattr(examples, f"{split}inputs"), getattr(examples, f"{split}targets")
+        rows = {_label(name): array for name, array in named(inputs).items()}
+        if odd := next((name for name in named(inputs) if name and not is_name(name)), None):
+            raise UserError(f"{where}: inputs called {odd!r}, expected names of keywords, such as age")
+        for name, array in {**rows, "targets": targets}.items():
+            _check_array(values_of(array), f"{what} {name}")
+            if length(array) != len(targets):
+                raise UserError(
+                    f"{what}: got {length(array)} rows of {name} and {len(targets)} targets, expected as many of each"
+                )
+        if isinstance(targets, Ragged) or not len(targets):
+            raise UserError(f"{what} rows: got none, expected at least one")
+        owners = getattr(examples, f"{split}owners")
+        if owners is not None and (np.ndim(owners) != 1 or len(owners) != len(targets)):
+            shape = list(np.shape(owners))
+            raise UserError(f"{what} owners: got shape {shape}, expected one owner for each of {len(targets)} rows")
+    _check_alike(examples, where)
+    _check_owners(examples, where)
+    _check_task(examples, where)
+
+
+def _widen(examples: ArraySet) -> None:
+    """Training and test values of one kind, such as float32 and float64, get the wider type."""
+    train, test = named(examples.inputs), named(examples.test_inputs)
+    pairs = {name: _widened(train[name], test[name]) for name in train if name in test}
+    if [*train] == [*test]:
+        examples.inputs = unnamed({name: pair[0] for name, pair in pairs.items()})
+        examples.test_inputs = unnamed({name: pair[1] for name, pair in pairs.items()})
+    both = _widened(examples.targets, examples.test_targets)
+    examples.targets, examples.test_targets = values_of(both[0]), values_of(both[1])
+
+
+def _widened(one: Rows, other: Rows) -> tuple[Rows, Rows]:
+    kinds = [values_of(array).dtype for array in (one, other)]
+    if kinds[0] == kinds[1] or kinds[0].kind != kinds[1].kind or kinds[0].kind not in "iuf":
+        return one, other
+    wide = np.promote_types(*kinds)
+    return with_values(one, values_of(one).astype(wide)), with_values(other, values_of(other).astype(wide))
+
+
+def _label(name: str) -> str:
+    return f"inputs {name!r}" if name else "inputs"
+
+
+def _check_array(values: np.ndarray, what: str) -> None:
+    if values.dtype.name not in DTYPES:
+        raise UserError(f"{what} are {values.dtype}, expected bool, integers or floats of up to 64 bits")
+    if not values.ndim:
+        raise UserError(f"{what}: got a single value, expected an array with one row per example")
+    if 0 in values.shape[1:] or values.ndim > MOST_DIMENSIONS:
+        raise UserError(f"{what} have shape {list(values.shape)}, expected up to {MOST_DIMENSIONS} dimensions above 0")
+    if not is_finite(values):
+        place = np.argwhere(~np.isfinite(values))[0]
+        value, row = values[tuple(place)], int(place[0])
+        raise UserError(f"{what}: got {value} in row {row}, expected finite numbers: leave the row out, or fill it in")
+
+
+def _check_alike(examples: ArraySet, where: Path | str) -> None:
+    """Training and test rows have the same arrays."""
+    train, test = (
+        {_label(name): array for name, array in named(inputs).items()}
+        for inputs in (examples.inputs, examples.test_inputs)
+    )
+    if [*train] != [*test] or isinstance(examples.inputs, dict) != isinstance(examples.test_inputs, dict):
+        raise UserError(f"{where}: got training {', '.join(train)} and test {', '.join(test)}, expected the same")
+    pairs = {name: (train[name], test[name]) for name in train}
+    for name, (one, other) in {**pairs, "targets": (examples.targets, examples.test_targets)}.items():
+        kinds = [
+            (values_of(array).dtype, values_of(array).shape[1:], isinstance(array, Ragged)) for array in (one, other)
+        ]
+        if kinds[0] != kinds[1]:
+            texts = [f"{dtype} {'ragged ' * ragged}{list(shape)}" for dtype, shape, ragged in kinds]
+            raise UserError(
+                f"{where}: got training {name} of {texts[0]} and test {name} of {texts[1]}, expected the same"
+            )
+
+
+def _check_owners(examples: ArraySet, where: Path | str) -> None:
+    if examples.test_owners is None:
+        return
+    if examples.owners is None:
+        raise UserError(f"{where}: got owners of the test rows alone, expected those of the training rows, too")
+    known = {str(owner) for owner in np.unique(examples.owners).tolist()}
+    if unknown := next((name for name in np.unique(examples.test_owners).tolist() if str(name) not in known), None):
+        names = ", ".join(sorted(known)[:10])
+        raise UserError(f"{where}: test rows of {str(unknown)!r}, who has no training rows, expected one of {names}")
+
+
+def _check_task(examples: ArraySet, where: Path | str) -> None:
+    targets, task = examples.targets, examples.task
+    if task not in ("", *TASKS):
+        raise UserError(f"{where}: task {task!r}, expected one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}")
+    if task == "classification":
+        _check_classes(examples, where)
+    elif task == "survival":
+        for part in (targets, examples.test_targets):
+            if part.shape[1:] != (2,) or part.dtype.kind != "f":
+                got = f"{part.dtype} of shape {list(part.shape)}"
+                raise UserError(f"{where}: survival targets are {got}, expected floats [n, 2]: event and time")
+            if not np.isin(part[:, 0], (0, 1)).all() or part[:, 1].min() < 0:
+                raise UserError(f"{where}: survival targets: expected events of 0 or 1, and times of at least 0")
+    elif task == "next-token":
+        for array in named(examples.inputs).values():
+            if values_of(array).dtype.kind not in "iu" or values_of(array).min(initial=0) < 0:
+                raise UserError(f"{where}: inputs are {values_of(array).dtype}, expected tokens: integers from 0")
+    elif task == "segmentation" and targets.dtype.kind not in "bu":
+        raise UserError(f"{where}: masks are {targets.dtype}, expected uint8: the class of each pixel, 255 for none")
+
+
+def _check_classes(examples: ArraySet, where: Path | str) -> None:
+    """Classes are numbers from 0, as many as there are names."""
+    for name, part in (("targets", examples.targets), ("test targets", examples.test_targets)):
+        if part.ndim != 1 or part.dtype.kind not in "iub":
+            got = f"{part.dtype} of shape {list(part.shape)}"
+            raise UserError(f"{where}: {name} are {got}, expected the class of each row; other tasks: {OTHER_TASKS}")
+        if part.min() < 0:
+            raise UserError(f"{where}: got class {part.min()} in {name}, expected 0 to K-1; numbers: {REGRESSION}")
+    largest, rows = int(examples.targets.max()), len(examples.targets)
+    if not examples.class_names:
+        # No more classes than rows, as each should have some.
+        if largest >= max(2, rows):
+            raise UserError(f"{where}: got class {largest} among {rows} rows, expected 0 to K-1; numbers: {REGRESSION}")
+        examples.class_names = [str(label) for label in range(max(2, largest + 1))]
+    for part in (examples.targets, examples.test_targets):
+        if part.max() >= len(examples.class_names):
+            names = len(examples.class_names)
+            raise UserError(f"{where}: got class {part.max()} of {names} classes, expected 0 to {names - 1}")
+    examples.targets, examples.test_targets = (p.astype(np.int64) for p in (examples.targets, examples.test_targets))
 
 
 def check_shapes(images: np.ndarray, labels: np.ndarray, where: str) -> None:

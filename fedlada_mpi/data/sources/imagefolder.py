@@ -2,7 +2,8 @@
 
     ROOT/CLASS/IMAGE                   a share of every class is taken for testing
     ROOT/train/CLASS/IMAGE             ROOT/test/CLASS/IMAGE   (or ROOT/val/)
-    ROOT/train/CLIENT/CLASS/IMAGE      the same, with owners, who are the clients
+    ROOT/train/CLIENT/CLASS/IMAGE      the same, with owners, who are the clients;
+                                       ROOT/test/CLIENT/CLASS/IMAGE: test images of their own
 
 Classes are numbered in the order of their names. Images have one size, or are resized to one; they are
 stored as one channel if every one is grey, otherwise as RGB.
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from ...support.errors import UserError
 from ...support.processes import usable_cores
-from .base import ImageSet
+from .base import ArraySet, ImageSet
 from .bounds import empty_images
 from .decode import METADATA_BYTES, MODES, bombs_refused, decode_all, decoding, refuse
 
@@ -37,7 +38,9 @@ TEST_SHARE, TEST_SEED = 0.1, 0  # not the partition's seed: all partitions of a 
 MOST_BYTES = METADATA_BYTES + 4 * 89_478_485
 
 
-def load_imagefolder(raw: Path, workers: int = 0, resize: int = 0, test_share: float | None = None) -> ImageSet:
+def load_imagefolder(
+    raw: Path, workers: int = 0, resize: int = 0, test_share: float | None = None
+) -> ImageSet | ArraySet:
     """``resize`` 0: images as they are, of one size. ``test_share``: of the images, where there is no test folder."""
     train_root, test_root = roots(raw)
     if test_root is not None and test_share is not None:
@@ -52,11 +55,16 @@ def load_imagefolder(raw: Path, workers: int = 0, resize: int = 0, test_share: f
         )
     if depth == {2}:
         refuse_empty(train_root, {file.parts[0] for file in train})
-    if odd := next((file for file in test if len(file.parts) != 2), None):
-        raise UserError(f"{raw}: got test image {odd}, expected CLASS/IMAGE")
+    own_tests = depth == {3} and bool(test) and len(test[0].parts) == 3
+    if odd := next((file for file in test if len(file.parts) != 2 + own_tests), None):
+        expected = "CLIENT/CLASS/IMAGE, as the others" if own_tests else "CLASS/IMAGE"
+        raise UserError(f"{raw}: got test image {odd}, expected {expected}")
+    if own_tests and (unknown := next(iter(sorted({f.parts[0] for f in test} - {f.parts[0] for f in train})), None)):
+        known = ", ".join(sorted({file.parts[0] for file in train})[:10])
+        raise UserError(f"{raw}: test images of {unknown!r}, who has no training images, expected one of {known}")
     names = sorted({file.parts[-2] for file in train})
     number = {name: label for label, name in enumerate(names)}
-    if unknown := next((file.parts[0] for file in test if file.parts[0] not in number), None):
+    if unknown := next((file.parts[-2] for file in test if file.parts[-2] not in number), None):
         raise UserError(
             f"{raw}: test class {unknown!r} has no training images, expected one of {', '.join(names[:10])}"
         )
@@ -76,6 +84,9 @@ def load_imagefolder(raw: Path, workers: int = 0, resize: int = 0, test_share: f
     for part, out, name in ((paths, images, "training images"), (test_paths, test_images, "test images")):
         fit, most = (photo, MOST_BYTES) if resize else (upright, 0)
         decode_all(part, out, workers=workers, name=name, fit=fit, most=most)
+    if own_tests:
+        test_owners = np.array([file.parts[0] for file in test])
+        return ArraySet(images, labels, test_images, test_labels, owners, test_owners, names, image=True)
     return ImageSet(images, labels, test_images, test_labels, names, owners, test_share=share)
 
 

@@ -11,6 +11,7 @@ import socket
 import tempfile
 from pathlib import Path
 
+from ...settings import SHIPPED
 from ...support.errors import UserError
 from . import cifar, tinyimagenet
 from .npz import DIGITS
@@ -24,9 +25,9 @@ OFFICIAL_NAMES = {
 
 
 def raw_available(dataset: str, root: str | os.PathLike) -> Path | None:
-    """The raw data of ``dataset`` under a data root, or None; the digits are always there."""
-    if dataset == "digits":
-        return DIGITS
+    """The raw data of ``dataset`` under a data root, or None; what ships with the package is always there."""
+    if dataset in SHIPPED:
+        return DIGITS if dataset == "digits" else DIGITS.parent
     root = Path(root)
     for place in (root / "raw", root / dataset / "raw", root):
         for name in (*OFFICIAL_NAMES.get(dataset, ()), f"{dataset}.npz"):
@@ -47,7 +48,7 @@ def find_raw(dataset: str, raw: Path | None, root: Path, download: bool) -> Path
         return available
     if dataset in DOWNLOADABLE and download:
         return fetch(dataset, root / "raw")
-    if dataset in ("npz", "imagefolder"):
+    if dataset in ("npz", "imagefolder", "csv", "text"):
         raise UserError(f"--dataset {dataset}: no raw data given, expected --raw PATH")
     archive = OFFICIAL_NAMES[dataset][0]
     hint = f" (from {tinyimagenet.URL})" if dataset == "tinyimagenet" else ""

@@ -1,0 +1,134 @@
+"""Losses and metrics as sums over examples: their values by hand, and what a metric may not give."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedlada_mpi.support.errors import UserError
+from fedlada_mpi.tasks import About, Array, Metric, Task, own, summed, whole
+from fedlada_mpi.tasks.scores import Scores
+
+ABOUT = About(Array("float32", (2,)), Array("float32"))
+OUTPUTS, TARGETS = torch.tensor([[1.0], [2.0], [5.0]]), torch.tensor([1.0, 4.0, 1.0])
+
+
+def error(outputs, targets):
+    return (outputs[:, 0] - targets).abs()
+
+
+class Absolute(Task):
+    objective = "-loss"
+
+    def loss(self, outputs, targets):
+        return error(outputs, targets)
+
+
+def scores(**metrics) -> Scores:
+    task = Absolute(ABOUT)
+    task.metrics = metrics
+    return Scores(task, (1,))
+
+
+def values(of: Scores) -> dict:
+    sums = [*of.totals(OUTPUTS, TARGETS).tolist(), len(TARGETS)]
+    return of.values(sums) | of.of_all(OUTPUTS.numpy(), TARGETS.numpy())
+
+
+def test_a_mean_and_a_quotient_of_totals():
+    above = lambda outputs, targets: (outputs[:, 0], targets)  # noqa: E731
+    found = values(scores(error=error, ratio=above))
+    assert found == {"loss": 2.0, "error": 2.0, "ratio": pytest.approx(8 / 6)}
+
+
+def test_a_function_of_several_sums():
+    pairs = lambda outputs, targets: torch.stack([outputs[:, 0] > 1.5, targets > 1.5], 1)  # noqa: E731
+    of = scores(both=summed(pairs, lambda sums: sums[0] / sums[1]))
+    assert of.columns == ("loss", "both.0", "both.1")
+    assert values(of)["both"] == 2.0
+
+
+def test_a_metric_of_all_predictions_gets_numpy_arrays():
+    def largest(outputs, targets):
+        assert isinstance(outputs, np.ndarray) and outputs.shape == (3, 1)  # noqa: PT018
+        return (outputs[:, 0] - targets).max()
+
+    assert values(scores(largest=whole(largest)))["largest"] == 4.0
+
+
+def test_no_examples_have_no_value_and_undefined_ones_are_nan():
+    of = scores(ratio=lambda outputs, targets: (outputs[:, 0], targets), none=summed(
+        lambda outputs, targets: outputs, lambda sums: float("nan")))  # fmt: skip
+    assert of.values([0.0, 0.0, 0.0, 0.0, 0]) == {"loss": None, "ratio": None, "none": None}
+    found = of.values([3.0, 1.0, 0.0, 2.0, 3])
+    assert found["loss"] == 1.0
+    assert math.isnan(found["ratio"])
+    assert math.isnan(found["none"])
+
+
+def test_values_of_many_groups_are_those_of_each():
+    of = scores(error=error, ratio=lambda o, t: (o[:, 0], t), squares=summed(lambda o, t: o * o, lambda s: s[0] ** 0.5))
+    groups = np.array([[6.0, 1.0, 0.0], [6.0, 1.0, 0.0], [8.0, 2.0, 0.0], [6.0, 0.0, 0.0], [9.0, 4.0, 0.0], [3, 2, 0]])
+    together = of.values_by_column(groups)
+    for column in range(3):
+        alone = of.values(groups[:, column])
+        for name, value in alone.items():
+            expected = math.nan if value is None else value
+            assert together[name][column] == pytest.approx(expected, nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (lambda o, t: error(o, t).mean(), "metric bad: got [] for 2 examples, expected a number of each"),
+        (lambda o, t: o, "metric bad: got [2, 1] for 2 examples, expected a number of each"),
+        (lambda o, t: 3.0, "metric bad: got 3.0 for 2 examples"),
+        (lambda o, t: o[:1, 0], "metric bad: got [1] for 2 examples, expected one number of each"),
+        (lambda o, t: o.nothing, "metric bad: AttributeError"),
+    ],
+)
+def test_what_is_no_metric_is_refused(metric, words):
+    with pytest.raises(UserError) as found:
+        scores(bad=metric)
+    assert words in str(found.value)
+
+
+def test_a_whole_metric_that_gives_no_number_is_refused():
+    of = scores(bad=whole(lambda outputs, targets: outputs))
+    with pytest.raises(UserError, match=r"metric bad: got .*, expected a number"):
+        of.of_all(OUTPUTS.numpy(), TARGETS.numpy())
+
+
+def test_objectives():
+    task = Absolute(ABOUT)
+    task.metrics = {"mae": error, "auc": whole(max)}
+    assert own.objective_of(task) == ("loss", False)
+    assert own.objective_of(task, "auc") == ("auc", True)
+    assert own.objective_of(task, "-mae") == ("mae", False)
+    for wrong in ("f1", "-f1"):
+        with pytest.raises(UserError, match=r"--objective: got '-?f1', expected one of mae, auc, -mae, -auc, -loss"):
+            own.objective_of(task, wrong)
+    with pytest.raises(UserError, match="of which less is better: expected -loss"):
+        own.objective_of(task, "loss")
+
+
+def test_functions_from_python_become_a_task():
+    made = own.of_functions(Task, error, {"mae": error, "worst": whole(max)}, "worst")
+    assert issubclass(made, Task)
+    assert (made.__module__, made.__qualname__) == (error.__module__, error.__qualname__)
+    task = made(ABOUT)
+    assert task.loss(OUTPUTS, TARGETS).tolist() == [0.0, 2.0, 4.0]
+    assert own.objective_of(task) == ("worst", True)
+    with pytest.raises(UserError, match="objective: got none, expected one of mae"):
+        own.of_functions(type("Own", (Task,), {"objective": "acc"}), None, {"mae": error}, None)
+
+
+@pytest.mark.parametrize("name", ["loss", "count", "a b", "1st", ""])
+def test_names_of_metrics_are_columns(name):
+    task = Absolute(ABOUT)
+    task.metrics = {name: Metric(error)}
+    with pytest.raises(UserError, match="metrics: got the name"):
+        own.check_metrics(task)
