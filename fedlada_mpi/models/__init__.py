@@ -1,4 +1,4 @@
-"""Models by name: built-in ones (``MODELS``), ``torchvision:NAME``, or a user's own ``package.module:function``.
+"""Models by name: built-in ones (``built_in``), ``torchvision:NAME``, or a user's own ``package.module:function``.
 
 A user's function takes ``(outputs, shape)``, the number of outputs (classes) and the shape of an example, for images
 (rows, columns, channels); or a single argument, the data's ``tasks.About``. It returns an ``nn.Module``, which gets
@@ -36,7 +36,7 @@ from .parameters import tensors
 from .tracing import NotTraceable
 from .translate import translate
 
-__all__ = ["MODELS", "Network", "build"]
+__all__ = ["OF_ARRAYS", "OF_IMAGES", "Network", "build", "built_in"]
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
 Outputs: TypeAlias = "int | tuple[int, ...] | None"  # of a model for one example; None: any
@@ -53,7 +53,11 @@ OF_ARRAYS: dict[str, Callable[[tuple[int, ...], Form, MakeActivation], nn.Module
     "fcn": fcn,
     "causal_cnn": causal_cnn,
 }
-MODELS = (*OF_IMAGES, *OF_ARRAYS)
+
+
+def built_in() -> tuple[str, ...]:
+    """The names of the built-in models."""
+    return (*OF_IMAGES, *OF_ARRAYS)
 
 
 def build(
@@ -73,19 +77,19 @@ def build(
         if ":" in name:
             module, notes = _by_name(name, shape, form, inputs, norm)
             module = dry_run(name, module, shape, form)
-        elif name in MODELS:
+        elif name in built_in():
             try:
                 module = _built_in(name, shape, form, partial(Activation, activation, smu_mu))
             except ValueError as error:
                 raise UserError(f"--model {name}: {error}") from None
         else:
-            known = f"{', '.join(MODELS)}, torchvision:NAME, package.module:function or path/file.py:function"
-            raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, MODELS)}")
+            known = f"{', '.join(built_in())}, torchvision:NAME, package.module:function or path/file.py:function"
+            raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, built_in())}")
         network = _generic(name, module, form, notes)
         if not stacked:
             return network
         try:
-            return _stacked(network, users_own=name not in MODELS)
+            return _stacked(network, users_own=name not in built_in())
         except NotTraceable as error:
             network.untraceable_because = str(error)
             return network

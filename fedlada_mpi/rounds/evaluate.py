@@ -187,7 +187,7 @@ class Evaluations:
     def __call__(self, due: Sequence[str]) -> list[list[float]]:
         """For each of PARTS the sums and the number of examples, zero where it is not due or this rank has nothing of
         it; collective."""
-        parts = [*due, *([OWN] if self.own_tests and "test" in due else [])]
+        parts = [part for part in PARTS if part in due] + [OWN] * (self.own_tests and "test" in due)
         # A metric of a user's own may fail on one rank alone.
         together = self.world.collectively if self.scores.own_code else lambda action: action()
         sums = together(lambda: {part: self._evaluate(part) for part in parts})

@@ -56,7 +56,7 @@ class Best:
         """Take the model of a round, if it is better than all before; of equals the first counts."""
         column = self.objective.of("val")
         value = record[column]
-        if value is None or (self.record and not self.objective.better(value, self.record[column])):
+        if value is None or value != value or (self.record and not self.objective.better(value, self.record[column])):
             return
         self.x = x.clone() if self.x is None else self.x.copy_(x)
         recorded = dict.fromkeys(("round", column, LOSS.of("val"), self.objective.of("test")))

@@ -54,7 +54,8 @@ class Metric:
         """The first of the records with the best value, of those that have one."""
         column, found = self.of(part), None
         for record in records:
-            if record.get(column) is not None and (found is None or self.better(record[column], found[column])):
+            value = record.get(column)
+            if value is not None and value == value and (found is None or self.better(value, found[column])):
                 found = record
         return found
 

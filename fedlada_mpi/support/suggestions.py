@@ -35,7 +35,8 @@ _NAMES = {
     "bf16": "bfloat16 fp16 float16 half",
     "fp32": "float32 float full 32",
     "fp64": "float64 double 64",
-    "": "loss criterion metric metrics task",
+    "loss": "criterion loss-function",
+    "metrics": "metric",
 }
 SYNONYMS = {synonym.replace("-", ""): name for name, words in _NAMES.items() for synonym in words.split()}
 

@@ -123,8 +123,8 @@ def test_clients_at_once_and_memory_are_those_allocated(algorithm, limit, sampli
     buffers = trainer.buffers
     held = over_ranks(buffers.capacity)
     tensors = [*vars(silo.s).values(), *silo.aggregation.vectors.values(), silo.x_previous]
-    tensors += silo.evaluations.images.get("test", ())
-    tensors += [trainer.data.images, trainer.data.labels]
+    tensors += silo.evaluations.examples.get("test", ())
+    tensors += [trainer.data.inputs, trainer.data.targets]
     tensors += [v for clients in trainer.client_state.vectors.values() for v in clients.values()]
     stacked = (
         [v for name, v in vars(buffers.c).items() if v is not None and name != "steps"] if buffers.capacity else []

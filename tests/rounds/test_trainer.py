@@ -59,7 +59,7 @@ def data(shared_tmp):
 
 @pytest.fixture(autouse=True)
 def narrow_model(monkeypatch):
-    monkeypatch.setitem(models.MODELS, "narrow", narrow)
+    monkeypatch.setitem(models.OF_IMAGES, "narrow", narrow)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ def write(folder: Path, **files: str) -> None:
 
 def test_a_file_and_what_it_imports_beside_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)  # of another test of this process
     texts = {
         "mine": "import json, numpy.linalg\nimport first\nfrom tools import shapes\nfrom fedlada_mpi import train\n",
         "first": "def f():\n    from second import g\n",

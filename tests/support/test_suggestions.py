@@ -24,7 +24,7 @@ OPTIONS = [f"--{name.replace('_', '-')}" for name in SETTINGS] + ["--eps", "--ra
         ("CIFAR10", DATASETS, "cifar10"),
         ("CIFAR-100", DATASETS, "cifar100"),
         ("learning_rate", SETTINGS, "lr"),
-        ("loss", SETTINGS, ""),
+        ("criterion", SETTINGS, "loss"),
         ("ruonds", SETTINGS, "rounds"),
         ("gpu", ["gnu"], "gnu"),
         ("xyzzy", SETTINGS, ""),
