@@ -83,19 +83,21 @@ def build(
 def tables_of(groups: Sequence[Group]) -> list[Table]:
     """All tables of a report: those of the runs themselves, then the paper's."""
     from . import reproduction
-    from .analysis import setups, significance, sweeps, tables
+    from .analysis import client_tables, setups, significance, sweeps, tables
     from .reproduction import paper
 
     return [
-        tables.overview(groups),
+        *tables.overview(groups),
+        *tables.results(groups),
         *significance.tables(groups),
         *sweeps.tables(groups),
-        *(one for one in (tables.clients(groups), tables.silos(groups), tables.diagnostics(groups)) if one.rows),
+        *client_tables.tables(groups),
+        *(one for one in [tables.diagnostics(groups)] if one.rows),
         *tables.targets(groups, tables.levels(groups, paper.levels())),
         tables.cost(groups),
         tables.phases(groups),
         *setups.tables(groups),
-        tables.runs(groups),
+        *tables.runs(groups),
         *reproduction.tables(groups),
     ]
 

@@ -19,11 +19,12 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import NullFormatter
 
+from ..rundir.columns import CLASSIFICATION, Columns
 from ..support.inputs import figure_text
 from ..support.processes import process_map, usable_cores
 from . import latex
 from .groups import Group
-from .series import LOGARITHMIC, LOOKS, MARKERS, MEASURES, PERCENT, Look, Series, points, points_by_run, spent
+from .series import LOGARITHMIC, LOOKS, MARKERS, Look, Series, points, points_by_run, quantities, spent
 
 _SCREEN: dict[Any, Any] = {
     "font.size": 9,
@@ -153,20 +154,21 @@ def curve(axes: Axes, series: Series, measure: str, x: str = "", limit: int | No
                 axes.plot(run.rounds, run.y, color=look.colour, linewidth=0.5, alpha=0.5)
 
 
-def axis(axes: Axes, measure: str, x: str = "Round") -> None:
+def axis(axes: Axes, measure: str, x: str = "Round", columns: Columns = CLASSIFICATION) -> None:
     """Titles and scales of a panel of curves, once these are drawn."""
+    quantity = quantities(columns)[measure]
     axes.set_xlabel(x)
-    axes.set_ylabel(MEASURES[measure])
+    axes.set_ylabel(figure_text(quantity.title))
     if measure in LOGARITHMIC and any((np.asarray(line.get_ydata()) > 0).any() for line in axes.lines):
         axes.set_yscale("log")
         axes.yaxis.set_minor_formatter(NullFormatter())
-    if measure in PERCENT:
+    if quantity.percent:
         within_percent(axes)
     from_zero(axes)
 
 
 def within_percent(axes: Axes) -> None:
-    """The vertical axis of accuracies, once all is drawn: margins would take it to 104 %."""
+    """The vertical axis of shares, once all is drawn: margins would take it to 104 %."""
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 0), min(high, 100))
 

@@ -11,7 +11,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Drawing
 
-from ..rundir.columns import DIAGNOSED
+from ..rundir.columns import DIAGNOSED, LOSS
 from ..support.inputs import figure_text
 from . import sweeps
 from .drawing import (
@@ -30,20 +30,19 @@ from .drawing import (
     within_percent,
 )
 from .groups import Group, by_problem, labels, slug
-from .measures import by_silo, evaluated_last
 from .series import (
-    MEASURES,
     ONE_PANEL,
-    PERCENT,
     PHASE_COLOURS,
     Series,
     looks,
+    of_part,
     phase_bars,
     points,
-    scale,
+    quantities,
     series,
     with_silos,
 )
+from .sites import by_silo, evaluated_last
 from .sweeps import COLOURS, HeatMap
 
 
@@ -52,11 +51,14 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
     planned: list[Planned] = []
     for problem, members in by_problem([one for one in groups if one.done]).items():
         name, problem = slug(problem), figure_text(problem, 100)
+        columns = members[0].columns
+        spread = columns.spread.values()
         apart: tuple[str, ...] = ()  # measures with a figure of their own
         if len(members) <= ONE_PANEL:
             planned.append((f"curves_{name}", partial(_curves, problem, members)))
         else:
-            apart += ("test_acc", "train_loss", "consistency", "client_test_acc_worst_decile")
+            measures = (columns.objective.of("test"), LOSS.of("train"), "consistency", *(worst for *_, worst in spread))
+            apart += tuple(dict.fromkeys(measures))
         diagnosed = [one for one in members if any(map(one.has, DIAGNOSED))]
         if len(diagnosed) > ONE_PANEL:
             apart += DIAGNOSED
@@ -66,7 +68,7 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
             known = [one for one in members if one.has(measure)]
             if known:
                 planned.append((f"{measure}_{name}", partial(_facets, problem, known, measure)))
-        if len(members) <= ONE_PANEL and any(one.has("client_test_acc_mean") for one in members):
+        if len(members) <= ONE_PANEL and any(one.has(mean) for one in members for mean, *_ in spread):
             planned.append((f"clients_{name}", partial(_clients, problem, members)))
         if apart_by_silo := with_silos(members):
             planned.append((f"silos_{name}", partial(_silos, problem, apart_by_silo)))
@@ -80,68 +82,90 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
 
 def _curves(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     """One panel per measure, all groups in each."""
-    wanted = [("test_acc", ""), ("train_loss", ""), ("test_acc", "units"), ("consistency", "")]
+    columns = groups[0].columns
+    tested = columns.objective.of("test")
+    wanted = [(tested, ""), (LOSS.of("train"), ""), (tested, "units"), ("consistency", "")]
     wanted = [w for w in wanted if any(one.has(w[0]) for one in groups)]
     drawing, grid = panels(style, len(wanted), 2, 4.6, 3.1, 0.6)
     for axes, (measure, x) in zip(grid, wanted, strict=True):
         for each in series(groups):
             curve(axes, each, measure, x)
-        axis(axes, measure, "Communication, vectors of the model per participant (Nd)" if x else "Round")
+        across = "Communication, vectors of the model per participant (Nd)" if x else "Round"
+        axis(axes, measure, across, columns)
     drawing.suptitle(problem + over_seeds(groups))
     legend_below(drawing, grid)
     return drawing
 
 
 def _clients(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
-    """The clients' accuracies: over the rounds, and how they are distributed in the end."""
-    parts = [p for p in ("test", "train") if any(one.has(f"client_{p}_acc_mean") for one in groups)]
+    """The clients' objectives: over the rounds, and how they are distributed in the end."""
+    columns = groups[0].columns
+    objective = columns.objective
+    unit = " (%)" * objective.percent
+    parts = [part for part, (mean, *_) in columns.spread.items() if any(one.has(mean) for one in groups)]
+    undefined = False
     drawing, grid = panels(style, 2 * len(parts), 2, 4.6, 3.1, 0.6)
     for left, right, part in zip(grid[::2], grid[1::2], parts, strict=True):
         for one, label, look in series(groups):
             name, colour = figure_text(label), look.colour
-            what = (f"client_{part}_acc_{each}" for each in ("mean", "std", "worst_decile"))
-            (across, mean, _), (_, spread, _), worst = (points(one, measure, POINTS) for measure in what)
+            shown = (points(one, measure, POINTS) for measure in columns.spread[part])
+            (across, mean, _), (_, spread, _), worst = shown
             if not len(across):
                 continue
             solid = {**stroke(look), "linestyle": "solid", "markevery": spaced_markers(look, len(across))}
             left.plot(across, mean, label=name, **solid)
             left.plot(worst.rounds, worst.y, color=colour, linestyle="--", marker="." if len(across) == 1 else None)
             if len(spread) == len(mean):
-                low, high = np.maximum(mean - spread, 0), np.minimum(mean + spread, 100)
+                low, high = mean - spread, mean + spread
+                if objective.percent:
+                    low, high = np.maximum(low, 0), np.minimum(high, 100)
                 left.fill_between(across, low, high, color=colour, alpha=0.13, linewidth=0)
-            known = [100 * run.clients[f"{part}_acc"] for run in evaluated_last(one.runs)]
-            values = np.sort(np.concatenate([np.empty(0), *known]))
-            values = values[np.isfinite(values)]
+            last = [run.clients for run in evaluated_last(one.runs) if objective.of(part) in run.clients]
+            everyone = np.concatenate([np.empty(0), *(objective.scale * each[objective.of(part)] for each in last)])
+            values = np.sort(everyone[np.isfinite(everyone)])
+            undefined |= len(values) < len(everyone)
             if len(values):
                 right.step(values, np.arange(1, len(values) + 1) / len(values), where="post", color=colour, label=name)
-        left.set(xlabel="Round", ylabel=f"Clients' {part} accuracy (%)")
-        within_percent(left)
+        title = figure_text(objective.title, 40)
+        left.set(xlabel="Round", ylabel=f"Clients' {part} {title}{unit}")
+        if objective.percent:
+            within_percent(left)
         from_zero(left)
-        right.set(xlabel=f"{part.capitalize()} accuracy after the last evaluation (%)", ylabel="Clients at or below it")
+        across_title = f"{part.capitalize()} {title} after the last evaluation{unit}"
+        right.set(xlabel=across_title, ylabel="Clients at or below it")
     grid[0].set_title("mean ± standard deviation; dashed: worst tenth")
-    grid[1].set_title("distribution over the clients")
+    grid[1].set_title("distribution over the clients" + " that have a value" * undefined)
     drawing.suptitle(f"{problem}: client by client")
     legend_below(drawing, grid)
     return drawing
 
 
 def _silos(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
-    """Accuracy and loss of each silo after the last evaluation, the mean of the seeds and their standard deviation."""
-    measures = ("test_acc", "train_acc", "test_loss", "train_loss")
+    """Objective and loss of each silo after the last evaluation, the mean of the seeds and their standard deviation."""
+    found = [(each, silos) for each in series(groups) if (silos := by_silo(each.group.runs)) is not None]
+    metrics = dict.fromkeys((groups[0].columns.objective, LOSS))
+    measures = [(metric, part) for metric in metrics for part in ("test", "train")]
+    measures = [(metric, part) for metric, part in measures if any(metric.of(part) in s.values for _, s in found)]
     drawing, grid = panels(style, len(measures), 2, 4.6, 2.6, 0.6)
-    for place, (one, label, look) in enumerate(series(groups)):
-        values = by_silo(one.runs)
+    names = {int(number): name for _, silos in found for number, name in zip(silos.numbers, silos.names, strict=True)}
+    for place, ((_, label, look), silos) in enumerate(found):
         # Next to each other, so that equal values do not hide each other.
-        across = values["silos"] + 0.6 * ((place + 0.5) / len(groups) - 0.5)
+        across = silos.numbers + 0.6 * ((place + 0.5) / len(groups) - 0.5)
         drawn: Any = {**stroke(look), "linestyle": "none", "label": figure_text(label)}
-        for axes, measure in zip(grid, measures, strict=True):
-            each = values[measure] * scale(measure)
+        for axes, (metric, part) in zip(grid, measures, strict=True):
+            if metric.of(part) not in silos.values:
+                continue
+            each = silos.values[metric.of(part)] * metric.scale
             spread = each.std(axis=0, ddof=1) if len(each) > 1 else None
             axes.errorbar(across, each.mean(axis=0), spread, elinewidth=0.8, capsize=2, **drawn)
-            axes.set(xlabel="Silo", ylabel=MEASURES[measure])
+    for axes, (metric, part) in zip(grid, measures, strict=True):
+        axes.set(xlabel="Silo", ylabel=figure_text(of_part(metric, part).title))
+        if all(name.isdecimal() for name in names.values()):
             whole_numbers(axes)
-    for axes in grid[:2]:
-        within_percent(axes)
+        else:
+            axes.set_xticks(list(names), [figure_text(name, 20) for name in names.values()], rotation=30, ha="right")
+        if metric.percent:
+            within_percent(axes)
     drawing.suptitle(f"{problem}: silo by silo, after the last evaluation" + over_seeds(groups))
     legend_below(drawing, grid)
     return drawing
@@ -181,11 +205,12 @@ def _facets(problem: str, groups: Sequence[Group], measure: str, style: Style) -
         axes.add_collection(LineCollection(behind, colors="#d9dce1", linewidths=0.6, zorder=1), autolim=False)
         for one, look in zip(shown, looks(shown), strict=True):
             curve(axes, Series(one, named[id(one)], look), measure)
-        corner: Any = "lower right" if measure in PERCENT else "upper right"
+        corner: Any = "lower right" if quantities(shown[0].columns)[measure].percent else "upper right"
         axes.legend(fontsize=7 if style.widths is None else 5.5, loc=corner, handlelength=2.6, labelspacing=0.3)
+    columns = groups[0].columns
     for axes in grid:  # after all curves, as the panels share their axes
-        axis(axes, measure)
-    drawing.suptitle(f"{problem}: {MEASURES[measure]}")
+        axis(axes, measure, columns=columns)
+    drawing.suptitle(f"{problem}: {figure_text(quantities(columns)[measure].title)}")
     return drawing
 
 
@@ -200,8 +225,8 @@ def _heat_map(one: HeatMap, style: Style) -> Drawing:
     small: Any = {"ha": "center", "va": "center", "fontsize": 8 if len(across) <= 10 else 5.5}
     for (row, column), mean in np.ndenumerate(means):
         known = np.isfinite(mean)
-        ink, shown = (one.ink(mean), f"{mean:.1f}") if known else ("#5f6670", "–")
-        weight = "bold" if mean == high else "normal"
+        ink, shown = (one.ink(mean), one.short(mean)) if known else ("#5f6670", "–")
+        weight = "bold" if mean == one.best else "normal"
         axes.text(column + 0.5, row + 0.5, shown, color=ink, weight=weight, **small)
     axes.set_xticks(np.arange(len(across)) + 0.5, [figure_text(each) for each in across])
     axes.set_yticks(np.arange(len(down)) + 0.5, [figure_text(each) for each in down])
@@ -210,7 +235,7 @@ def _heat_map(one: HeatMap, style: Style) -> Drawing:
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.invert_yaxis()
-    drawing.colorbar(drawn, label=one.value_name).outline.set_visible(False)
+    drawing.colorbar(drawn, label=figure_text(one.value_name)).outline.set_visible(False)
     drawing.suptitle(figure_text(one.heading, 100), fontsize="medium")
     return drawing
 

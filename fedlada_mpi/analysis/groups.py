@@ -14,18 +14,20 @@ import numpy as np
 
 from .. import algorithms, settings
 from ..algorithms import resolve
+from ..rundir.columns import ACCURACY, Columns, Metric
 from .load import RecordedRun
 
 DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet", "digits": "Digits"}
 SYMBOLS = {"alpha": "α", "mu": "μ", "lr": "η_l", "server_lr": "η_g", "weight_decay": "λ", "beta1": "β₁", "beta2": "β₂"}
 # Settings of the learning task, as opposed to the method.
 PROBLEM = (
-    *("dataset", "model", "norm", "activation", "smu_mu", "init", "init_partial"),
+    *("dataset", "task", "loss", "metrics", "objective"),
+    *("model", "norm", "activation", "smu_mu", "init", "init_partial"),
     *("clients", "partition", "dirichlet", "exhausted", "partition_seed", "validation"),
 )
-
-
-EVALUATED = ("test_acc", "train_acc", "val_acc")  # metrics that some rounds have and others not
+# Settings whose values need no name.
+PLAIN = ("preset", "task", "loss", "model", "activation", "precision", "partition", "sampling")
+EVALUATED = ("test", "train", "val")  # parts of the data, on which some rounds are evaluated and others not
 
 
 def kind(dataset: str) -> str:
@@ -80,7 +82,7 @@ class Stat:
 
 @dataclass
 class Group:
-    """Runs with the same settings and code, and different seeds."""
+    """Runs with the same settings, code and metrics, and different seeds."""
 
     settings: dict[str, Any]
     runs: list[RecordedRun]
@@ -104,6 +106,16 @@ class Group:
     def code(self) -> str:
         """Of a user's own method and model, the same in all runs: two of one name may be two methods."""
         return self.runs[0].code
+
+    @property
+    def columns(self) -> Columns:
+        """Those of the task's metrics."""
+        return self.runs[0].columns
+
+    @property
+    def validated(self) -> bool:
+        """Whether validation data chooses the best round."""
+        return self.has(self.columns.objective.of("val"))
 
     @property
     def done(self) -> int:
@@ -174,9 +186,10 @@ class Group:
         lengths = sorted({run.done for run in self.runs if run.done})
         if not lengths:
             return ""
-        last = max((int(self.curve(name).rounds[-1]) for name in EVALUATED if self.has(name)), default=lengths[0])
+        names = [self.columns.objective.of(part) for part in EVALUATED]
+        last = max((int(self.curve(name).rounds[-1]) for name in names if self.has(name)), default=lengths[0])
         differ = [f"seeds have {lengths[0]:,} to {lengths[-1]:,} rounds"] if len(lengths) > 1 else []
-        for name in EVALUATED:
+        for name in names:
             steps = {at[at <= lengths[0]].tobytes() for run in self.runs if len(at := run.rounds[_there(run, name)])}
             if len(steps) > 1:
                 differ.append("seeds were evaluated in different rounds")
@@ -226,7 +239,7 @@ def group(runs: Iterable[RecordedRun]) -> list[Group]:
     repeated: dict[tuple, int] = {}
     for run in runs:
         values = {**run.settings, "dataset": kind(run.settings["dataset"])}
-        key = (*((n, values[n]) for n in identity(values)), run.code)
+        key = (*((n, values[n]) for n in identity(values)), run.code, run.columns)
         seeds = by_identity.setdefault(key, {})
         repeated[key] = repeated.get(key, 0) + (run.seed in seeds)
         if run.seed not in seeds or run.done > seeds[run.seed].done:
@@ -245,11 +258,18 @@ def _order(one: Group) -> tuple:
         datasets.index(one.dataset) if one.dataset in datasets else len(datasets),
         one.dataset,
         one.problem,
+        _kind_of_task(one),
         methods.index(one.method) if one.method in methods else len(methods),
         one.method,
         [_sortable(value) for value in one.settings.values()],
         one.code,
     )
+
+
+def _kind_of_task(one: Group) -> tuple:
+    """Groups of one objective, and of the same metrics, follow each other."""
+    objective = one.columns.objective
+    return (objective != ACCURACY, objective.name, *(metric.name for metric in one.columns.metrics))
 
 
 def _sortable(value: Any) -> tuple:
@@ -258,7 +278,7 @@ def _sortable(value: Any) -> tuple:
 
 def show(name: str, value: Any) -> str:
     """A setting as text, such as α=0.1."""
-    if isinstance(value, str) and name in ("preset", "model", "activation", "precision", "partition", "sampling"):
+    if isinstance(value, str) and name in PLAIN:
         return value
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return f"{SYMBOLS.get(name, name.replace('_', ' '))}={text}"
@@ -318,10 +338,27 @@ def _code(one: Group) -> str:
 
 
 def by_problem(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups of each problem; where tasks differ in more than their settings, as with a user's own metrics, they
+    are told apart by their objectives."""
+    metrics_of: dict[str, dict[Columns, str]] = {}
+    for one in groups:
+        known = metrics_of.setdefault(one.problem, {})
+        title = one.columns.objective.title
+        known.setdefault(one.columns, f"{title}, {len(known) + 1}" if title in known.values() else title)
     problems: dict[str, list[Group]] = {}
     for one in groups:
-        problems.setdefault(one.problem, []).append(one)
+        known = metrics_of[one.problem]
+        name = f"{one.problem} ({known[one.columns]})" if len(known) > 1 else one.problem
+        problems.setdefault(name, []).append(one)
     return problems
+
+
+def by_objective(groups: Sequence[Group]) -> dict[Metric, list[Group]]:
+    """The groups of each objective: values of different ones are not compared."""
+    objectives: dict[Metric, list[Group]] = {}
+    for one in groups:
+        objectives.setdefault(one.columns.objective, []).append(one)
+    return objectives
 
 
 def slug(name: str) -> str:

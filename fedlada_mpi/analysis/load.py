@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from .. import algorithms, settings
 from ..experiments import names, titles
 from ..rundir import client_values, metrics
-from ..rundir.columns import ALL_PHASES, NUMBERS, OPTIONAL
+from ..rundir.columns import ALL_PHASES, CLASSIFICATION, Columns, recorded
 from ..rundir.metrics import parse
 from ..support import code_digest
 from ..support.errors import UserError, printable
@@ -24,12 +25,16 @@ from . import usage
 
 WORTH_A_PROCESS = 20_000_000  # bytes of metrics; fewer are read before another process has started
 LONGEST = 200  # characters of a name
+OWN_TESTS = "client_tests"  # in the summary of a packed run: its clients have test examples of their own
 UNPACKED = 15  # bytes that a packed byte becomes, about
 
 
 @dataclass
 class RecordedRun:
-    """One run: its settings and, for each round done, the value of every metric (NaN where there is none)."""
+    """One run: its settings and, for each round done, the value of every metric (NaN where there is none).
+
+    ``columns`` are the metrics of its task, one of which is its objective.
+    """
 
     path: Path
     settings: dict[str, Any]
@@ -40,7 +45,9 @@ class RecordedRun:
     method: str = ""  # the label of a user's own, where the run has recorded it
     code: str = ""  # a short digest of a user's own method and model, where the run has recorded it
     skipped: int = 0
+    columns: Columns = CLASSIFICATION
     clients: dict[str, np.ndarray] = field(default_factory=dict)  # each one's values, where they were last evaluated
+    own_tests: bool = False  # whether clients have test examples of their own
     damaged: str = ""  # a file that could not be read, and why
     environment: dict[str, str] = field(default_factory=dict)  # device, versions and commit, as far as recorded
     ran_on: str = ""  # ranks, nodes, devices and versions, where the run has recorded them
@@ -120,19 +127,22 @@ def _read_or_explain(directory: Path) -> RecordedRun | str:
 
 def read(directory: Path) -> RecordedRun:
     """One run; what it has not written yet is empty."""
-    values = _settings(directory / "config.json")
+    values, columns = _settings(directory / "config.json")
     try:
-        records, skipped = parse(metrics.read(directory))
+        records, skipped = parse(metrics.read(directory), columns)
     except FileNotFoundError:
         records, skipped = [], 0
     except OSError as error:
         raise UserError(f"{directory / metrics.METRICS} cannot be read: {reason(error)}") from None
-    run = RecordedRun(directory, values, *_columns(records), by_rank=_by_rank(records), skipped=skipped)
+    rounds, series = _series(records, columns)
+    run = RecordedRun(directory, values, rounds, series, _by_rank(records), skipped=skipped, columns=columns)
     run.code = code_digest.summary(settings.recorded_code(directory / "config.json"))
     run.named = frozenset(names.named(directory.resolve().name, values))
     run.left = {r["round"]: len(r["left"]) for r in records if isinstance(r.get("left"), list)}
     try:
         run.clients = client_values.latest(directory / client_values.CLIENTS, run.done)
+        if "names" in run.clients:
+            run.clients["names"] = np.array([label(name) for name in run.clients["names"]], object)
     except FileNotFoundError:
         pass
     except ValueError as error:
@@ -146,10 +156,21 @@ def read(directory: Path) -> RecordedRun:
         run.ran_on = printable(_ran_on(summary))[:200]
         run.usage = usage.of(summary)
         run.environment = _environment(summary, run.usage.device)
+        run.own_tests = summary.get(OWN_TESTS) is True
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, LookupError):
         run.status = "unreadable summary"
+    return _without_reweighted(run)
+
+
+def _without_reweighted(run: RecordedRun) -> RecordedRun:
+    """The run without what earlier versions recorded as a client's test accuracy: that of the classes on everybody's
+    test images, weighted by the client's labels. It says nothing of the client that its labels do not say."""
+    run.own_tests |= client_values.TESTED in run.clients or run.columns != CLASSIFICATION
+    if not run.own_tests:
+        run.clients = {name: values for name, values in run.clients.items() if not name.startswith("test_")}
+        run.series |= {name: np.full(len(run.rounds), np.nan) for name in run.columns.spread["test"]}
     return run
 
 
@@ -190,21 +211,35 @@ def _ran_on(summary: dict[str, Any]) -> str:
         return ""  # of an earlier version, or not as a run writes it
 
 
-def _settings(path: Path) -> dict[str, Any]:
-    """The settings of a run, in their types; those that its version did not have are the defaults."""
+def _settings(path: Path) -> tuple[dict[str, Any], Columns]:
+    """The settings of a run, in their types, and the columns of its metrics; settings that its version did not have
+    are the defaults."""
     try:
         given = read_json(path)
         if not isinstance(given, dict):
             raise ValueError(f"got {type(given).__name__}, expected settings by name")
         known = {n: settings.coerce(setting, given[n]) for n, setting in settings.SETTINGS.items() if n in given}
         known |= algorithms.recorded_hypers(known.get("algorithm", ""), given)
+        columns = _named_for_people(recorded(given))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {reason(error)}") from None
     except (ValueError, UserError) as error:
         raise UserError(f"{path} cannot be read as settings: {error}") from None
     values = {**settings.Config().record(), **known}
-    values["targets"] = [target for target in values["targets"] if 0 < target <= 1]
-    return {name: label(value) if isinstance(value, str) else value for name, value in values.items()}
+    values["targets"] = [target for target in values["targets"] if _can_be_reached(target, columns)]
+    return {name: label(value) if isinstance(value, str) else value for name, value in values.items()}, columns
+
+
+def _named_for_people(columns: Columns) -> Columns:
+    """The columns with titles as reports show them."""
+    metrics_of = {metric.name: replace(metric, title=label(metric.title)) for metric in columns.metrics}
+    return Columns(tuple(metrics_of.values()), metrics_of[columns.objective.name])
+
+
+def _can_be_reached(target: float, columns: Columns) -> bool:
+    if columns.objective.percent:
+        return 0 < target <= 1
+    return math.isfinite(target) and abs(target) <= metrics.MOST
 
 
 def title(runs: Iterable[RecordedRun]) -> str:
@@ -219,10 +254,12 @@ def label(text: str) -> str:
     return printable(text)
 
 
-def _columns(records: Sequence[dict[str, Any]]) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def _series(
+    records: Sequence[dict[str, Any]], columns: Columns = CLASSIFICATION
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The rounds, and every metric as an array over them."""
     rounds = np.array([r["round"] for r in records], dtype=np.int64)
-    series = {name: _numbers([r.get(name) for r in records]) for name in (*NUMBERS, *OPTIONAL)}
+    series = {name: _numbers([r.get(name) for r in records]) for name in (*columns.numbers, *columns.optional)}
     seconds = [r.get("seconds") or {} for r in records]
     for phase in ALL_PHASES:
         series[f"seconds_{phase}"] = _numbers([s.get(phase) for s in seconds])

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from ..rundir.client_values import VALUES
-from ..rundir.columns import SPREAD
+from ..rundir.columns import PARTS, Metric
 from .load import RecordedRun
 
 Measure = Callable[[RecordedRun], float | None]
 
 
-def _first(run: RecordedRun, name: str, level: float, horizon: int | None = None, below: bool = False) -> int | None:
-    """Index of the first round at or above (``below``: under) a level; -1 when the run ended, or passed the horizon,
-    without one."""
+def _first(run: RecordedRun, name: str, level: float, horizon: int | None = None) -> int | None:
+    """Index of the first round at or above a level, or below, where smaller is better; -1 when the run ended, or passed
+    the horizon, without one."""
     values = run.series[name]
     if horizon is not None:
         values = values[: int(np.searchsorted(run.rounds, horizon, side="right"))]
-    reached = values <= level if below else values >= level
+    more = [m.of(part) for m in run.columns.metrics if m.larger_is_better for part in PARTS]
+    reached = values >= level if name in more else values <= level
     if reached.any():
         return int(np.argmax(reached))
     over = run.complete or (horizon is not None and run.done >= horizon)
@@ -39,53 +39,25 @@ def _last(values: np.ndarray) -> float | None:
     return float(known[-1]) if known.size else None
 
 
-def evaluated_last(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """Those whose clients were evaluated in the latest round in which any of the runs' clients were."""
-    known = [(int(run.rounds[~np.isnan(run.series[SPREAD[0]])].max(initial=0)), run) for run in runs if run.clients]
-    return [run for at, run in known if at == max(known, key=lambda pair: pair[0])[0]]
-
-
-def by_silo(runs: Sequence[RecordedRun]) -> dict[str, np.ndarray]:
-    """Numbers, clients and images of the silos, and the clients' values by run and silo, weighted by their images.
-
-    So weighted they are those of all images of the silo. Empty where they are not recorded.
-    """
-    runs = [run for run in evaluated_last(runs) if "silos" in run.clients]
-    runs = [run for run in runs if np.array_equal(run.clients["silos"], runs[-1].clients["silos"])]
-    if not runs:
-        return {}
-    silos, place = np.unique(runs[-1].clients["silos"], return_inverse=True)
-    images = runs[-1].clients["images"]
-    found = {"silos": silos, "clients": np.bincount(place), "images": np.bincount(place, images)}
-    for name in VALUES:
-        rows = []
-        for values in (run.clients[name] for run in runs):
-            weights = np.where(np.isfinite(values), images, 0)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                rows.append(np.bincount(place, weights * np.nan_to_num(values)) / np.bincount(place, weights))
-        found[name] = np.array(rows)
-    return found
-
-
 def percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def rounds_to(name: str, level: float, horizon: int | None = None, below: bool = False) -> Measure:
-    """The first round at or above (``below``: under) a level, up to the horizon."""
+def rounds_to(name: str, level: float, horizon: int | None = None) -> Measure:
+    """The first round up to the horizon in which a metric is at or above a level, or below, where smaller is better."""
 
     def measure(run: RecordedRun) -> float | None:
-        index = _first(run, name, level, horizon, below)
+        index = _first(run, name, level, horizon)
         return index if index is None else math.inf if index < 0 else float(run.rounds[index])
 
     return measure
 
 
 def total_to(name: str, level: float, per_participant: bool = False, horizon: int | None = None) -> Measure:
-    """The sum of a quantity until the test accuracy is reached, up to the horizon."""
+    """The sum of a quantity until the objective on the test data is reached, up to the horizon."""
 
     def measure(run: RecordedRun) -> float | None:
-        index = _first(run, "test_acc", level, horizon)
+        index = _first(run, run.columns.objective.of("test"), level, horizon)
         if index is None or index < 0:
             return None
         amounts = run.series[name][: index + 1]
@@ -97,38 +69,43 @@ def total_to(name: str, level: float, per_participant: bool = False, horizon: in
 
 
 def test_at(last: int) -> Measure:
-    """The test accuracy in per cent after a given round."""
+    """The objective on the test data after a given round, as people read it: an accuracy in per cent."""
 
     def measure(run: RecordedRun) -> float | None:
-        rounds = _upto(run, last)
-        return None if rounds is None else percent(_last(run.series["test_acc"][rounds]))
+        rounds, objective = _upto(run, last), run.columns.objective
+        value = None if rounds is None else _last(run.series[objective.of("test")][rounds])
+        return None if value is None else objective.scale * value
 
     return measure
 
 
 def test_when_train(level: float) -> Measure:
-    """The test accuracy in per cent when the train accuracy reaches a level."""
+    """The objective on the test data when that on the training data reaches a level."""
 
     def measure(run: RecordedRun) -> float | None:
-        index = _first(run, "train_acc", level)
+        objective = run.columns.objective
+        index = _first(run, objective.of("train"), level)
         if index is None or index < 0:
             return None
-        value = run.series["test_acc"][index]
-        return None if np.isnan(value) else 100 * float(value)
+        value = run.series[objective.of("test")][index]
+        return None if np.isnan(value) else objective.scale * float(value)
 
     return measure
 
 
-def best(last: int | None, which: str = "test_acc", by: str = "test_acc") -> Measure:
-    """An accuracy in per cent, or ``which="round"`` the round, where accuracy ``by`` is the highest within the first
-    rounds (None: all there are)."""
+def best(last: int | None, which: str = "test", by: str = "test", metric: Metric | None = None) -> Measure:
+    """A metric (None: the objective) on a part of the data, or ``which="round"`` the round, where the objective on the
+    part ``by`` is the best within the first rounds (None: all there are)."""
 
     def measure(run: RecordedRun) -> float | None:
-        rounds = slice(None) if last is None else _upto(run, last)
-        if rounds is None or np.isnan(run.series[by][rounds]).all():
+        rounds, objective = slice(None) if last is None else _upto(run, last), run.columns.objective
+        if rounds is None or np.isnan(run.series[objective.of(by)][rounds]).all():
             return None
-        index = int(np.nanargmax(run.series[by][rounds]))
-        value = float(run.rounds[index]) if which == "round" else 100 * float(run.series[which][index])
+        values, shown = run.series[objective.of(by)][rounds], metric or objective
+        index = int(np.nanargmax(values) if objective.larger_is_better else np.nanargmin(values))
+        if which == "round":
+            return float(run.rounds[index])
+        value = shown.scale * float(run.series[shown.of(which)][index])
         return None if math.isnan(value) else value
 
     return measure

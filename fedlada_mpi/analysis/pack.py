@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import algorithms
-from ..rundir import metrics
+from ..rundir import client_values, metrics
 from ..rundir.files import to_json, write_atomically
 from ..rundir.results import SUMMARY
-from ..settings import CODE, SETTINGS
+from ..settings import CODE, COLUMNS, SETTINGS
 from ..support.errors import UserError, printable
 from ..support.inputs import check_path, read_json
 from . import load, usage
@@ -44,30 +44,32 @@ def pack(runs: Sequence[str | os.PathLike], out: str | os.PathLike, skip_broken:
         by_name[name] = run
     total = 0
     for (name, run), at_once in zip(by_name.items(), usage.at_once([run.usage for run in found]), strict=True):
-        total += _record(run.path, Path(out) / name, at_once)
+        total += _record(run, Path(out) / name, at_once)
     mean = total / len(by_name) / 1000
     count = f"{len(by_name)} record{'s' * (len(by_name) != 1)}"
     left_out = [f"left out: {problem}" for problem in problems]
     return [*map(printable, left_out), printable(f"{count}, {mean:,.0f} kB each: {out}")]
 
 
-def _record(run: Path, out: Path, at_once: float | None) -> int:
+def _record(run: load.RecordedRun, out: Path, at_once: float | None) -> int:
     """Write the record of one run; returns its size in bytes."""
-    settings = read_json(run / "config.json")
+    settings = read_json(run.path / "config.json")
     try:
-        summary = read_json(run / SUMMARY)
+        summary = read_json(run.path / SUMMARY)
     except (OSError, ValueError):
         summary = None
     nodes = _nodes(summary)
     # Version 0.1.0 wrote the settings of all methods, whose names mean other things for some of them since.
-    known = {*SETTINGS, CODE, *algorithms.recorded_hypers(settings.get("algorithm", ""), settings)}
+    known = {*SETTINGS, CODE, COLUMNS, *algorithms.recorded_hypers(settings.get("algorithm", ""), settings)}
     own = {n: _named(v) for n, v in settings.items() if n in known} | {"out": f"runs/{out.name}", "data_dir": ""}
     files: dict[str, str | bytes] = {"config.json": to_json(_anonymous(own, nodes), 2) + "\n"}
     if isinstance(summary, dict):
-        shared = {} if at_once is None else {"runs_at_once": round(at_once, 2)}
+        shared: dict[str, Any] = {} if at_once is None else {"runs_at_once": round(at_once, 2)}
+        if client_values.TESTED in run.clients:  # which the report reads from clients.h5
+            shared[load.OWN_TESTS] = True
         files[SUMMARY] = to_json(_anonymous({**summary, **shared}, nodes), 2) + "\n"
     try:
-        records, _ = metrics.parse(metrics.read(run))
+        records, _ = metrics.parse(metrics.read(run.path), run.columns)
     except FileNotFoundError:
         records = []
     lines = "".join(to_json(_shortened(record)) + "\n" for record in records)

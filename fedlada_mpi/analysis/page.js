@@ -127,18 +127,18 @@
   };
 
   // Shares end at 0 and 100 %, also when the axes are moved.
-  const limits = (measure, log) => {
-    if (!data.percent.includes(measure)) return {};
+  const limits = (chart, measure, log) => {
+    if (!(chart?.percent || data.percent).includes(measure)) return {};
     const most = log ? { maxallowed: 2 } : { minallowed: 0, maxallowed: 100 };  // as powers of ten on a logarithmic axis
     return { ...most, autorangeoptions: log ? { clipmax: 100 } : { clipmin: 0, clipmax: 100 } };
   };
-  const layout = (title, x, y, log, legend, measure) => ({
+  const layout = (title, x, y, log, legend, measure, chart) => ({
     title: title ? { text: title, font: { size: 14 }, x: 0.02, xanchor: "left" } : undefined,
     paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { color: ink(), family: "system-ui, sans-serif", size: 12 },
     margin: { l: 56, r: 12, t: title ? 36 : 28, b: 46 },
     xaxis: { title: { text: x }, gridcolor: line(), zeroline: false, rangemode: "tozero" },
-    yaxis: { title: { text: y }, gridcolor: line(), zeroline: false, type: log ? "log" : "linear", ...limits(measure, log) },
+    yaxis: { title: { text: y }, gridcolor: line(), zeroline: false, type: log ? "log" : "linear", ...limits(chart, measure, log) },
     modebar: { bgcolor: "rgba(0,0,0,0)", color: faint("#808890", 0.6), activecolor: ink() },
     hovermode: "closest", showlegend: legend,
     legend: { y: 1, x: 1.01 },
@@ -170,7 +170,7 @@
     target.setAttribute("aria-label", `${holder.getAttribute("aria-label")}; the numbers are in the tables below`);
     const draw = () => Plotly.react(
       target, traces(chart, measure.value, axis.value),
-      phone(target, layout("", unit(chart, measure.value, axis.value).title, data.measures[measure.value], log.checked, true, measure.value), shown(chart, measure.value)), config);
+      phone(target, layout("", unit(chart, measure.value, axis.value).title, plain((chart.measures || data.measures)[measure.value]), log.checked, true, measure.value, chart), shown(chart, measure.value)), config);
     measure.addEventListener("change", () => { log.checked = measure.value === "consistency"; draw(); });
     axis.addEventListener("change", draw);
     log.addEventListener("change", draw);
@@ -217,10 +217,11 @@
       const axis = ({ ticks }) => ({ tickvals: ticks.map((_, i) => i), ticktext: ticks.map(plain), showgrid: false, fixedrange: true, automargin: true });
       shape.xaxis = { ...shape.xaxis, ...axis(map.x), rangemode: "normal" };
       shape.yaxis = { ...shape.yaxis, ...axis(map.y), autorange: "reversed" };
-      const best = (mean) => mean !== null && mean === Math.max(...means.flat().filter((each) => each !== null));
-      const text = (mean) => (mean === null ? "–" : best(mean) ? `<b>${mean.toFixed(1)}</b>` : mean.toFixed(1));
+      const most = (map.smaller ? Math.min : Math.max)(...means.flat().filter((each) => each !== null));
+      const short = (mean, y, x) => (map.short ? map.short[y][x] : mean.toFixed(1));
+      const text = (mean, y, x) => (mean === null ? "–" : mean === most ? `<b>${short(mean, y, x)}</b>` : short(mean, y, x));
       shape.annotations = means.flatMap((row, y) => row.map((mean, x) => ({
-        x, y, text: text(mean), showarrow: false, font: { color: mean === null ? ink() : inks[y][x], size: map.x.ticks.length > (narrow() ? 6 : 14) ? 9 : 12 },
+        x, y, text: text(mean, y, x), showarrow: false, font: { color: mean === null ? ink() : inks[y][x], size: map.x.ticks.length > (narrow() ? 6 : 14) ? 9 : 12 },
       })));
       shape.height = 130 + 40 * map.y.ticks.length;
       shape.width = Math.min(target.parentElement.clientWidth, 240 + 90 * map.x.ticks.length);
@@ -228,8 +229,8 @@
       Plotly.react(target, [{
         type: "heatmap", z: means, zmin: range[0], zmax: range[1], xgap: 2, ygap: 2, hoverongaps: false,
         colorscale: colours.map((colour, i) => [i / (colours.length - 1), colour]), showscale: !narrow(),
-        colorbar: { title: { text: map.value, side: "right" }, thickness: 14, outlinewidth: 0 },
-        text: means.map((row, y) => row.map((_, x) => `${plain(map.y.title)} ${plain(map.y.ticks[y])}<br>${plain(map.x.title)} ${plain(map.x.ticks[x])}<br><b>${shown[y][x]} %</b>`)),
+        colorbar: { title: { text: plain(map.value), side: "right" }, thickness: 14, outlinewidth: 0 },
+        text: means.map((row, y) => row.map((_, x) => `${plain(map.y.title)} ${plain(map.y.ticks[y])}<br>${plain(map.x.title)} ${plain(map.x.ticks[x])}<br><b>${shown[y][x]}${map.unit ?? " %"}</b>`)),
         hovertemplate: "%{text}<extra></extra>",
       }], shape, config);
     });

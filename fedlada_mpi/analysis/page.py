@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from ..rundir.columns import DIAGNOSED
+from ..rundir.columns import CLASSIFICATION, DIAGNOSED, Columns
 from ..support.version import __version__
 from . import elements, sweeps
 from .elements import Section
 from .groups import Group, Stat, by_problem, labels, slug, uneven
-from .series import MARKERS, MEASURES, PERCENT, SPENT, Look, Panel, Series, phase_bars, points, series, spent
+from .series import MARKERS, SPENT, Look, Panel, Series, phase_bars, points, quantities, series, spent
 from .sweeps import COLOURS, HeatMap
-from .tables import Table, duration, stat
+from .tables import Table, duration
 
 Files = Callable[..., str]  # links to the files of these figures
 WIDTH = 1.8  # of a line, in pixels
 # Figures that no chart shows, by the start of their names.
-WHOSE = {"clients_": "accuracies client by client", "silos_": "accuracy and loss silo by silo"}
+WHOSE = {"clients_": "client by client", "silos_": "silo by silo"}
 POINTS = 12_000  # of all curves of one measure, so that the page stays small however many groups there are
 
 
@@ -132,11 +132,12 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool, files:
             n
             for n in drawn
             if n.removesuffix(slug(problem))
-            in ("curves_", *(f"{measure}_" for measure in MEASURES if measure not in DIAGNOSED), *WHOSE)
+            in ("curves_", *(f"{m}_" for m in quantities(members[0].columns) if m not in DIAGNOSED), *WHOSE)
         ]
         parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
         parts += map(elements.note, uneven(members))
-        apart = {name: what for start, what in WHOSE.items() for name in names if name.startswith(start)}
+        title = members[0].columns.objective.title
+        apart = {name: f"{title} {what}" for start, what in WHOSE.items() for name in names if name.startswith(start)}
         if library:
             parts.append(_chart(index, problem, members))
         else:
@@ -147,8 +148,9 @@ def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool, files:
 
 def _chart(index: int, problem: str, members: Sequence[Group]) -> str:
     """The place of a task's interactive curves, with what can be chosen."""
-    known = [m for m in MEASURES if any(one.has(m) for one in members)]
-    measures = "".join(f'<option value="{m}">{html.escape(MEASURES[m])}</option>' for m in known)
+    offered = quantities(members[0].columns)
+    known = {m: title for m, (title, _) in offered.items() if any(one.has(m) for one in members)}
+    measures = "".join(f'<option value="{m}">{html.escape(title)}</option>' for m, title in known.items())
     axes = "".join(
         f'<option value="{value}">{text}</option>'
         for value, text in (("round", "rounds"), ("units", "Nd"), ("bytes", "bytes"), ("seconds", "time"))
@@ -197,14 +199,27 @@ def _data(groups: Sequence[Group], panels: Mapping[str, Sequence[Panel]]) -> dic
 
     problems = by_problem(groups)
     return {
-        "measures": MEASURES,
+        "measures": _titles(CLASSIFICATION),
         "groups": [_curves_of(one, most) for one in groups],
-        "charts": [{"series": entries(series(members))} for members in problems.values()],
+        "charts": [{"series": entries(series(m)), **_own_measures(m[0].columns)} for m in problems.values()],
         "panels": {name: [_panel(panel, entries(panel.series)) for panel in each] for name, each in panels.items()},
         "phases": [_bars(members) for members in problems.values()],
         "maps": {one.name: _map(one) for one in sweeps.find(groups)},
-        "percent": PERCENT,
+        "percent": _percent(CLASSIFICATION),
     }
+
+
+def _titles(columns: Columns) -> dict[str, str]:
+    return {measure: quantity.title for measure, quantity in quantities(columns).items()}
+
+
+def _percent(columns: Columns) -> list[str]:
+    return [measure for measure, quantity in quantities(columns).items() if quantity.percent]
+
+
+def _own_measures(columns: Columns) -> dict[str, Any]:
+    """What a chart shows otherwise than those of classification."""
+    return {} if columns == CLASSIFICATION else {"measures": _titles(columns), "percent": _percent(columns)}
 
 
 def _map(one: HeatMap) -> dict[str, Any]:
@@ -215,7 +230,7 @@ def _map(one: HeatMap) -> dict[str, Any]:
         "x": {"title": one.x_name, "ticks": across},
         "y": {"title": one.y_name, "ticks": down},
         "means": [[None if mean is None else _round(mean) for mean in row] for row in one.means],
-        "shown": [[stat(each, 2).text for each in row] for row in one.stats],
+        "shown": [[one.cell(each).text for each in row] for row in one.stats],
         "range": one.extent,
         "colours": COLOURS,
         # On black the scale is turned round, so that high values stand out there, too.
@@ -223,7 +238,13 @@ def _map(one: HeatMap) -> dict[str, Any]:
             mode: [["" if mean is None else one.ink(mean, mode == "dark") for mean in row] for row in one.means]
             for mode in ("light", "dark")
         },
+        **({} if one.objective.percent else {"short": _written(one), "unit": ""}),
+        **({} if one.objective.larger_is_better else {"smaller": True}),
     }
+
+
+def _written(one: HeatMap) -> list[list[str]]:
+    return [["–" if mean is None else one.short(mean) for mean in row] for row in one.means]
 
 
 def _look(look: Look) -> dict[str, str]:
@@ -239,7 +260,7 @@ def _panel(panel: Panel, entries: list[dict[str, Any]]) -> dict[str, Any]:
             x, y = zip(*at, strict=True)
             marks.append({"x": x, "y": y, **{n: entry[n] for n in ("name", "colour", "dark")}})
     return {
-        "title": f"{panel.title}: {MEASURES[panel.measure]}",
+        "title": f"{panel.title}: {quantities()[panel.measure].title}",
         "measure": panel.measure,
         "series": entries,
         "rounds": panel.rounds,
@@ -252,7 +273,7 @@ def _curves_of(one: Group, most: int) -> dict[str, Any]:
     """All curves of a group; those with points at the same rounds share the values of their horizontal axis."""
     along: dict[tuple[int, ...], int] = {}
     curves = {}
-    for measure in MEASURES:
+    for measure in quantities(one.columns):
         rounds, mean, std = points(one, measure, most)
         if len(rounds):
             at = along.setdefault(tuple(rounds.tolist()), len(along))

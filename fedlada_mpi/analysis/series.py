@@ -7,49 +7,96 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import cycle
 from typing import NamedTuple
 
 import numpy as np
 
 from .. import algorithms
-from ..rundir.columns import PHASES
+from ..rundir.columns import CLASSIFICATION, LOSS, PHASES, Columns, Metric
 from .groups import Curve, Group, labels
-from .measures import by_silo
+from .sites import by_name, by_silo
 
-MEASURES = {
-    "test_acc": "Test accuracy (%)",
-    "train_loss": "Training loss",
-    "train_acc": "Train accuracy (%)",
-    "test_loss": "Test loss",
-    "consistency": "Consistency  mean ‖x_i − x‖²",
-    "local_loss": "Local loss",
-    "drift": "Client drift  mean ‖x_i − xᵗ‖²",
-    "drift_ratio": "Client drift / squared global step",
-    "direction_cosine": "Cosine of g_a and the true gradient",
-    "gradient_norm": "True gradient ‖∇F(xᵗ)‖",
-    "gradient_norm_z": "True gradient ‖∇F(zᵗ)‖",
-    "step_cosine": "Cosine of successive global steps",
-    "step_change": "Squared change of the step / squared step",
-    "val_acc": "Validation accuracy (%)",
-    "val_loss": "Validation loss",
-    "client_test_acc_mean": "Clients' test accuracy, mean (%)",
-    "client_test_acc_std": "Clients' test accuracy, standard deviation (%)",
-    "client_test_acc_worst_decile": "Clients' test accuracy, worst tenth (%)",
-    "client_train_acc_mean": "Clients' train accuracy, mean (%)",
-    "client_train_acc_std": "Clients' train accuracy, standard deviation (%)",
-    "client_train_acc_worst_decile": "Clients' train accuracy, worst tenth (%)",
+
+class Quantity(NamedTuple):
+    """What an axis shows."""
+
+    title: str
+    percent: bool = False
+
+    @property
+    def within(self) -> str:
+        """The title within a sentence."""
+        return self.title[:1].lower() + self.title[1:]
+
+
+TRAINED = {
+    "consistency": Quantity("Consistency  mean ‖x_i − x‖²"),
+    "local_loss": Quantity("Local loss"),
+    "drift": Quantity("Client drift  mean ‖x_i − xᵗ‖²"),
+    "drift_ratio": Quantity("Client drift / squared global step"),
+    "direction_cosine": Quantity("Cosine of g_a and the true gradient"),
+    "gradient_norm": Quantity("True gradient ‖∇F(xᵗ)‖"),
+    "gradient_norm_z": Quantity("True gradient ‖∇F(zᵗ)‖"),
+    "step_cosine": Quantity("Cosine of successive global steps"),
+    "step_change": Quantity("Squared change of the step / squared step"),
 }
-PERCENT = tuple(measure for measure, name in MEASURES.items() if name.endswith("(%)"))
+PART_NAMES = {"test": "Test", "train": "Train", "val": "Validation"}
+SPREAD_NAMES = ("mean", "standard deviation", "worst tenth")
+
+
+@cache
+def quantities(columns: Columns = CLASSIFICATION) -> dict[str, Quantity]:
+    """What curves may show of a task, by column, in the order in which it is offered: the objective comes first."""
+    objective, loss = columns.objective, columns.metrics[0]
+    others = [metric for metric in columns.metrics if metric not in (objective, loss)]
+    evaluated = [(objective, "test"), (loss, "train"), (objective, "train"), (loss, "test")]
+    evaluated += [(metric, part) for metric in others for part in ("test", "train")]
+    validated = [(metric, "val") for metric in (objective, loss, *others)]
+    return {
+        **{metric.of(part): of_part(metric, part) for metric, part in evaluated},
+        **TRAINED,
+        **{metric.of(part): of_part(metric, part) for metric, part in validated},
+        **{
+            column: _quantity(f"Clients' {part} {objective.title}, {name}", objective)
+            for part in ("test", "train")
+            for column, name in zip(columns.spread[part], SPREAD_NAMES, strict=True)
+        },
+    }
+
+
+def of_part(metric: Metric, part: str) -> Quantity:
+    """A metric on a part of the data."""
+    name = "Training" if metric == LOSS and part == "train" else PART_NAMES[part]
+    return _quantity(f"{name} {metric.title}", metric)
+
+
+def _quantity(title: str, metric: Metric) -> Quantity:
+    return Quantity(title + " (%)" * metric.percent, metric.percent)
+
+
 LOGARITHMIC = ("consistency", "drift", "drift_ratio", "gradient_norm", "gradient_norm_z", "step_change")
 SPENT = ("units", "bytes", "seconds")  # what curves are drawn against, besides rounds
 PHASE_COLOURS = ("#33a9dd", "#d9400f", "#0077bb", "#e6a700", "#7f8791")
+MOST_NAMED = 50  # clients with a row each
 ONE_PANEL = 10  # groups; more cannot be distinguished in one panel
 
 
 def with_silos(groups: Sequence[Group]) -> list[Group]:
     """Those whose values are known silo by silo; none where they are too many to show."""
-    known = [one for one in groups if len(by_silo(one.runs).get("silos", ())) > 1]
+    known = [one for one in groups if len(by_silo(one.runs) or ()) > 1]
+    return known if len(known) <= ONE_PANEL else []
+
+
+def with_names(groups: Sequence[Group]) -> list[Group]:
+    """Those whose values are known client by client and by name, of few clients, some of which share a silo; none
+    where the groups are too many to show."""
+    known = []
+    for one in groups:
+        silos, clients = by_silo(one.runs), by_name(one.runs)
+        if clients is not None and len(silos or ()) < len(clients) <= MOST_NAMED:
+            known.append(one)
     return known if len(known) <= ONE_PANEL else []
 
 
@@ -123,9 +170,9 @@ def thinned(count: int, points: int) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, points).round().astype(int))
 
 
-def scale(measure: str) -> float:
+def scale(measure: str, columns: Columns = CLASSIFICATION) -> float:
     """From the values of a measure to the units of its axis."""
-    return 100.0 if measure in PERCENT else 1.0
+    return 100.0 if quantities(columns)[measure].percent else 1.0
 
 
 class Points(NamedTuple):
@@ -141,8 +188,9 @@ def points(one: Group, measure: str, most: int, limit: int | None = None) -> Poi
     curve = one.curve(measure)
     end = len(curve.rounds) if limit is None else int(np.searchsorted(curve.rounds, limit, side="right"))
     chosen = thinned(end, most)
-    std = curve.std[chosen] * scale(measure)
-    return Points(curve.rounds[chosen], curve.mean[chosen] * scale(measure), None if np.isnan(std).all() else std)
+    factor = scale(measure, one.columns)
+    std = curve.std[chosen] * factor
+    return Points(curve.rounds[chosen], curve.mean[chosen] * factor, None if np.isnan(std).all() else std)
 
 
 def points_by_run(one: Group, measure: str, most: int, limit: int | None = None) -> list[Points]:
@@ -152,7 +200,7 @@ def points_by_run(one: Group, measure: str, most: int, limit: int | None = None)
         values = run.series[measure]
         known = np.flatnonzero(~np.isnan(values) & (run.rounds <= (run.done if limit is None else limit)))
         chosen = known[thinned(len(known), most)]
-        found.append(Points(run.rounds[chosen], scale(measure) * values[chosen], None))
+        found.append(Points(run.rounds[chosen], scale(measure, one.columns) * values[chosen], None))
     return found
 
 

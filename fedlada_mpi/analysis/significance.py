@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..rundir.columns import Metric
 from .groups import Group, by_problem, labels, slug
 from .load import RecordedRun
-from .tables import Cell, Column, Table, number, plain
+from .tables import Cell, Column, Table, decimals, number, plain
 
 FEWEST = 3  # seeds in common; with two, the interval is 13 standard errors wide
 LEVEL = 0.95
@@ -23,7 +24,8 @@ SAME = "the same in all seeds"
 
 
 class Difference(NamedTuple):
-    """Ours minus the other's test accuracy in points, after ``last`` rounds, over so many seeds in common."""
+    """Ours minus the other's objective on the test data, an accuracy in points, after ``last`` rounds, over so many
+    seeds in common."""
 
     last: int
     seeds: int
@@ -84,11 +86,12 @@ def compare(ours: Group, other: Group) -> Difference | None:
 
 
 def _rounds(run: RecordedRun) -> set[int]:
-    return set(run.rounds[~np.isnan(run.series["test_acc"])].tolist())
+    return set(run.rounds[~np.isnan(run.series[run.columns.objective.of("test")])].tolist())
 
 
 def _at(run: RecordedRun, last: int) -> float:
-    return 100 * float(run.series["test_acc"][np.searchsorted(run.rounds, last)])
+    objective = run.columns.objective
+    return objective.scale * float(run.series[objective.of("test")][np.searchsorted(run.rounds, last)])
 
 
 def holm(found: Sequence[float | None]) -> list[float | None]:
@@ -103,43 +106,50 @@ def holm(found: Sequence[float | None]) -> list[float | None]:
 
 
 def tables(groups: Sequence[Group]) -> list[Table]:
-    """Of each problem, every group against the one with the highest mean test accuracy."""
+    """Of each problem, every group against the one whose objective on the test data has the best mean."""
     found = []
     for problem, members in by_problem(groups).items():
-        ends = {i: float(one.curve("test_acc").mean[-1]) for i, one in enumerate(members) if one.has("test_acc")}
+        objective = members[0].columns.objective
+        name = objective.of("test")
+        ends = {i: float(one.curve(name).mean[-1]) for i, one in enumerate(members) if one.has(name)}
         if len(ends) < 2:
             continue
-        best = max(ends, key=ends.__getitem__)
+        best = (max if objective.larger_is_better else min)(ends, key=ends.__getitem__)
         names = labels(members)
         others = [i for i in ends if i != best]
         differences = [compare(members[i], members[best]) for i in others]
         if any(each is not None and each.seeds >= FEWEST for each in differences):
-            found.append(_table(problem, names[best], [names[i] for i in others], differences))
+            found.append(_table(problem, objective, names[best], [names[i] for i in others], differences))
     return found
 
 
-def _table(problem: str, best: str, names: Sequence[str], found: Sequence[Difference | None]) -> Table:
-    columns = [Column("Method", numeric=False), *map(Column, ("Seeds in common", "After round", "Points"))]
+def _table(
+    problem: str, objective: Metric, best: str, names: Sequence[str], found: Sequence[Difference | None]
+) -> Table:
+    unit = "Points" if objective.percent else "Difference"
+    columns = [Column("Method", numeric=False), *map(Column, ("Seeds in common", "After round", unit))]
     columns += [Column("95 % interval"), Column("p"), Column("differs", numeric=False)]
     rows = []
     for name, one, p in zip(names, found, holm([None if one is None else one.p for one in found]), strict=True):
         row = [Cell(name), *(plain(None if one is None else value) for value in (one and one.seeds, one and one.last))]
-        row.append(Cell() if one is None else Cell(_signed(one.mean), one.mean))
+        digits = 2 if objective.percent or one is None else decimals(one.mean)
+        row.append(Cell() if one is None else Cell(_signed(one.mean, digits), one.mean))
         if one is None or one.half is None or p is None:
             row += [Cell(), Cell(), Cell("too few seeds" if one is None or one.seeds < FEWEST else SAME)]
         else:
-            interval = f"{_signed(one.mean - one.half)} to {_signed(one.mean + one.half)}"
+            interval = f"{_signed(one.mean - one.half, digits)} to {_signed(one.mean + one.half, digits)}"
             shown = "< 0.001" if p < 0.001 else number(p, 3)
             row += [Cell(interval, one.half), Cell(shown, p), Cell("yes" if p < 1 - LEVEL else "not shown")]
         rows.append(row)
+    most = "highest" if objective.larger_is_better else "lowest"
     notes = [
-        f"Test accuracy less that of {best}, which has the highest mean: mean of the differences of runs with the same "
-        f"seed, in the last round that all of them have, from {FEWEST} seeds on. p: paired t-test, for all comparisons "
-        "of this table at once (Holm). “Not shown” does not mean equal."
+        f"Test {objective.title} less that of {best}, which has the {most} mean: mean of the differences of runs with "
+        f"the same seed, in the last round that all of them have, from {FEWEST} seeds on. p: paired t-test, for all "
+        "comparisons of this table at once (Holm). “Not shown” does not mean equal."
     ]
     name, title = f"differences_{slug(problem)}", f"Differences from {best}: {problem}"
     return Table(name, title, columns, rows, notes=notes, section="results")
 
 
-def _signed(value: float) -> str:
-    return ("+" if value > 0 else "") + number(value, 2)
+def _signed(value: float, digits: int) -> str:
+    return ("+" if value > 0 else "") + number(value, digits)

@@ -1,4 +1,4 @@
-"""Heat maps of two swept settings: the final accuracy over both, whatever draws it.
+"""Heat maps of two swept settings: the final value of the objective over both, whatever draws it.
 
 ``tables`` has the maps as tables, ``figures.py`` draws them by matplotlib, ``page.py`` passes them on to Plotly.
 """
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ..rundir.columns import Metric
 from . import measures
 from .groups import Group, Stat, dataset_name, show, slug
-from .series import MEASURES
+from .series import of_part
 from .setups import in_words, setting_name
-from .tables import Cell, Column, Table, stat
+from .tables import Cell, Column, Table, objective_cell
 
 # From low to high: one hue, and lightness alone tells the values apart, in grey and for colour-blind readers as well.
 COLOURS = ("#f1f6fb", "#c3dcf0", "#82b8de", "#3f86c0", "#14518f", "#062a54")
@@ -63,19 +64,23 @@ class HeatMap:
     def y_name(self) -> str:
         return setting_name(self.y)
 
+    @property
+    def objective(self) -> Metric:
+        return self.groups[0].columns.objective
+
     @cached_property
-    def measure(self) -> str:
-        """The test accuracy; the validation accuracy where there is any, as a sweep is there to choose settings."""
-        return "val_acc" if all(one.has("val_acc") for one in self.groups) else "test_acc"
+    def part(self) -> str:
+        """The test data; the validation data where there is any, as a sweep is there to choose settings."""
+        return "val" if all(one.validated for one in self.groups) else "test"
 
     @property
     def value_name(self) -> str:
-        return f"Final {MEASURES[self.measure].lower()}"
+        return f"Final {of_part(self.objective, self.part).within}"
 
     @cached_property
     def stats(self) -> list[list[Stat]]:
-        """The values in per cent over seeds."""
-        final = measures.final(self.measure, 100)
+        """The values over seeds, shares in per cent."""
+        final = measures.final(self.objective.of(self.part), self.objective.scale)
         return [[Stat() if one is None else one.latest(final) for one in row] for row in self.cells]
 
     @property
@@ -86,6 +91,18 @@ class HeatMap:
     def extent(self) -> tuple[float, float]:
         known = [mean for row in self.means for mean in row if mean is not None]
         return min(known), max(known)
+
+    @property
+    def best(self) -> float:
+        """The best mean."""
+        return self.extent[self.objective.larger_is_better]
+
+    def short(self, mean: float) -> str:
+        """A mean as it is written into its cell."""
+        return f"{mean:.1f}" if self.objective.percent else f"{mean:.3g}"
+
+    def cell(self, each: Stat) -> Cell:
+        return objective_cell(each, self.groups[0].columns)
 
     def share(self, value: float) -> float:
         """Where a value is between the lowest and the highest."""
@@ -105,15 +122,17 @@ class HeatMap:
 
 def find(groups: Sequence[Group]) -> list[HeatMap]:
     """The maps among the groups: of each data set and method, over the two settings with the most values."""
-    families: dict[tuple[str, str, str], list[Group]] = {}
+    families: dict[tuple[Any, ...], list[Group]] = {}
     for one in groups:
-        if one.has("test_acc"):
-            families.setdefault((one.dataset, one.method, one.code), []).append(one)
+        if one.has(one.columns.objective.of("test")):
+            families.setdefault((one.dataset, one.columns, one.method, one.code), []).append(one)
     found = [each for family in families.values() for each in _maps(family)]
     titles = [each.title for each in found]
     for each, text in zip(found, titles, strict=True):
         if titles.count(text) > 1:  # methods of one name, from other files or of other code
-            each.mark = " ".join(filter(None, [each.groups[0].method, each.groups[0].code]))
+            alike = [other for other, same in zip(found, titles, strict=True) if same == text]
+            objective = each.objective.title if len({other.objective for other in alike}) > 1 else ""
+            each.mark = " ".join(filter(None, [each.groups[0].method, each.groups[0].code, objective]))
     return found
 
 
@@ -158,11 +177,11 @@ def tables(groups: Sequence[Group]) -> list[Table]:
 def _table(one: HeatMap) -> Table:
     across, down = one.ticks
     columns = [Column(one.y_name, numeric=False), *(Column(tick, one.x_name) for tick in across)]
-    _, highest = one.extent
     rows = []
     for i, (tick, stats) in enumerate(zip(down, one.stats, strict=True)):
-        cells = [stat(each, 2) for each in stats]
-        cells = [cell._replace(tone="best") if cell.value == highest else cell for cell in cells]
+        cells = [one.cell(each) for each in stats]
+        cells = [cell._replace(tone="best") if cell.value == one.best else cell for cell in cells]
         rows.append([Cell(tick, sort=float(i)), *cells])
-    notes = [f"{one.value_name}, mean ± standard deviation over seeds; bold: the highest."]
+    most = "highest" if one.objective.larger_is_better else "lowest"
+    notes = [f"{one.value_name}, mean ± standard deviation over seeds; bold: the {most}."]
     return Table(one.name, one.title, columns, rows, notes=notes, section="results", pictured=True)

@@ -6,18 +6,20 @@ import csv
 import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
 
-from ..rundir.columns import DIAGNOSED, PHASES, SPREAD
+from ..rundir.columns import ACCURACY, CLASSIFICATION, DIAGNOSED, LOSS, PHASES, Columns, Metric
 from ..support.errors import printable
 from . import measures, usage
-from .groups import Group, Stat, by_problem, labels, slug, uneven
+from .groups import Group, Stat, by_objective, by_problem, labels, slug, uneven
 from .load import RecordedRun
-from .series import MEASURES, with_silos
+from .series import TRAINED
 
 MISSING = "–"
 NOT_RUN = "not run"
@@ -227,75 +229,127 @@ def _recorded(groups: Sequence[Group], wanted: Sequence[measures.Measure], digit
 HEAD = [Column("Data", numeric=False), Column("Method", numeric=False)]  # of the cells of ``named``
 
 
+def decimals(value: float | None) -> int:
+    """So many that a number has about five digits, with the four of a loss where it is near one."""
+    if not value or not math.isfinite(value):
+        return 4
+    exponent = math.floor(math.log10(abs(value)))
+    return max(0, 4 - exponent) if exponent >= 0 else min(10, 3 - exponent)
+
+
+def metric_cell(value: Stat, metric: Metric, columns: Columns) -> Cell:
+    """Of a metric in the units in which people read it."""
+    return stat(value, 2 if metric.percent else 4 if columns == CLASSIFICATION else decimals(value.mean))
+
+
+def objective_cell(value: Stat, columns: Columns) -> Cell:
+    return metric_cell(value, columns.objective, columns)
+
+
+def unit(metric: Metric) -> str:
+    """The end of a heading."""
+    return " %" * metric.percent
+
+
+def heading(metric: Metric) -> str:
+    """A metric's title as that of a table."""
+    return metric.title[:1].upper() + metric.title[1:]
+
+
+def per_objective(groups: Sequence[Group], name: str, make: Callable[[Metric, list[Group]], Table]) -> list[Table]:
+    """A table for each objective; the first, or that of accuracies, has the name itself as its id."""
+    found = by_objective(groups) or {ACCURACY: []}
+    order = sorted(found, key=lambda objective: objective != ACCURACY)
+    tables = [make(objective, found[objective]) for objective in order]
+    taken: set[str] = set()
+    for i, (objective, table) in enumerate(zip(order, tables, strict=True)):
+        table.id = _free(name if not i else f"{name}_{slug(objective.name)}", taken)
+    return tables
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, with a number where it is taken."""
+    names = chain([name], (f"{name}_{i}" for i in count(2)))
+    free = next(each for each in names if each not in taken)
+    taken.add(free)
+    return free
+
+
 def _chosen_by(groups: Sequence[Group]) -> tuple[bool, bool]:
     """Whether the best rounds of some are chosen by validation data, and those of some by the test data."""
-    validated = [one.has("val_acc") for one in groups]
+    validated = [one.validated for one in groups]
     return any(validated), not all(validated) or not groups
 
 
-def overview(groups: Sequence[Group]) -> Table:
-    """The accuracies in the best round and in the last one. Validation chooses the best round where there is any: the
-    best of many test accuracies is too good."""
+def overview(groups: Sequence[Group]) -> list[Table]:
+    """Of each objective, its values in the best round and in the last one."""
+    return per_objective(groups, "overview", _overview)
+
+
+def _overview(objective: Metric, groups: Sequence[Group]) -> Table:
+    """Validation chooses the best round where there is any: the best of many test accuracies is too good."""
     by_validation, by_test = _chosen_by(groups)
+    of, by_loss = unit(objective), objective == LOSS
     columns = [*HEAD, Column("Seeds"), Column("Rounds")]
     if by_validation:
-        columns += [Column(name, "best by validation") for name in ("round", "validation %", "test %")]
+        columns += [Column(name, "best by validation") for name in ("round", f"validation{of}", f"test{of}")]
     if by_test:
-        columns += [Column("Best test %"), Column("at round")]
-    columns += [Column("Final validation %")] if by_validation else []
-    columns += map(Column, ("Final test %", "Final train %", "Final train loss"))
+        columns += [Column(f"Best test{of}"), Column("at round")]
+    columns += [Column(f"Final validation{of}")] if by_validation else []
+    columns += [Column(f"Final test{of}"), Column(f"Final train{of}")]
+    columns += [] if by_loss else [Column("Final train loss")]
+    parts = ("val", "test", "train") if by_validation else ("test", "train")
     rows = []
     for one, head in named(groups):
+        cell = partial(objective_cell, columns=one.columns)
         row = [*head, plain(len(one.runs)), _progress(one)]
         if by_validation:
-            row.append(stat(one.latest(measures.best(None, "round", "val_acc"))))
-            row += [stat(one.latest(measures.best(None, which, "val_acc")), 2) for which in ("val_acc", "test_acc")]
+            row.append(stat(one.latest(measures.best(None, "round", "val"))))
+            row += [cell(one.latest(measures.best(None, part, "val"))) for part in ("val", "test")]
         if by_test:
-            tested = [stat(one.latest(measures.best(None)), 2), stat(one.latest(measures.best(None, "round")))]
-            row += [Cell(), Cell()] if one.has("val_acc") else tested
-        parts = ("val", "test", "train") if by_validation else ("test", "train")
-        row += [stat(one.latest(measures.final(f"{part}_acc", 100)), 2) for part in parts]
-        rows.append([*row, stat(one.latest(measures.final("train_loss")), 4)])
-    notes = ["Mean ± standard deviation over seeds. Accuracies are of the latest evaluated round."]
+            tested = [cell(one.latest(measures.best(None))), stat(one.latest(measures.best(None, "round")))]
+            row += [Cell(), Cell()] if one.validated else tested
+        row += [cell(one.latest(measures.final(objective.of(part), objective.scale))) for part in parts]
+        row += [] if by_loss else [metric_cell(one.latest(measures.final(LOSS.of("train"))), LOSS, one.columns)]
+        rows.append(row)
+    accuracy = objective == ACCURACY
+    what, value = ("Accuracies are", "accuracy") if accuracy else ("Final values are", objective.title)
+    notes = [f"Mean ± standard deviation over seeds. {what} of the latest evaluated round."]
     if by_validation:
         notes = ["Mean ± standard deviation over seeds. Final: in the latest evaluated round."]
-        notes += ["Where there is validation data, it chooses the best round, and the test accuracy is that of it."]
+        notes += [f"Where there is validation data, it chooses the best round, and the test {value} is that of it."]
+    notes += [] if objective.larger_is_better else ["Less is better."]
     notes += _uneven(groups) + _departures(groups)
-    return Table("overview", "Accuracy", columns, rows, notes=notes, section="results")
+    return Table("", heading(objective), columns, rows, notes=notes, section="results")
 
 
-def clients(groups: Sequence[Group]) -> Table:
-    """How the clients fare one by one, in the last round in which they were evaluated so."""
-    parts = ("test", "train")
-    columns = [*HEAD, *(Column(n, f"{p} accuracy %") for p in parts for n in ("mean", "spread", "worst tenth"))]
-    rows = _recorded(groups, [measures.final(name, 100) for name in SPREAD], 2)
-    notes = [
-        "Over all clients: the mean, the standard deviation, and the mean of the tenth with the lowest accuracy. Test "
-        "accuracy of a client: the classes' test accuracies, weighted by the client's shares of the classes."
-    ]
-    return Table("clients", "Client by client", columns, rows, notes=notes, section="results")
-
-
-def silos(groups: Sequence[Group]) -> Table:
-    """How the silos fare one by one, in the last round in which clients were evaluated so."""
-    over = {"test_acc": ("test", "accuracy %", 100), "train_acc": ("train", "accuracy %", 100)}
-    over |= {"test_loss": ("test", "loss", 1), "train_loss": ("train", "loss", 1)}
-    columns = [*HEAD, *map(Column, ("Silo", "Clients", "Images"))]
-    columns += [Column(part, what) for part, what, _ in over.values()]
-    rows = []
-    for members in by_problem(groups).values():
-        shown = {id(one) for one in with_silos(members)}
+def results(groups: Sequence[Group]) -> list[Table]:
+    """All metrics on the test data, of tasks that have more than their loss and their objective."""
+    by_metrics: dict[tuple[Metric, ...], list[Group]] = {}
+    for one in groups:
+        if {*one.columns.metrics} - {LOSS, one.columns.objective}:
+            by_metrics.setdefault((one.columns.objective, *one.columns.metrics), []).append(one)
+    tables, taken = [], set[str]()
+    for (objective, *metrics), members in by_metrics.items():
+        columns = list(HEAD)
+        columns += [Column(n, f"test {m.title}{unit(m)}") for m in metrics for n in ("final", "best round")]
+        rows = []
         for one, head in named(members):
-            values = measures.by_silo(one.runs) if id(one) in shown else {}
-            for i in range(len(values.get("silos", ()))):
-                about = [plain(float(values[name][i]), 0) for name in ("silos", "clients", "images")]
-                each = [(values[name][:, i], scale) for name, (_, _, scale) in over.items()]
-                known = [(Stat(tuple(v[np.isfinite(v)].tolist()), len(one.runs)), scale) for v, scale in each]
-                rows.append([*head, *about, *(stat(s, 2 if scale > 1 else 4, scale) for s, scale in known)])
-    notes = [
-        "Of all training images of a silo's clients; on the test images, the classes weighted by their shares in these."
-    ]
-    return Table("silos", "Silo by silo", columns, rows, notes=notes, section="results")
+            row = list(head)
+            for metric in metrics:
+                best = measures.best(None, by="val" if one.validated else "test", metric=metric)
+                wanted = (measures.final(metric.of("test"), metric.scale), best)
+                row += [metric_cell(one.latest(measure), metric, one.columns) for measure in wanted]
+            rows.append(row)
+        most = "highest" if objective.larger_is_better else "lowest"
+        notes = [
+            "Mean ± standard deviation over seeds: in the latest evaluated round, and in the one with the "
+            f"{most} {objective.title}, on validation data where there is some, else on the test data."
+        ]
+        name = _free("results" if not tables else f"results_{slug(objective.name)}", taken)
+        title = "Results" if len(by_metrics) == 1 else f"Results: {heading(objective)}"
+        tables.append(Table(name, title, columns, rows, notes=notes, section="results"))
+    return tables
 
 
 def diagnostics(groups: Sequence[Group]) -> Table:
@@ -304,43 +358,65 @@ def diagnostics(groups: Sequence[Group]) -> Table:
     notes = [
         "Means over the rounds with --diagnose. Methods without g_a: the last global step in its place, and z = x."
     ]
-    columns = [*HEAD, *(Column(MEASURES[n]) for n in DIAGNOSED)]
+    columns = [*HEAD, *(Column(TRAINED[n].title) for n in DIAGNOSED)]
     return Table("diagnostics", "Diagnostics", columns, rows, notes=notes, section="diagnostics")
 
 
 def levels(groups: Sequence[Group], known: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Test accuracies worth a column: those ``known`` for the data set and the runs' targets, else the highest tenths
-    reached."""
+    """Values of the objective worth a column: accuracies ``known`` for the data set and the runs' targets, else the
+    highest tenths reached, or, of what is not a share, what all groups and what the best of them reached."""
     chosen = {}
     for problem, members in by_problem(groups).items():
         asked = {t for one in members for run in one.runs for t in run.settings["targets"]}
-        wanted = sorted(asked | set(known.get(members[0].dataset, ())))
-        if not wanted:
-            tops = [run.series["test_acc"] for one in members for run in one.runs]
-            top = max((float(np.nanmax(t)) for t in tops if not np.isnan(t).all()), default=0.0)
-            wanted = [t / 10 for t in range(1, 10) if t / 10 <= top][-3:]
-        chosen[problem] = wanted
+        objective = members[0].columns.objective
+        known_levels = known.get(members[0].dataset, ()) if objective == ACCURACY else ()
+        wanted = sorted(asked | set(known_levels), reverse=not objective.larger_is_better)
+        chosen[problem] = wanted or _reached(members, objective)
     return chosen
 
 
+def _reached(groups: Sequence[Group], objective: Metric) -> list[float]:
+    """Levels that some or all of the groups have reached on the test data, the easiest first."""
+    best = max if objective.larger_is_better else min
+    tops = {}
+    for one in groups:
+        ends = [run.series[objective.of("test")] for run in one.runs]
+        known = [end[~np.isnan(end)] for end in ends if not np.isnan(end).all()]
+        if known:
+            tops[id(one)] = float(best(best(values) for values in known))
+    if not tops:
+        return []
+    if objective.percent and objective.larger_is_better:
+        return [t / 10 for t in range(1, 10) if t / 10 <= max(tops.values())][-3:]
+    by_ease = sorted(tops.values(), reverse=not objective.larger_is_better)
+    return list(dict.fromkeys(_easier(top, objective) for top in (by_ease[0], by_ease[-1])))
+
+
+def _easier(value: float, objective: Metric) -> float:
+    """The value with three digits, rounded to the side on which it is reached."""
+    unit = 10.0 ** (math.floor(math.log10(abs(value))) - 2) if value else 1.0
+    rounded = (math.floor if objective.larger_is_better else math.ceil)(value / unit) * unit
+    return float(f"{rounded:.6g}")
+
+
 def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Table]:
-    """Rounds and communication to each test accuracy, one table per problem."""
+    """Rounds and communication to each level of the objective on the test data, one table per problem."""
     tables = []
     for problem, members in by_problem(groups).items():
-        columns, rows = [HEAD[1]], []
+        columns, rows, objective = [HEAD[1]], [], members[0].columns.objective
         for level in wanted[problem]:
-            over = f"{100 * level:g} %"
+            over = f"{100 * level:g} %" if objective.percent else f"{level:g}"
             columns += [Column(n, over) for n in ("rounds", "Nd", "down", "up", "MPI")]
         for one, head in named(members):
             row = [head[1]]
             for level in wanted[problem]:
                 row += [
-                    stat(one.over(measures.rounds_to("test_acc", level))),
+                    stat(one.over(measures.rounds_to(objective.of("test"), level))),
                     stat(one.over(measures.total_to("paper_units", level, per_participant=True))),
                     *(size(one.over(measures.total_to(n, level))) for n in ("bytes_down", "bytes_up", "bytes_mpi")),
                 ]
             rows.append(row)
-        title = f"Rounds and communication to a test accuracy: {problem}"
+        title = f"Rounds and communication to a test {objective.title}: {problem}"
         notes = [
             "Nd: the paper's unit, vectors of the model's length per participant. Down and up: bytes that all "
             "participants receive and send. MPI: bytes of vectors between ranks. “> T”: not reached in T rounds."
@@ -462,18 +538,27 @@ def _progress(one: Group) -> Cell:
     return Cell(shown, float(done[-1]))
 
 
-def runs(groups: Sequence[Group]) -> Table:
+def runs(groups: Sequence[Group]) -> list[Table]:
+    """All runs, those of each objective in a table."""
+    tables = per_objective(groups, "runs", _runs)
+    if len(tables) == 1:
+        tables[0].title = "All runs"
+    return tables
+
+
+def _runs(objective: Metric, groups: Sequence[Group]) -> Table:
     by_validation, by_test = _chosen_by(groups)
+    of = unit(objective)
     columns = [*HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False)]
-    columns += [Column("Test % at best validation")] if by_validation else []
-    columns += [Column("Best test %")] if by_test else []
-    columns += [Column("Final test %"), Column("Time")]
+    columns += [Column(f"Test{of} at best validation")] if by_validation else []
+    columns += [Column(f"Best test{of}")] if by_test else []
+    columns += [Column(f"Final test{of}"), Column("Time")]
     columns += [Column("Directory", numeric=False), Column("Ran on", numeric=False)]
     rows = []
     for one, head in named(groups):
         for run in one.runs:
-            chosen = plain(measures.best(None, by="val_acc")(run), 2)
-            tested = Cell() if one.has("val_acc") else plain(measures.best(None)(run), 2)
+            chosen = _of_run(measures.best(None, by="val"), run)
+            tested = Cell() if one.validated else _of_run(measures.best(None), run)
             state = run.status if run.complete or run.status != "finished" else "unfinished"
             rows.append(
                 [
@@ -483,7 +568,7 @@ def runs(groups: Sequence[Group]) -> Table:
                     text(", ".join([state, *_problems(run)])),
                     *([chosen] if by_validation else []),
                     *([tested] if by_test else []),
-                    plain(measures.final("test_acc", 100)(run), 2),
+                    _of_run(measures.final(objective.of("test"), objective.scale), run),
                     duration(Stat(() if (seconds := _seconds(run)) is None else (seconds,), 1)),
                     text(printable(str(run.path))),
                     text(run.ran_on),
@@ -492,7 +577,13 @@ def runs(groups: Sequence[Group]) -> Table:
     repeated = sum(one.repeated for one in groups)
     left = "1 run repeats" if repeated == 1 else f"{repeated} runs repeat"
     notes = [f"{left} the settings and seed of another, left out here."] if repeated else []
-    return Table("runs", "All runs", columns, rows, notes=notes, section="runs")
+    return Table("", f"All runs: {objective.title}", columns, rows, notes=notes, section="runs")
+
+
+def _of_run(measure: measures.Measure, run: RecordedRun) -> Cell:
+    """Of the objective."""
+    value = measure(run)
+    return plain(value, 2 if run.columns.objective.percent else decimals(value))
 
 
 def _problems(run: RecordedRun) -> list[str]:

@@ -15,16 +15,11 @@ from .axes import Axes
 Stored: TypeAlias = "Tensor | dict[str, Tensor]"  # [..., *shape], or several arrays by name
 
 
-def each(of: Stored, function: Callable[..., Tensor], *others: Stored) -> Stored:
+def each(of: Stored, function: Callable[..., Tensor], *others: Any) -> Stored:
     """The function of the array, or of every one of several; ``others`` are of the same form."""
     if isinstance(of, Tensor):
         return function(of, *others)
-    return {name: function(value, *(other[name] for other in others)) for name, value in of.items()}  # type: ignore[call-overload]
-
-
-def count(of: Stored) -> int:
-    """Examples, of arrays whose first axis they are."""
-    return len(of if isinstance(of, Tensor) else next(iter(of.values())))
+    return {name: function(value, *(other[name] for other in others)) for name, value in of.items()}
 
 
 def nbytes(of: Stored) -> int:

@@ -62,7 +62,8 @@ class Network:
     def activation_bytes(self, examples: int, dtype: torch.dtype) -> int:
         """What the stacked forward saves for the backward pass, and the largest columns once more; 0 where unknown."""
         assert self.forward is not None
-        values, alive = torch.zeros(1, self.layout.live), []
+        values, alive, example = torch.zeros(1, self.layout.live), [], self.form.zeros(1, 1)
+        assert isinstance(example, Tensor)
         stack = self.stack(values, values)
         if self.draws:
             stack.draws = Draws(torch.zeros(1, dtype=torch.int64), stacked=True)
@@ -77,7 +78,7 @@ class Network:
 
         try:
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda t: t):
-                self.forward(stack, self.form.zeros(1, 1))
+                self.forward(stack, example)
         except RuntimeError as error:
             if "saved tensor hooks" not in str(error):
                 raise

@@ -13,7 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from ..analysis.drawing import Planned, Style, axis, curve, legend_below, over_seeds, panels, stroke
 from ..analysis.groups import Group, dataset_name, method_name, show
-from ..analysis.series import PERCENT, Panel, sequence, series
+from ..analysis.series import Panel, quantities, sequence, series
 from ..support.inputs import figure_text
 from . import paper, speedup
 
@@ -92,7 +92,7 @@ def _draw(figure: Figure, style: Style) -> Drawing:
                     marked = True
         axes.set_title(panel.title)
         axis(axes, panel.measure)
-        if panel.measure in PERCENT:
+        if quantities()[panel.measure].percent:
             # The first rounds would take most of the height; what counts is where curves end, and the paper's values.
             ends = [float(values[-1]) for line in axes.lines if len(values := np.asarray(line.get_ydata()))]
             axes.set_ylim(bottom=max(0, min(ends, default=0) - BELOW_THE_LOWEST))

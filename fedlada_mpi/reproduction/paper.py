@@ -12,6 +12,7 @@ from .. import settings
 from ..algorithms import resolve
 from ..analysis import measures
 from ..analysis.groups import Group, kind
+from ..rundir.columns import ACCURACY
 
 # Settings that the paper leaves open: runs with other values are still compared with it, and a note names these.
 OPEN = frozenset(
@@ -58,6 +59,8 @@ def _match(groups: Sequence[Group], wanted: Mapping[str, Any]) -> tuple[Group | 
     best: tuple[Group | None, list[str]] = None, []
     for one in groups:
         if one.dataset != kind(values["dataset"]) or one.method != values["algorithm"]:
+            continue
+        if one.columns.objective != ACCURACY:
             continue
         differing = [n for n, v in one.settings.items() if n != "dataset" and v != values[n]]
         if set(differing) <= OPEN and (best[0] is None or len(differing) < len(best[1])):

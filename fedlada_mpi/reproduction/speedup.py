@@ -96,7 +96,7 @@ def grids(groups: Sequence[Group]) -> list[SpeedupGrid]:
         if one.done and values["local_steps"] and values["sampling"] == "fixed":
             key = tuple((name, value) for name, value in values.items() if name not in VARIED)
             point = Point(one, rng.fixed_number(values["clients"], values["participation"]), values["local_steps"])
-            point.rounds = {level: one.over(measures.rounds_to("train_loss", level, below=True)) for level in LEVELS}
+            point.rounds = {level: one.over(measures.rounds_to("train_loss", level)) for level in LEVELS}
             families.setdefault(key, []).append(point)
     found = [SpeedupGrid(sorted(points, key=lambda p: (p.product, p.s))) for points in families.values()]
     return [g for g in found if len({p.s for p in g.points}) > 1 and len({p.k for p in g.points}) > 1 and g.levels]

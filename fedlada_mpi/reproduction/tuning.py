@@ -11,6 +11,7 @@ from ..algorithms import resolve
 from ..analysis.groups import Group, dataset_name, method_name
 from ..analysis.load import RecordedRun
 from ..analysis.tables import Cell, Column, Table, number, plain
+from ..rundir.columns import ACCURACY
 from .paper import OPEN
 
 DATASET, SETTING = "cifar10", "weight_decay"
@@ -32,6 +33,8 @@ def measured(groups: Sequence[Group]) -> dict[str, dict[float, float]]:
     """The accuracies of the methods that were run with several decays, by method and decay."""
     found: dict[str, dict[float, list[RecordedRun]]] = {}
     for one in groups:
+        if one.columns.objective != ACCURACY:
+            continue
         own = one.departures()
         if one.dataset == DATASET and one.settings["preset"] == "paper" and {*own} <= {*OPEN, SETTING}:
             found.setdefault(one.method, {})[one.settings[SETTING]] = one.runs

@@ -163,7 +163,7 @@ class StackedEngine(Engine):
         stack.training = keys is not None
         stack.draws = Draws(keys, stacked=True) if keys is not None and self.network.draws else None
         with torch.enable_grad():
-            outputs = self.forward(stack, inputs)
+            outputs = self.forward(stack, inputs)  # type: ignore[arg-type]  # several arrays have another engine
             if self.kernels is None or not isinstance(self.loss, CrossEntropy):
                 losses = self.loss(outputs, targets, weight)
                 losses.sum().backward()

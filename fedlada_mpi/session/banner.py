@@ -87,9 +87,23 @@ class Banner:
         name = m.dataset if m.dataset in DATASETS else Path(os.path.abspath(c.dataset)).name
         return [
             ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}{preset}"),
-            ("data", f"{name}: {int(m.sizes.sum())} images, {m.classes} classes, {m.clients} clients; {augmented(c)}"),
+            ("data", f"{name}: {self._examples()}, {m.clients} clients{f'; {augmented(c)}' if m.image else ''}"),
+            *([("task", self._task())] if self.config.columns else []),
             ("model", f"{c.model}, {session.network.layout.numel:,} parameters, {computed}"),
         ]
+
+    def _examples(self) -> str:
+        m = self.session.manifest
+        tested = f", {int(m.test_sizes.sum())} of their own to test on" if m.own_tests else ""
+        if m.image:
+            return f"{int(m.sizes.sum())} images, {m.classes} classes{tested}"
+        return f"{int(m.sizes.sum())} examples{tested}, inputs {self.session.network.form.seen_shape}"
+
+    def _task(self) -> str:
+        task, objective = self.session.task, self.session.columns.objective
+        better = "more" if objective.larger_is_better else "less"
+        loss = f", loss {task.loss_name}" if task.loss_name else ""
+        return f"{self.config.task}{loss}; objective: {objective.title} ({better} is better)"
 
     def _where(self) -> list[tuple[str, str]]:
         session, e, owned = self.session, environment(self.session), self.clients_per_rank

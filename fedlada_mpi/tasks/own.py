@@ -46,10 +46,10 @@ def of_functions(
         members["objective"] = objective
     elif loss is not None and metrics is None and base is Task:
         members["objective"] = "-loss"
-    first = functions[0] if functions else base
-    named = first if hasattr(first, "__qualname__") else type(first)
+    first: Any = functions[0] if functions else base
+    named: Any = first if hasattr(first, "__qualname__") else type(first)
     members |= {"__module__": named.__module__, "__qualname__": named.__qualname__}
-    return type(base)(named.__name__, (base,), members)
+    return type(named.__name__, (base,), members)
 
 
 def objective_of(task: Task, asked: str = "") -> tuple[str, bool]:

@@ -122,7 +122,7 @@ class ClassScores(Scores):
 
     def __init__(self, classes: int = 0):
         self.output_shape = (classes,)
-        self.metrics = dict(Classification.metrics)
+        self.metrics = {name: as_metric(given) for name, given in Classification.metrics.items()}
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits = wide(outputs)

@@ -19,8 +19,8 @@ from fedlada_mpi.models import network as network_module
 from fedlada_mpi.models.columns import Window
 from fedlada_mpi.models.layout import Layout
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine
-from fedlada_mpi.tasks.client_loss import CROSS_ENTROPY
 from fedlada_mpi.support.errors import UserError
+from fedlada_mpi.tasks.client_loss import CROSS_ENTROPY
 
 # Nothing here depends on the ranks, and four at once would only wait for each other's cores.
 KEYS = torch.zeros(2, dtype=torch.int64)  # of random numbers, which no layer here draws

@@ -16,8 +16,8 @@ from tiers import slow
 from torch import Tensor, nn
 
 from fedlada_mpi import models
-from fedlada_mpi.models.form import Form
 from fedlada_mpi.models.agreement import disagreement
+from fedlada_mpi.models.form import Form
 from fedlada_mpi.models.tracing import Graph, _own_gradients_refused, described, operation
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine, different_gradient
 
