@@ -23,12 +23,9 @@ def tables(groups: Sequence[Group]) -> list[Table]:
     """How the clients fare one by one, in the last round in which they were evaluated so."""
     silo_by_silo = partial(_sites, "Silo by silo", "Silo", by_silo, with_silos)
     client_by_client = partial(_sites, "Clients by name", "Client", by_name, with_names)
-    found = [
-        *per_objective(groups, "clients", _spread),
-        *per_objective(groups, "silos", silo_by_silo),
-        *per_objective(groups, "clients_by_name", client_by_client),
-    ]
-    return [table for table in found if table.rows]
+    made: dict[str, Callable[[Metric, list[Group]], Table]]
+    made = {"clients": _spread, "silos": silo_by_silo, "clients_by_name": client_by_client}
+    return [table for name, make in made.items() for table in per_objective(groups, name, make, empty=False)]
 
 
 def _spread(objective: Metric, groups: Sequence[Group]) -> Table:
@@ -84,7 +81,7 @@ def _sites(
     columns = [*HEAD, Column(site, numeric=_are_numbers(found)), *([Column("Clients")] if several else [])]
     columns += [Column(part, "examples") for part in parts]
     columns += [Column(part, f"{metric.title}{unit(metric)}") for metric, part in over]
-    columns += [Column(part, "clients with a value") for part in counted]
+    columns += [Column(part, "clients with a value") for part in counted if several]
     rows = []
     for one, head in named(groups):
         if id(one) not in found:
@@ -97,14 +94,21 @@ def _sites(
                 values = metric.scale * sites.values.get(metric.of(part), np.empty((0, len(sites))))[:, i]
                 value = Stat(tuple(values[np.isfinite(values)].tolist()), len(one.runs))
                 row.append(metric_cell(value, metric, one.columns))
-            rows.append([*row, *(_number(sites.known, objective.of(part), i) for part in counted)])
+            rows.append([*row, *(_number(sites.known, objective.of(part), i) for part in counted if several)])
     notes = ["Means of the clients' values, weighted by their examples."] if several else []
-    return Table("", title, columns, rows, notes=notes + [UNDEFINED] * bool(counted), section="results")
+    undefined = [(s, part) for part in counted for s in found.values() if _lacks(s, objective.of(part))]
+    notes += dict.fromkeys(_said(sites, objective, part) for sites, part in undefined)
+    return Table("", title, columns, rows, notes=notes, section="results")
 
 
 def _lacks(sites: Sites, column: str) -> bool:
     """Whether some clients have no value."""
     return column in sites.known and bool((sites.known[column] < sites.clients).any())
+
+
+def _said(sites: Sites, objective: Metric, part: str) -> str:
+    have, of = int(sites.known[objective.of(part)].sum()), int(sites.clients.sum())
+    return f"{have} of {of} clients have a {part} {objective.title}: it is undefined on the examples of the others."
 
 
 def _are_numbers(found: Mapping[int, Sites]) -> bool:

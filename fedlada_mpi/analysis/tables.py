@@ -256,15 +256,19 @@ def heading(metric: Metric) -> str:
     return metric.title[:1].upper() + metric.title[1:]
 
 
-def per_objective(groups: Sequence[Group], name: str, make: Callable[[Metric, list[Group]], Table]) -> list[Table]:
-    """A table for each objective; the first, or that of accuracies, has the name itself as its id."""
+def per_objective(
+    groups: Sequence[Group], name: str, make: Callable[[Metric, list[Group]], Table], empty: bool = True
+) -> list[Table]:
+    """A table for each objective, also an ``empty`` one; the first, or that of accuracies, has the name itself as its
+    id."""
     found = by_objective(groups) or {ACCURACY: []}
     order = sorted(found, key=lambda objective: objective != ACCURACY)
-    tables = [make(objective, found[objective]) for objective in order]
+    made = [(objective, make(objective, found[objective])) for objective in order]
+    made = [(objective, table) for objective, table in made if empty or table.rows]
     taken: set[str] = set()
-    for i, (objective, table) in enumerate(zip(order, tables, strict=True)):
+    for i, (objective, table) in enumerate(made):
         table.id = _free(name if not i else f"{name}_{slug(objective.name)}", taken)
-    return tables
+    return [table for _, table in made]
 
 
 def _free(name: str, taken: set[str]) -> str:
@@ -329,7 +333,7 @@ def results(groups: Sequence[Group]) -> list[Table]:
     for one in groups:
         if {*one.columns.metrics} - {LOSS, one.columns.objective}:
             by_metrics.setdefault((one.columns.objective, *one.columns.metrics), []).append(one)
-    tables, taken = [], set[str]()
+    tables, taken = list[Table](), set[str]()
     for (objective, *metrics), members in by_metrics.items():
         columns = list(HEAD)
         columns += [Column(n, f"test {m.title}{unit(m)}") for m in metrics for n in ("final", "best round")]
@@ -377,18 +381,15 @@ def levels(groups: Sequence[Group], known: dict[str, list[float]]) -> dict[str, 
 
 def _reached(groups: Sequence[Group], objective: Metric) -> list[float]:
     """Levels that some or all of the groups have reached on the test data, the easiest first."""
-    best = max if objective.larger_is_better else min
-    tops = {}
-    for one in groups:
-        ends = [run.series[objective.of("test")] for run in one.runs]
-        known = [end[~np.isnan(end)] for end in ends if not np.isnan(end).all()]
-        if known:
-            tops[id(one)] = float(best(best(values) for values in known))
-    if not tops:
+    best, worst = (np.nanmax, min) if objective.larger_is_better else (np.nanmin, max)
+    tested = [[run.series[objective.of("test")] for run in one.runs] for one in groups]
+    tops = [[float(best(values)) for values in each if not np.isnan(values).all()] for each in tested]
+    known = [each for each in tops if each]
+    if not known:
         return []
     if objective.percent and objective.larger_is_better:
-        return [t / 10 for t in range(1, 10) if t / 10 <= max(tops.values())][-3:]
-    by_ease = sorted(tops.values(), reverse=not objective.larger_is_better)
+        return [t / 10 for t in range(1, 10) if t / 10 <= max(map(max, known))][-3:]
+    by_ease = sorted(map(worst, known), reverse=not objective.larger_is_better)
     return list(dict.fromkeys(_easier(top, objective) for top in (by_ease[0], by_ease[-1])))
 
 

@@ -36,7 +36,7 @@ def test_of_a_round_done_twice_the_last_record_counts():
 
 
 def test_nothing_measured_is_not_a_number_and_never_zero():
-    rounds, columns = load._columns(
+    rounds, columns = load._series(
         [{"round": 1, "test_acc": None}, {"round": 2, "test_acc": 0.5, "seconds": {"train": 2}}]
     )
     assert rounds.tolist() == [1, 2]
@@ -74,7 +74,7 @@ def test_seeds_of_different_lengths_are_averaged_over_the_rounds_that_all_have()
     assert one.over(measures.rounds_to("test_acc", 0.8)) == Stat((4.0,), 2)
     said = "FedAvg: seeds have 2 to 4 rounds: means over the rounds that all have, up to 2."
     assert groups.uneven([one]) == [said]
-    assert all(said in table.notes for table in (tables.overview([one]), tables.cost([one])))
+    assert all(said in table.notes for table in (*tables.overview([one]), tables.cost([one])))
     assert "FedAvg on CIFAR-10: seeds have 2 to 4" in " ".join(comparison.tables([one])[0].notes)
 
 
@@ -119,12 +119,12 @@ def test_a_tuned_run_is_named_and_not_held_against_the_paper():
 
 
 def with_clients(directory: Path, accuracies: list[float]) -> Path:
-    """A run of two rounds, whose clients were evaluated one by one after the second."""
+    """A run of two rounds, whose clients of two images each were evaluated one by one after the second."""
     write_run(directory, {"dataset": "digits", "algorithm": "fedavg", "rounds": 2, "clients": len(accuracies)}, 2)
-    sums = np.array([[5.0] * len(accuracies), [10 * a for a in accuracies], [10.0] * len(accuracies)])
-    silos = np.arange(1, len(accuracies) + 1).clip(max=2)
-    values = client_values.ClientValues(directory, 0, np.ones((len(accuracies), 2), int), silos)
-    spread = values.add(2, sums, np.array([[20, 40], [3, 7], [10, 10]]))
+    count = len(accuracies)
+    clients = client_values.Clients(np.full(count, 2), np.arange(1, count + 1).clip(max=2))
+    values = client_values.ClientValues(directory, 0, clients)
+    spread = values.add(2, {"train_loss": np.full(count, 0.5), "train_acc": np.array(accuracies)})
     values.write()
     first, second = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
     (directory / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in (first, {**second, **spread})))
@@ -136,17 +136,18 @@ def test_clients_one_by_one(tmp_path):
     write_run(tmp_path / "runs" / "old", {"dataset": "digits", "algorithm": "scaffold", "rounds": 2}, 2)
     build([tmp_path / "runs"], tmp_path / "report")
     (row,) = rows_of(tmp_path / "report/tables/clients.csv")
-    found = {name: float(value) for name, value in row.items() if "accuracy" in name and value and "std" not in name}
-    assert [found[f"train accuracy %: {n}"] for n in ("mean", "worst tenth")] == pytest.approx([70, 50])
-    assert [found[f"test accuracy %: {n}"] for n in ("mean", "spread")] == pytest.approx([50, 0])
+    assert [float(row[f"train accuracy %: {n}"]) for n in ("mean", "worst tenth")] == pytest.approx([70, 50])
+    assert not [name for name in row if "test" in name]
     assert (tmp_path / "report/figures/clients_digits_clients_3.png").exists()
     assert 'src="figures/clients_digits_clients_3.png"' in (tmp_path / "report/index.html").read_text()
     run = load.read(tmp_path / "runs" / "a")
     assert run.clients["train_acc"].tolist() == pytest.approx([0.5, 0.7, 0.9])
     one, two = rows_of(tmp_path / "report/tables/silos.csv")
-    assert [(row["Silo"], row["Clients"], row["Images"]) for row in (one, two)] == [("1", "1", "2"), ("2", "2", "4")]
+    about = [[row[name] for name in ("Silo", "Clients", "examples: train")] for row in (one, two)]
+    assert about == [["1", "1", "2"], ["2", "2", "4"]]
     assert [float(row["accuracy %: train"]) for row in (one, two)] == pytest.approx([50, 80])
-    assert [float(row[f"loss: {part}"]) for row in (one, two) for part in ("train", "test")] == [0.5, 3, 0.5, 3]
+    assert [float(row["loss: train"]) for row in (one, two)] == [0.5, 0.5]
+    assert not [name for name in one if "test" in name]
     assert 'src="figures/silos_digits_clients_3.png"' in (tmp_path / "report/index.html").read_text()
     assert load.read(tmp_path / "runs" / "old").clients == {}
 
@@ -237,21 +238,22 @@ def validated(test_acc, val_acc, **changes):
 def test_validation_chooses_the_best_round():
     """The second of three rounds, though the test accuracy is highest in the third."""
     one = group([validated([0.1, 0.5, 0.9], [0.2, 0.8, 0.7], validation=0.1)])
-    table = tables.overview(one)
+    (table,) = tables.overview(one)
     row = dict(zip([column.full for column in table.columns], (cell.text for cell in table.rows[0]), strict=True))
     best = {name.rpartition(": ")[2]: text for name, text in row.items() if name.startswith("best by validation")}
     assert best == {"round": "2", "validation %": "80.00", "test %": "50.00"}
     assert row["Final validation %"] == "70.00"
     assert row["Final test %"] == "90.00"
     assert "Best test %" not in row
-    columns = [column.name for column in tables.runs(one).columns]
-    assert tables.runs(one).rows[0][columns.index("Test % at best validation")].text == "50.00"
+    (every,) = tables.runs(one)
+    columns = [column.name for column in every.columns]
+    assert every.rows[0][columns.index("Test % at best validation")].text == "50.00"
     assert "Best test %" not in columns
 
 
 def test_without_validation_the_best_test_accuracy_stays_in_a_column_of_its_own():
     mixed = group([validated([0.5, 0.9], [0.8, 0.7], validation=0.1), run([0.3, 0.2])])
-    table = tables.overview(mixed)
+    (table,) = tables.overview(mixed)
     names = [column.full for column in table.columns]
     at = [names.index("best by validation: test %"), names.index("Best test %"), names.index("at round")]
     assert sorted([row[i].text for i in at] for row in table.rows) == [["50.00", "–", "–"], ["–", "30.00", "1"]]

@@ -23,6 +23,7 @@ from fedlada_mpi.algorithms import Vectors
 from fedlada_mpi.data.datasets import resolve_dataset
 from fedlada_mpi.mpi import World
 from fedlada_mpi.rundir import checkpoint, metrics
+from fedlada_mpi.rundir.columns import CLASSIFICATION
 from fedlada_mpi.session.console import closing_lines
 from fedlada_mpi.settings import SETTINGS, Config, flag, load
 from fedlada_mpi.support.errors import UserError
@@ -92,7 +93,7 @@ def recorded(number: int, **changes: Any) -> dict[str, Any]:
     """The record of a round as a run writes it, with changes."""
     return {
         "round": number,
-        **dict.fromkeys(metrics.NUMBERS, 0.5),
+        **dict.fromkeys(CLASSIFICATION.numbers, 0.5),
         "participants": [0, 3],
         "seconds": dict.fromkeys(metrics.ALL_PHASES, 0.1),
         "seconds_by_rank": {"train": [0.1, 0.2], "wait": [0.0, 0.1]},
@@ -100,7 +101,7 @@ def recorded(number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-numbers = (*metrics.NUMBERS, *metrics.OPTIONAL)
+numbers = (*CLASSIFICATION.numbers, *CLASSIFICATION.optional)
 keys = st.sampled_from([*numbers, "round", "participants", "seconds", "seconds_by_rank", "x"])
 lines = st.builds(
     lambda number, changes, damage: damage(to_json({**recorded(number), **changes})) + b"\n",
@@ -157,8 +158,8 @@ def try_report(files: dict[str, bytes], folder: Path) -> str:
     def report() -> None:
         groups = group(runs.read_all([folder], skip_broken=True)[0])
         levels = tables.levels(groups, paper.levels())
-        made = [*comparison.tables(groups), tables.overview(groups), *tables.targets(groups, levels)]
-        made += [tables.phases(groups), tables.runs(groups)]
+        made = [*comparison.tables(groups), *tables.overview(groups), *tables.targets(groups, levels)]
+        made += [tables.phases(groups), *tables.runs(groups)]
         text = "".join(table.csv() + table.markdown() for table in made)
         panels = {figure.id: figure.panels for figure in figures.figures(groups)}
         (text + page.render(groups, made, [], "runs") + page._embedded(page._data(groups, panels))).encode()

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from fedlada_mpi import experiments
 from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.analysis import groups, load
+from fedlada_mpi.rundir.columns import CLASSIFICATION, Columns
 
 SPEED = {
     "fedavg": 1.0,
@@ -84,16 +85,18 @@ def write_run(directory: Path, given: dict, rounds: int, status: str | None = "f
     return directory
 
 
-def run(test_acc, *, seed=0, status="finished", rounds=None, **changes) -> load.RecordedRun:
-    """A run in memory with these test accuracies, one participant and a vector of ten bytes."""
+def run(
+    test, *, seed=0, status="finished", rounds=None, columns: Columns = CLASSIFICATION, **changes
+) -> load.RecordedRun:
+    """A run in memory with these values of its objective on the test data, one participant, vectors of ten bytes."""
     settings = {**groups._preset("cifar10", changes.get("algorithm", "fedavg")), "seed": seed, **changes}
-    n = len(test_acc)
+    n = len(test)
     settings["rounds"] = n if rounds is None else rounds
-    values = {name: np.full(n, np.nan) for name in (*load.NUMBERS, *load.OPTIONAL, "participants")}
+    values = {name: np.full(n, np.nan) for name in (*columns.numbers, *columns.optional, "participants")}
     values |= {f"seconds_{p}": np.full(n, 0.5) for p in load.ALL_PHASES}
-    values |= {"test_acc": np.array(test_acc, float), "participants": np.full(n, 2.0)}
+    values |= {columns.objective.of("test"): np.array(test, float), "participants": np.full(n, 2.0)}
     values |= {"paper_units": np.full(n, 4.0), "bytes_down": np.full(n, 20.0), "bytes_up": np.full(n, 10.0)}
-    return load.RecordedRun(Path(f"run{seed}"), settings, np.arange(1, n + 1), values, status=status)
+    return load.RecordedRun(Path(f"run{seed}"), settings, np.arange(1, n + 1), values, status=status, columns=columns)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:

@@ -70,9 +70,9 @@ def test_only_grids_of_both_are_speed_ups():
 
 def test_a_loss_is_reached_from_above():
     one = cell(5, 5, 3, length=4)
-    assert measures.rounds_to("train_loss", 0.5, below=True)(one) == 3
-    assert measures.rounds_to("train_loss", 0.4, below=True)(one) == math.inf
-    assert measures.rounds_to("train_loss", 1.0, below=True)(one) == 1
+    assert measures.rounds_to("train_loss", 0.5)(one) == 3
+    assert measures.rounds_to("train_loss", 0.4)(one) == math.inf
+    assert measures.rounds_to("train_loss", 1.0)(one) == 1
 
 
 @pytest.mark.parametrize("dataset", ["digits", "cifar10"])
