@@ -16,12 +16,28 @@ if TYPE_CHECKING:
     from .api import train
     from .data.arrays import Data
     from .support.errors import DivergedError, UserError
+    from .tasks import Metric, Task, summed, whole
     from .trained import Model, Run, load
 
 # Before torch loads OpenMP: on a machine that others use too, threads that spin while they wait slow each other down.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-__all__ = ["Algorithm", "Data", "DivergedError", "Model", "Run", "UserError", "hyper", "load", "train", "__version__"]
+__all__ = [
+    "Algorithm",
+    "Data",
+    "DivergedError",
+    "Metric",
+    "Model",
+    "Run",
+    "Task",
+    "UserError",
+    "__version__",
+    "hyper",
+    "load",
+    "summed",
+    "train",
+    "whole",
+]
 
 _HOMES = {
     "Algorithm": "algorithms",
@@ -30,6 +46,10 @@ _HOMES = {
     "Data": "data.arrays",
     "DivergedError": "support.errors",
     "UserError": "support.errors",
+    "Metric": "tasks",
+    "Task": "tasks",
+    "summed": "tasks",
+    "whole": "tasks",
     "Model": "trained",
     "Run": "trained",
     "load": "trained",

@@ -70,8 +70,10 @@ class Data:
         others = [name for name in _ARRAYS if getattr(self, name) is not None]
         if images and others:
             raise UserError(f"data: got {images[0]} and {others[0]}, expected images and labels, or inputs and targets")
-        if missing := [name for name in (_REQUIRED if others else _IMAGES[:4]) if getattr(self, name) is None]:
-            raise UserError(f"data: got no {missing[0]}, expected Data(inputs=, targets=, clients=, test=)")
+        required = _IMAGES[:4] if images else _REQUIRED
+        if missing := [name for name in required if getattr(self, name) is None]:
+            expected = "Data(train_images=, ..., clients=)" if images else "Data(inputs=, targets=, clients=, test=)"
+            raise UserError(f"data: got no {missing[0]}, expected {expected}")
         if self.clients is None:
             raise UserError("data: got no clients, expected the owner of each row, or a list of index arrays")
         self.client_names: list[str] = []
@@ -127,21 +129,8 @@ class Data:
                 f"data: test: got {shortened(type(self.test))}, expected (inputs, targets) or with the owners"
             )
         inputs, tests = _alike(_inputs(self.inputs, "data: inputs"), _inputs(self.test[0], "data: test inputs"))
-        task, given = self.task or "", [self.targets, self.test[1] if len(self.test) > 1 else None]
-        if (given[0] is None) != (given[1] is None):
-            raise UserError("data: got targets of training or test rows alone, expected both, or none for tokens")
-        if given[0] is None:
-            if task not in ("", "next-token"):
-                raise UserError(f"data: got no targets for the task {task}, expected targets=")
-            task, both = "next-token", [_next(part) for part in (inputs, tests)]
-            width = max(part.shape[1] for part in both)
-            kind = np.promote_types(both[0].dtype, both[1].dtype)
-            if isinstance(inputs, Ragged):
-                both = [np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=-1) for part in both]
-            targets, test_targets = (part.astype(kind) for part in both)
-        else:
-            targets, test_targets = (_native(array(part, "data: targets")) for part in given)
-        task = task or task_of(targets)
+        targets, test_targets = self._targets(inputs, tests)
+        task = self.task or ("next-token" if self.targets is None else task_of(targets))
         if self.normalise != "none" and not has_floats(inputs):
             raise UserError("data: normalise has no effect on inputs without floats: leave it out")
         image = is_image(inputs) and is_image(tests) if self.image is None else self.image
@@ -150,6 +139,22 @@ class Data:
         owners = _names(self.test[2], "data: owners of the test rows") if len(self.test) == 3 else None
         names = [str(name) for name in self.class_names or ()]
         return ArraySet(inputs, targets, tests, test_targets, None, owners, names, task, image=image)
+
+    def _targets(self, inputs: Inputs, tests: Inputs) -> list[np.ndarray]:
+        """Those of the training and of the test rows; of tokens, the next ones."""
+        assert self.test is not None
+        given = [self.targets, self.test[1] if len(self.test) > 1 else None]
+        if (given[0] is None) != (given[1] is None):
+            raise UserError("data: got targets of training or test rows alone, expected both, or none for tokens")
+        if given[0] is not None:
+            return [_native(array(part, "data: targets")) for part in given]
+        if self.task not in (None, "", "next-token"):
+            raise UserError(f"data: got no targets for the task {self.task}, expected targets=")
+        both = [_next(part) for part in (inputs, tests)]
+        if isinstance(inputs, Ragged):
+            width = max(part.shape[1] for part in both)
+            both = [np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=-1) for part in both]
+        return both
 
     def _images(self, part: Inputs) -> np.ndarray:
         if not isinstance(part, np.ndarray) or part.dtype != np.uint8 or part.ndim not in (3, 4):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PICTURE = "label_distribution.png"
 MOST_BARS = 20  # classes
-MOST_SINGLE_BARS, MOST_COLUMNS = 150, 1000  # clients
+MOST_SINGLE_BARS, MOST_COLUMNS, MOST_NAMED = 150, 1000, 12  # clients
 PARTS = ("training", "own tests")  # in place of classes, where there are none
 INK, FAINT = "#222222", "#8a8a8a"
 # Tableau's ten colours and their light counterparts: distinguishable next to any other.
@@ -145,6 +145,9 @@ def _mark_silos(axes: Axes, manifest: Manifest) -> None:
     ends = np.array([ids[-1] for ids in manifest.client_ids])
     axes.set_xlim(-0.5, manifest.clients - 0.5)
     axes.set_xlabel("client", color=INK)
+    if manifest.clients <= MOST_NAMED:
+        names = manifest.client_names or tuple(map(str, range(manifest.clients)))
+        axes.set_xticks(range(manifest.clients), [_short(name, 90 // manifest.clients) for name in names])
     if manifest.silos <= 100:
         for start, end in zip(starts, ends, strict=True):
             across = axes.get_xaxis_transform()

@@ -41,8 +41,8 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
     raw = sources.find_raw(settings.dataset, settings.raw, settings.out.parent, settings.download)
     report(f"reading {settings.dataset} from {raw}")
     examples = sources.load(settings.dataset, raw, settings.workers, **settings.reading)
+    what = "images" if isinstance(examples, ImageSet) or examples.image else "rows"
     if not settings.partition and examples.owners is not None:
-        what = "images" if isinstance(examples, ImageSet) else "rows"
         report(f"the data has owners: each is a client (--partition dirichlet divides all {what} anew)")
     labels = strata_of(examples, settings.strata)
     settings = settings.decided(examples.owners is not None, labels is not None)
@@ -54,7 +54,6 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
     if settings.normalised == "client" and isinstance(examples, ArraySet):
         examples, division = by_client(examples, division)
     manifest = describe(settings, fingerprint(settings, raw), examples, division)
-    what = "images" if isinstance(examples, ImageSet) else "rows"
     number, clients = sum(map(len, division.owned)), len(division.owned)
     report(f"writing {number} training {what} of {clients} clients to {manifest['silos']} silo files")
     return write_shards(settings.out, manifest, examples, division, settings.raw)

@@ -19,7 +19,7 @@ from ..data.owners import Ownership
 from ..data.rows import Inputs
 from ..data.shards import Shard, check_files, files_of, padded_inputs, read_clients, read_test
 from ..gpu.graphs import capture_on
-from ..models.form import Stored
+from ..models.form import Stored, each
 from ..models.initial import load_initial
 from ..models.parameters import dtype_of, tensors
 from ..mpi.plan import plan_transport
@@ -38,7 +38,10 @@ from ..rundir.sinks import check_installed
 from ..settings import Config
 from ..support.errors import UserError
 from ..tasks import Task
+from ..tasks.dry_run import dry_run
 from ..tasks.own import objective_of
+
+TRIED = 4  # examples, of which one may be without an event or a class
 
 
 class Session:
@@ -87,6 +90,8 @@ class Session:
         self.scores = world.collectively(lambda: tasks.scores(self.task, self._output_shape()))
         self.columns = self._columns()
         self.config.columns = self.columns.record()
+        if ":" in config.task:
+            world.collectively(lambda: self._try_task(data))
         self.silo = self._silo(data, held_out)
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
         self.ranks = world.allgather_json(here)
@@ -125,6 +130,17 @@ class Session:
         if not self.about.image and c.augment == "paper":
             raise UserError("--augment paper: flips and crops are for images, and this data has none: leave it out")
         return tasks.create(c.task, self.about, c.loss, c.metrics)
+
+    def _try_task(self, data: LocalData) -> None:
+        """A user's own, on the first examples of this rank."""
+        count = min(TRIED, len(data.targets))
+        if not count:
+            return
+        inputs = each(data.inputs, lambda values: data.normalise(values[:count], self.dtype).cpu())
+        arguments, named = self.network.form.seen(inputs)
+        with torch.no_grad():
+            outputs = self.network.module.to(self.dtype).eval()(*arguments, **named)
+        dry_run(self.config.task, self.task, outputs, data.targets[:count].cpu())
 
     def _columns(self) -> Columns:
         shown = {name: (m.title, m.percent) for name, m in self.scores.metrics.items()}

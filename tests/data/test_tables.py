@@ -88,6 +88,7 @@ REFUSED = {
     "a missing number": (TABLE.replace(",40,", ",,"), ["cost"], {}, "column 'age' has no value in row 3: fill it in"),
     "a missing word": (TABLE.replace(",m,", ",NA,"), ["cost"], {}, "column 'sex' has no value in row 2"),
     "a missing target": (TABLE.replace("\n7,", "\nnan,"), ["cost"], {}, "column 'cost' has no value in row 6"),
+    "a row of nobody": (TABLE.replace(",south,", ",,", 1), ["cost"], dict(client="hospital"), "no value in row 3"),
     "infinity": (TABLE.replace(",40,", ",inf,"), ["cost"], {}, "column 'age' has 'inf' in row 3"),
     "a number beyond float32": (TABLE.replace(",40,", ",1e99,"), ["cost"], {}, "column 'age' has '1e99' in row 3"),
     "a short row": (TABLE + "1,2\n", ["cost"], {}, "row 7 has 2 cells, expected 6"),

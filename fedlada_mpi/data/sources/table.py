@@ -43,8 +43,13 @@ def load_csv(
         raise UserError(f"--dataset csv: no target given, expected --target COLUMN of {', '.join([*columns][:20])}")
     if client in target:
         raise UserError(f"--client: got {client!r}, which is the target, expected another column")
+    for name in target:
+        check_complete(name, columns[name], raw)
     targets, names, task = targets_of({name: columns[name] for name in target}, task, raw)
-    owners = _numbered(columns[client]) if client else None
+    owners = None
+    if client:
+        check_complete(client, columns[client], raw)
+        owners = _numbered(columns[client])
     inputs, features = features_of({n: c for n, c in columns.items() if n not in {*target, client, *drop}}, raw)
     share = TEST_SHARE if test_share is None else test_share
     kept, held = split(share, owners, len(targets), raw)
@@ -87,13 +92,14 @@ def read_columns(raw: Path) -> dict[str, list[str]]:
     return dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
 
 
+def check_complete(name: str, column: list[str], raw: Path, advice: str = "") -> None:
+    if row := next((row for row, cell in enumerate(column, 1) if cell in MISSING), 0):
+        raise UserError(f"{raw}: column {name!r} has no value in row {row}: fill it in, remove the row{advice}")
+
+
 def numbers(name: str, column: list[str], raw: Path) -> np.ndarray | None:
     """The column as numbers; None where it is text. What is missing is refused."""
-    for row, cell in enumerate(column, 1):
-        if cell in MISSING:
-            raise UserError(
-                f"{raw}: column {name!r} has no value in row {row}: fill it in, remove the row, or add --drop {name}"
-            )
+    check_complete(name, column, raw, f", or add --drop {name}")
     if all(cell.lower() in TRUTH for cell in column):
         return np.array([TRUTH[cell.lower()] for cell in column])
     try:
