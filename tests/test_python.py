@@ -185,7 +185,7 @@ def test_evaluate_and_predict(settings, data, tmp_path):
         lambda: run.predict(images[:0]): "expected at least one image",
         lambda: run.predict("cat.png"): "cat.png: cannot be read (No such file or directory)",
         lambda: run.predict(["cat.png", 3]): "images: got shape [2], expected [n, 8, 8, 3]",
-        lambda: run.evaluate(images): "got images or labels alone",
+        lambda: run.evaluate(images): "got inputs or targets alone",
         lambda: run.evaluate(images, labels[:-1]): "got 12 images and 11 labels",
         lambda: run.evaluate(images, labels + 1): "got labels 1 to 3, expected 0 to 2",
     }.items():

@@ -87,11 +87,11 @@ class Session:
         if ":" in config.model:
             self._refuse_different_models()
         self.algorithm = world.collectively(lambda: algorithms.create(config, self.network.layout.tensors))
+        if ":" in config.task:
+            world.collectively(lambda: self._try_task(data))
         self.scores = world.collectively(lambda: tasks.scores(self.task, self._output_shape()))
         self.columns = self._columns()
         self.config.columns = self.columns.record()
-        if ":" in config.task:
-            world.collectively(lambda: self._try_task(data))
         self.silo = self._silo(data, held_out)
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
         self.ranks = world.allgather_json(here)
