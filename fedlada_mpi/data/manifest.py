@@ -381,14 +381,16 @@ def _arrays(data: dict[str, Any], clients: int) -> dict[str, Any]:
     if image and (isinstance(inputs, dict) or (inputs.dtype, len(inputs.shape), inputs.ragged) != ("uint8", 3, False)):
         raise ValueError(f"'inputs' are {_short(data.get('inputs'))}, expected uint8 images")
     sizes = np.array(field("sizes", _list, _integer, (clients,), 1), np.int64)
+    texts = {name: field(name, _text) for name in ("task", "loss", "normalise")}
+    if texts["normalise"] not in NORMALISE or not all(re.fullmatch(r"[\w.-]{0,64}", text) for text in texts.values()):
+        raise ValueError(f"'task', 'loss' and 'normalise' are {_short([*texts.values()])}, expected names")
     counts = np.empty((clients, 0), np.int64)
+    if (texts["task"] == "classification" and not targets.shape) != ("counts" in data):
+        raise ValueError("'counts' are missing, or there although rows have no classes")
     if "counts" in data:
         counts = _counts(data["counts"], clients, classes)
         if not np.array_equal(counts.sum(axis=1), sizes):
             raise ValueError("'counts' do not add up to 'sizes'")
-    texts = {name: field(name, _text) for name in ("task", "loss", "normalise")}
-    if texts["normalise"] not in NORMALISE or not all(re.fullmatch(r"[\w.-]{0,64}", text) for text in texts.values()):
-        raise ValueError(f"'task', 'loss' and 'normalise' are {_short([*texts.values()])}, expected names")
     edges = field("edges", _list, _real, ANY)
     if any(after <= before for before, after in pairwise(edges)):
         raise ValueError(f"'edges' are {_short(edges)}, expected each more than the one before")

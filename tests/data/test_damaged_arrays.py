@@ -73,7 +73,7 @@ EDITS = {
     "objects": ((*VALUES, "dtype"), "object", "the 'dtype' of 'inputs' values is 'object', expected one of bool"),
     "another type": ((*VALUES, "dtype"), "int32", "contents .*, but .* in manifest.json"),
     "a dimension without a size": ((*VALUES, "shape"), [0], "expected an integer from 1"),
-    "a huge row": (("targets", "shape"), [2**39], "'bytes' of silo_0001.h5"),
+    "a huge row": (VALUES, {"dtype": "float32", "shape": [2**39]}, "'bytes' of silo_0001.h5"),
     "a shape that overflows": ((*VALUES, "shape"), [2**39, 2**39], "the 'shape' of 'inputs' values"),
     "too many dimensions": ((*VALUES, "shape"), [1] * 40, "the 'shape' of 'inputs' values"),
     "a longest row of 0": ((*TOKENS, "shape"), [0], "expected an integer from 1"),
@@ -95,7 +95,8 @@ EDITS = {
     "huge tests": (("test_sizes", 0), 10**11, "'bytes' of silo_0001.h5"),
     "no tests at all": (("test_sizes",), [0, 0], "'files' are not .* and test.h5"),
     "a command for a task": (("task",), "x; rm", "expected names"),
-    "another task": (("task",), "regression", "contents .*, but"),
+    "another task": (("task",), "regression", "although rows have no classes"),
+    "another loss": (("loss",), "poisson", "contents .*, but"),
     "an unknown normalisation": (("normalise",), "all", "expected names"),
     "more values": ((*TOKENS, "values"), 11, "contents .*, but"),
     "values without end": ((*TOKENS, "values"), 2**40, "expected an integer from 0 to"),
@@ -113,6 +114,15 @@ def test_edits(shards, name):
     with Changed(path, edited(path.read_text(), place, value)), pytest.raises(UserError, match=message) as refused:
         contents(shards)
     assert len(str(refused.value).splitlines()) == 1
+
+
+def test_no_counts(shards):
+    path = shards / MANIFEST
+    with (
+        Changed(path, edited(path.read_text(), ("counts",), None, True)),
+        pytest.raises(UserError, match="are missing"),
+    ):
+        read_manifest(shards)
 
 
 def descending(file: h5py.File) -> None:
