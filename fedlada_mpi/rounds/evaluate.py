@@ -192,7 +192,7 @@ class Evaluations:
         together = self.world.collectively if self.scores.own_code else lambda action: action()
         sums = together(lambda: {part: self._evaluate(part) for part in parts})
         if self.by_client:
-            for part in sums.keys() & {"train", OWN}:
+            for part in (part for part in ("train", OWN) if part in sums):  # in one order on all ranks
                 total = self._clients_sums(part).sum(1)
                 sums[part] = (total if self.world.rank == 0 else np.zeros_like(total)).tolist()
         if self.scores.whole:

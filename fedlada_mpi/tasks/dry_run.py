@@ -28,9 +28,12 @@ def dry_run(name: str, task: Task, outputs: Tensor, targets: Tensor) -> None:
             found = task.loss(outputs, targets)
             _check_loss(what, found, len(outputs))
             loss = of_examples(found).sum()
+        if not loss.isfinite():
+            raise UserError(
+                f"{what}: the loss of the first examples is {float(loss.detach())}: expected finite numbers"
+            )
+        if task.batch_loss is None:
             _refuse_mixed(what, task, outputs, targets, found)
-    if not loss.isfinite():
-        raise UserError(f"{what}: the loss of the first examples is {float(loss)}: expected finite numbers")
     if not loss.requires_grad:
         raise UserError(f"{what}: its loss has no gradient: leave out torch.no_grad(), .detach(), .item() and numpy")
     with users_code(what, "a loss that autograd can differentiate"):

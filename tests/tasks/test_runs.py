@@ -47,7 +47,7 @@ def there(tmp_path_factory):
 def linear() -> nn.Module:
     module = nn.Linear(FEATURES, 1).double()
     with torch.no_grad():
-        module.weight.copy_(torch.tensor([[0.1, 0.2, -0.1]]))
+        module.weight.copy_(torch.tensor([[0.1, 0.2, -0.1]], dtype=torch.float64))
         module.bias.fill_(0.5)
     return module
 
