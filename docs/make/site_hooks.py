@@ -5,6 +5,7 @@ mkdocs calls these functions; see mkdocs.yml.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -55,10 +56,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if file.is_dir():
             return text
         if (source := _outside(where, target)) is not None:
-            return f"[{text}](source/{source.relative_to(ROOT)}.md)"
-        return f"{picture}[{text}]({file.relative_to(DOCS)}{hash_}{anchor})"
+            return f"[{text}]({_from(uri, f'source/{source.relative_to(ROOT)}.md')})"
+        return f"{picture}[{text}]({_from(uri, str(file.relative_to(DOCS)))}{hash_}{anchor})"
 
     return replaced(markdown, new)
+
+
+def _from(uri: str, target: str) -> str:
+    """A path in docs/ as a page there links to it."""
+    return os.path.relpath(target, Path(uri).parent)
 
 
 def _outside(page: Path, target: str) -> Path | None:

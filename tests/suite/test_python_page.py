@@ -35,7 +35,8 @@ def test_examples_of_the_page(tmp_path):
     assert re.search(r"^stopped \d+$", done.stdout, re.MULTILINE)
     assert re.search(r"^\[0, 1\] ", done.stdout, re.MULTILINE)
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        *("first", "stopped", "tether", "mlp", "module", "arrays", "validated", "seed0", "seed1")
+        *("first", "stopped", "tether", "perceptron", "module", "arrays", "table", "relative", "validated"),
+        *("seed0", "seed1"),
     }
 
 

@@ -15,7 +15,7 @@ from command_reference import page
 from links import anchors, dead, replaced, targets
 from repository import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/tasks").glob("*.md"))]
 
 
 def test_no_link_is_dead():
@@ -53,8 +53,9 @@ def test_the_reference_is_that_of_the_code():
 
 
 def test_every_page_is_in_the_navigation():
+    known = [str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]]
     nav = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
-    assert sorted(re.findall(r": (\S+\.md)$", nav, re.MULTILINE)) == sorted([*(p.name for p in PAGES[1:]), "index.md"])
+    assert sorted(re.findall(r": (\S+\.md)$", nav, re.MULTILINE)) == sorted([*known, "index.md"])
 
 
 class References(HTMLParser):

@@ -14,14 +14,13 @@ from repository import ROOT
 
 PAGES = ["tasks.md", *(f"tasks/{path.name}" for path in sorted((ROOT / "docs/tasks").glob("*.md")))]
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?")
-VALUES = ("round", "test", "{")  # lines whose numbers are results, the same on any machine up to rounding
-CLOSE = 0.05
+CLOSE = 0.05  # results differ from machine to machine by rounding, which training amplifies
 
 
 def texts(folder: Path) -> None:
     """What readers have themselves: letters, patients and a trial."""
     draw = random.Random(0)
-    words = "dear friend the weather is fine and we are well".split()
+    words = ["dear", "friend", "the", "weather", "is", "fine", "and", "we", "are", "well"]
     (folder / "letters").mkdir()
     for name in ("Ada", "Bea", "Cas"):
         (folder / "letters" / f"{name}.txt").write_text(" ".join(draw.choices(words, k=2000)))
@@ -43,7 +42,9 @@ def test_the_page(name, tmp_path):
     page = (ROOT / "docs" / name).read_text()
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert {kind for kind, _ in blocks} <= {"bash", "python", "text"}
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PRTE_", "FEDLADA_"))}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PRTE_", "FEDLADA_"))
+    }
     environment |= {"PATH": programs(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     printed = ""
     for kind, code in blocks:
@@ -66,16 +67,12 @@ def test_the_page(name, tmp_path):
 
 
 def assert_shown(text: str, printed: str) -> None:
-    """Each line is among those printed, in the same words and, where it has results, with about the same numbers."""
+    """Each line is among those printed, in the same words and with about the same numbers."""
     found = [(masked(line), numbers(line)) for line in printed.splitlines()]
     for line in text.splitlines():
-        alike = [given for words, given in found if words == masked(line)]
+        close = pytest.approx(numbers(line), rel=CLOSE, abs=0.02)
+        alike = [given for words, given in found if words == masked(line) and given == close]
         assert alike, f"{line}\nis not in\n{printed}"
-        if line.strip().startswith(VALUES):
-            shown = results(line)
-            assert any(results_of(given, line) == pytest.approx(shown, rel=CLOSE, abs=0.02) for given in alike), (
-                f"{line}\nis not in\n{printed}"
-            )
 
 
 def masked(line: str) -> str:
@@ -83,13 +80,6 @@ def masked(line: str) -> str:
 
 
 def numbers(line: str) -> list[float]:
-    return [float(word.replace(",", "")) for word in NUMBER.findall(line)]
-
-
-def results(line: str) -> list[float]:
-    return results_of(numbers(line), line)
-
-
-def results_of(found: list[float], line: str) -> list[float]:
     """Without the seconds of a round, and the number of the best round."""
+    found = [float(word.replace(",", "")) for word in NUMBER.findall(line)]
     return found[:-1] if line.strip().startswith(("round", "test")) else found
