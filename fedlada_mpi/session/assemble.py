@@ -24,6 +24,7 @@ from ..models.initial import load_initial
 from ..models.parameters import dtype_of, tensors
 from ..mpi.plan import plan_transport
 from ..rounds import aggregate
+from ..rounds.augmentation import Augmentation
 from ..rounds.batches import LocalData, Normalise, Normaliser, as_stored, on_device, tensor_of
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator
@@ -108,7 +109,8 @@ class Session:
         loss = tasks.client_loss(self.task)
         engine = world.collectively(lambda: create_engine(self.network, config, device, loss))
         capture = capture_on(device) if engine.capturable else None
-        trainer = world.collectively(lambda: Trainer(config, a, engine, data, device, dtype, capture))
+        augmentation = world.collectively(self._augmentation)
+        trainer = world.collectively(lambda: Trainer(config, a, engine, data, device, dtype, capture, augmentation))
         size = self.network.layout.size
         wire = aggregate.wire_type(config, dtype)
         transport = plan_transport(world, size, wire, device, config.transport, config.wire)
@@ -153,6 +155,9 @@ class Session:
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
             load_initial(Path(c.init), network, self.dtype, c.init_partial)
         return network
+
+    def _augmentation(self) -> Augmentation | None:
+        return Augmentation(self.config.augment, self.network.form) if ":" in self.config.augment else None
 
     def _output_shape(self) -> tuple[int, ...]:
         """Of the model, for one example."""
