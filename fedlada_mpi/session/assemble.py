@@ -91,6 +91,7 @@ class Session:
         if ":" in config.task:
             world.collectively(lambda: self._try_task(data))
         self.scores = world.collectively(lambda: tasks.scores(self.task, self._output_shape()))
+        world.collectively(self._refuse_losses_that_do_not_add_up)
         self.columns = self._columns()
         self.config.columns = self.columns.record()
         self.silo = self._silo(data, held_out)
@@ -143,6 +144,17 @@ class Session:
         with torch.no_grad():
             outputs = self.network.module.to(self.dtype).eval()(*arguments, **named)
         dry_run(self.config.task, self.task, outputs, data.targets[:count].cpu())
+
+    def _refuse_losses_that_do_not_add_up(self) -> None:
+        """Gradients over all of a client's examples are summed up from batches, as means over examples can be."""
+        if self.task.batch_loss is None and self.scores.widths["loss"] == 1:
+            return
+        what = "--diagnose" if self.config.diagnose else f"--algorithm {self.config.algorithm}"
+        if self.config.diagnose or self.algorithm.full_gradient:
+            raise UserError(
+                f"{what} takes gradients over all examples of a client, and the loss of {self.config.task} is no mean "
+                "over examples, which batches would add up to: leave it out, or choose another"
+            )
 
     def _columns(self) -> Columns:
         shown = {name: (m.title, m.percent) for name, m in self.scores.metrics.items()}
