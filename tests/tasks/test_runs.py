@@ -270,6 +270,6 @@ def test_losses_that_do_not_add_up_have_no_full_gradient(there, change):
     data = Data(inputs=x, targets=y, clients=np.arange(8) % 2, test=(x, y), task="survival")
     given = {**PLAIN, "model": "linear", "loss": "cox", "data_dir": f"{there}/data", "out": f"{there}/run", **change}
     with pytest.raises(
-        UserError, match="takes gradients over all examples of a client, and the loss of survival is no"
+        UserError, match="takes gradients over all examples of a client, and the loss of survival"
     ):
         train(data=data, **given)
