@@ -29,6 +29,7 @@ def train(
     algorithm: str | type[Algorithm] | None = None,
     model: str | nn.Module | Callable[..., nn.Module] | None = None,
     data: Data | None = None,
+    augment: str | Callable[[Any], Any] | None = None,
     task: str | type[Task] | None = None,
     loss: str | Callable[[Tensor, Tensor], Any] | None = None,
     metrics: str | Mapping[str, Metric | Callable[..., Any]] | None = None,
@@ -51,6 +52,7 @@ def train(
     ``model``: also a function of ``(outputs, shape)`` that returns a module, for images of ``(classes, image_shape)``;
     or a module. The run trains a copy of the module, which starts from its values.
     ``data``: a ``fedlada_mpi.Data``, instead of ``dataset``.
+    ``augment``: also a function of a batch, as the model gets it, that gives a batch; its draws are seeded.
     ``task``: also a class that inherits from ``fedlada_mpi.Task``.
     ``loss``: also a function of ``(outputs, targets)`` that gives the loss of each example.
     ``metrics``: also functions of ``(outputs, targets)`` by name, see ``fedlada_mpi.Metric``, ``whole`` and ``summed``.
@@ -73,6 +75,7 @@ def train(
     if config is not None and not isinstance(config, (str, os.PathLike)):
         raise UserError(f"config: got {shortened(config)}, expected the path of a file with settings")
     own = {"algorithm": _method(algorithm), "model": _model(model), **_task(task, loss, metrics, objective)}
+    own["augment"] = Given(augment) if callable(augment) else augment
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     given |= {name: value for name, value in own.items() if value is not None}
     request = Request(given, config, resume, overwrite, data, on_round, quiet, accept_changed_code, trust)

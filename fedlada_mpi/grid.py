@@ -53,7 +53,7 @@ def _parser() -> Parser:
         help="run all, one after another or --parallel, on a terminal with a table of their progress",
     )
     what.add_argument(
-        "--status", action="store_true", help="list the runs with rounds, accuracy, speed and expected end"
+        "--status", action="store_true", help="list the runs with rounds, results, speed and expected end"
     )
     what.add_argument("--todo", action="store_true", help="print the unfinished runs, as sbatch --array takes them")
     parser.add_argument(

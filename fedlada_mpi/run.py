@@ -114,7 +114,7 @@ def _add_settings(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -
     chooses = ("algorithm", "dataset", "preset")  # what presets depend on
     for name in chooses:
         first.add_argument(f"--{name}")
-    for name in ("model", "task"):  # which may name a user's code, too
+    for name in ("model", "task", "augment"):  # which may name a user's code, too
         first.add_argument(f"--{name}")
     first.add_argument("--config")
     first.add_argument("--resume", nargs="?", const="")

@@ -50,6 +50,10 @@ class LocalAdam(Algorithm):
     presets = {
         "": dict(lr=1e-3, weight_decay=1e-2, decay_mode="decoupled", server_lr=1.0),
         "digits": dict(lr=4e-3),
+        "randhie": dict(lr=3e-3),
+        "dd": dict(lr=1e-2),
+        "shakespeare": dict(lr=1e-2),
+        "digit-masks": dict(lr=4e-3),
     }
     tuned = {"": dict(weight_decay=0.05)}
 
@@ -104,7 +108,7 @@ class FedLADA(Amended, LocalAdam):
     name, label, year, colour = "fedlada", "FedLADA", 2023, "#f05a4b"
     alpha: float = hyper(0.1, "weight of the client's own direction; the rest is g_a's", above=0, most=1)
     presets = {
-        "": LocalAdam.presets[""],
+        **LocalAdam.presets,
         "digits": dict(lr=4e-3, alpha=0.3),
         "cifar100": dict(alpha=0.05),
         "tinyimagenet": dict(alpha=0.05),

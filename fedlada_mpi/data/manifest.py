@@ -95,15 +95,15 @@ def about_of(
     classes: int,
     image: bool = False,
     edges: Sequence[float] = (),
-    length: int = 0,
 ) -> About:
-    """What a task and a model may know of such arrays; ``length``: of ragged rows, instead of the longest's."""
+    """What a task and a model may know of such arrays."""
     from ..tasks import About, Array  # here: preparing data needs no torch
 
     def array(stored: Stored) -> Array:
-        shape = (length, *stored.shape[1:]) if stored.ragged and length else stored.shape
         # What is normalised reaches a model as floating-point numbers.
-        return Array("float32", shape) if stored.mean else Array(stored.dtype, shape, stored.values)
+        if stored.mean:
+            return Array("float32", stored.shape)
+        return Array(stored.dtype, stored.shape, stored.values)
 
     inputs = {name: array(stored) for name, stored in arrays.items()}
     single = inputs[""] if [*inputs] == [""] else inputs
@@ -194,9 +194,9 @@ class Manifest:
         """The rows of a file; of a silo, those for training."""
         return self.files[name]["images" if self.format == 1 else "rows"]
 
-    def about(self, length: int = 0) -> About:
-        """What a task and a model may know of the data; ``length``: of ragged rows, instead of the longest's."""
-        return about_of(self.arrays, self.targets, self.classes, self.image, self.edges, length)
+    def about(self) -> About:
+        """What a task and a model may know of the data."""
+        return about_of(self.arrays, self.targets, self.classes, self.image, self.edges)
 
     @property
     def described(self) -> dict[str, Any]:

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from ..settings import Config
@@ -72,7 +74,7 @@ def build(
 ) -> Network:
     """The network ``name`` with so many outputs, initialised from ``seed`` alone; a shape is that of an image."""
     form, shape = Form.of(inputs), (outputs,) if isinstance(outputs, int) else outputs
-    with torch_seeded(seed):
+    with torch_seeded(seed), _without_fast_path():
         notes: list[str] = []
         if ":" in name:
             module, notes = _by_name(name, shape, form, inputs, norm)
@@ -93,6 +95,18 @@ def build(
         except NotTraceable as error:
             network.untraceable_because = str(error)
             return network
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Attention layers in evaluation as in training: their fused path is none that vmap takes, as it would warn."""
+    mha = torch.backends.mha
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(before)
 
 
 def _built_in(name: str, outputs: tuple[int, ...] | None, form: Form, activation: MakeActivation) -> nn.Module:

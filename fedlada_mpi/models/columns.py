@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -50,23 +51,24 @@ class Window:
         taps = [k for k in range(self.kernel[axis]) if any(0 <= place + k < size for place in places)]
         return taps[0], taps[-1] + 1
 
-    @property
+    @cached_property
     def out(self) -> Pair:
         """Rows and columns of the output."""
         return self._out(self.rows, 0), self._out(self.columns, 1)
 
-    @property
+    @cached_property
     def taps(self) -> tuple[Pair, Pair]:
         """The live rows and columns of the kernel."""
         return self._live(self.rows, 0), self._live(self.columns, 1)
 
-    @property
+    @cached_property
     def pointwise(self) -> bool:
         """Whether every output pixel sees one input pixel, its own."""
         (r0, r1), (c0, c1) = self.taps
-        return (r1 - r0, c1 - c0) == (1, 1) and self.stride == (1, 1)
+        one_tap = (r1 - r0, c1 - c0) == (1, 1) and self.stride == (1, 1)
+        return one_tap and self.out == (self.rows, self.columns)
 
-    @property
+    @cached_property
     def dead(self) -> list[int]:
         """The taps outside them, counted row by row."""
         (r0, r1), (c0, c1) = self.taps
@@ -76,11 +78,12 @@ class Window:
 
 def im2col(x: Tensor, window: Window, width: int) -> Tensor:
     """[C, N, H, W, ch] -> [C, N*H'*W', width]: the live taps' inputs of every output pixel, zero-padded."""
-    (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
     count, n, rows, columns, channels = x.shape
+    if window.pointwise:
+        pixels = x.reshape(count, n * rows * columns, channels)
+        return pixels if channels == width else F.pad(pixels, (0, width - channels))
+    (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
     s, (pr, pc) = window.stride[0], window.padding
-    if window.pointwise and channels == width:
-        return x.reshape(count, n * rows * columns, channels)
     # From the first live tap of the first output to the last live tap of the last one.
     low, high = [r0 - pr, c0 - pc], [(h - 1) * s + r1 - pr, (w - 1) * s + c1 - pc]
     x = F.pad(x, (0, 0, -low[1], high[1] - columns, -low[0], high[0] - rows))
@@ -95,11 +98,11 @@ def im2col(x: Tensor, window: Window, width: int) -> Tensor:
 
 def col2im(cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
     """The transpose of ``im2col``: every input pixel sums what its columns received."""
-    (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
     count, n, rows, columns, channels = shape
+    if window.pointwise:
+        return cols[..., :channels].reshape(shape)
+    (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
     s, (pr, pc) = window.stride[0], window.padding
-    if window.pointwise and channels == cols.shape[-1]:
-        return cols.reshape(shape)
     used = (r1 - r0) * (c1 - c0) * channels
     cols = cols[..., :used].unflatten(-1, (r1 - r0, c1 - c0, channels)).unflatten(1, (n, h, w))
     top, left = pr - r0, pc - c0

@@ -9,7 +9,7 @@ the specification of the GPU kernels in ``gpu/layer_kernels.py``, which replace 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -465,8 +465,13 @@ def conv(
 def linear(p: Stack, x: Tensor, weight: str, bias: str | None, activation: str = "") -> Tensor:
     """[C, N, ..., in] -> [C, N, ..., out]: a product of 1x1 columns."""
     pixels = x.reshape(*x.shape[:2], -1, 1, x.shape[-1])
-    window = Window(pixels.shape[2], 1, (1, 1))
-    return conv(p, pixels, weight, bias, window, activation=activation).view(*x.shape[:-1], -1)
+    return conv(p, pixels, weight, bias, _of_pixels(pixels.shape[2]), activation=activation).view(*x.shape[:-1], -1)
+
+
+@cache
+def _of_pixels(count: int) -> Window:
+    """A 1x1 kernel on so many pixels."""
+    return Window(count, 1, (1, 1))
 
 
 def norm(

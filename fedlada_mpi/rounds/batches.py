@@ -6,7 +6,7 @@ gathers its batch from the inputs on the device, without the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,11 +31,34 @@ class Plan:
     keys: Tensor  # int64 [K, C], of the random numbers that a user's layers draw
 
 
-@dataclass
-class Batch(Plan):
-    """A step of a plan, [C, B], and the labels of its images."""
+class Batch:
+    """A step of a plan, [C, B]: its fields by name, and the labels of its examples; a field is a view when it is read.
 
+    On a CPU, views that nobody reads would take as long as small products.
+    """
+
+    index: Tensor
     labels: Tensor  # int64
+    weight: Tensor
+    flip: Tensor
+    down: Tensor
+    right: Tensor
+    keys: Tensor
+
+    def __init__(self, words: Tensor, count: int, fields: Mapping[str, Field]):
+        self._words, self._count, self._fields = words, count, fields
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in self._fields:
+            raise AttributeError(name)
+        kind, elements, first, length = self._fields[name]
+        values = self._words[..., first : first + length].view(kind)[..., : self._count * elements]
+        found = values if name == "keys" else values.unflatten(-1, (self._count, elements))
+        self.__dict__[name] = found
+        return found
+
+
+Field: TypeAlias = "tuple[torch.dtype, int, int, int]"  # type, elements of a client, first word, words
 
 
 class PlanBuffer:
@@ -49,7 +72,7 @@ class PlanBuffer:
         whole, half = torch.int64, torch.int32
         each = dict(index=whole, labels=whole, weight=dtype, keys=whole, down=half, right=half, flip=torch.bool)
         self.steps = steps
-        self.fields: dict[str, tuple[torch.dtype, int, int, int]] = {}  # type, elements of a client, first word, words
+        self.fields: dict[str, Field] = {}
         first = 0
         for name, kind in each.items():
             elements = 1 if name == "keys" else width
@@ -74,13 +97,7 @@ class PlanBuffer:
 
     def _of(self, words: Tensor, count: int) -> Batch:
         """The fields of the first ``count`` clients in ``words`` [..., words]; views."""
-
-        def field(name: str) -> Tensor:
-            kind, elements, first, length = self.fields[name]
-            values = words[..., first : first + length].view(kind)[..., : count * elements]
-            return values if name == "keys" else values.unflatten(-1, (count, elements))
-
-        return Batch(**{name: field(name) for name in self.fields})
+        return Batch(words, count, self.fields)
 
 
 def local_steps(config: Config, sizes: np.ndarray) -> np.ndarray:
@@ -182,7 +199,7 @@ def as_stored(inputs: Tensor, dtype: torch.dtype) -> Tensor:
 Normalise: TypeAlias = Callable[[Tensor, torch.dtype], Tensor]
 
 
-def gather(images: Tensor, batch: Plan, normalise: Normalise, dtype: torch.dtype, augment: bool) -> Tensor:
+def gather(images: Tensor, batch: Plan | Batch, normalise: Normalise, dtype: torch.dtype, augment: bool) -> Tensor:
     """The batch [C, B, H, W, ch]: flipped, then cropped out of the zero-padded image, in normalised space."""
     if not augment:
         return normalise(images[batch.index], dtype)

@@ -88,7 +88,23 @@ def set_precision(precision: str) -> torch.dtype:
     if precision == "bf16" and onednn_refuses_bf16():
         # As torch does by itself, with a warning, at the first product that oneDNN refuses; its own kernels follow.
         set_onednn(False)
+    for attention in FUSED_ATTENTION:
+        set_attention(attention, False)
+    torch.backends.mha.set_fastpath_enabled(False)  # of evaluation, which vmap does not take
     return torch.float64 if precision == "fp64" else torch.float32
+
+
+# Their gradients add up in no fixed order on a GPU, or draw numbers of their own; products and a softmax do neither.
+FUSED_ATTENTION = ("flash", "mem_efficient", "cudnn")
+
+
+def set_attention(kind: str, enabled: bool) -> None:
+    """Whether torch may use one of its fused kernels of attention; some versions do not have them all."""
+    getattr(torch.backends.cuda, f"enable_{kind}_sdp", lambda enabled: None)(enabled)
+
+
+def attention_enabled(kind: str) -> bool:
+    return bool(getattr(torch.backends.cuda, f"{kind}_sdp_enabled", lambda: False)())
 
 
 def refuse_unrepeatable(refuse: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,21 +38,9 @@ class Evaluator:
     capture: Capture | None
     scores: Scores = ClassScores()
 
-    def of(
-        self,
-        x: Tensor,
-        inputs: Stored,
-        targets: Tensor,
-        single: bool = False,
-        starts: Sequence[int] = (0,),
-        outputs: bool = False,
-    ) -> Evaluation:
-        """The evaluation of the model that ``x`` holds when it is called; ``single``: also of single examples;
-        ``outputs``: keeping them.
-
-        No batch reaches across ``starts``, so that its shape depends on the examples from one start to the next only.
-        """
-        return Evaluation(self, x, inputs, targets, single, starts, outputs)
+    def of(self, x: Tensor, inputs: Stored, targets: Tensor, **how: Any) -> Evaluation:
+        """The evaluation of the model that ``x`` holds when it is called."""
+        return Evaluation(self, x, inputs, targets, **how)
 
 
 class Evaluation:
@@ -67,6 +56,10 @@ class Evaluation:
         starts: Sequence[int] = (0,),
         outputs: bool = False,
     ):
+        """``single``: also of single examples; ``outputs``: keep them.
+
+        No batch reaches across ``starts``, so that its shape depends on the examples from one start to the next only.
+        """
         device, scores, self.examples = targets.device, evaluator.scores, len(targets)
         self.bounds = [*starts, self.examples]
         self.evaluator, self.x, self.inputs, self.targets = evaluator, x, inputs, targets
@@ -208,7 +201,8 @@ class Evaluations:
             by_client = self.by_client and part in ("train", OWN)
             single = by_client or (self.config.eval_clients > 0 and part in ("train", OWN))
             starts = self._clients(part).starts.tolist() if by_client else [0]
-            self.made[part] = self.evaluator.of(self.x, *self.examples[part], single, starts, self._keeps(part))
+            about = (self.x, *self.examples[part])
+            self.made[part] = self.evaluator.of(*about, single=single, starts=starts, outputs=self._keeps(part))
         return self.made[part]()
 
     def _clients(self, part: str) -> LocalData:

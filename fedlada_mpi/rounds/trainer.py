@@ -27,6 +27,7 @@ from ..settings import Config
 from ..support import rng
 from ..support.errors import UserError
 from .aggregate import Collector, Part, Sent
+from .augmentation import Augmentation
 from .batches import Batch, LocalData, Normaliser, Plan, all_batches, gather, local_steps, plan
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .costs import chunk_count, stack_width
@@ -43,7 +44,9 @@ class Trainer:
         device: torch.device,
         dtype: torch.dtype,
         capture: Capture | None = None,
+        augmentation: Augmentation | None = None,
     ):
+        self.augmentation = augmentation
         self.config, self.algorithm, self.engine, self.data, self.device = config, algorithm, engine, data, device
         self.compute = torch.bfloat16 if config.precision == "bf16" else dtype
         self.buffers = ClientBuffers(config, algorithm, engine.network.layout, data, device, dtype, self.compute)
@@ -180,7 +183,10 @@ class Trainer:
     def _drawn(self, batch: Batch) -> tuple[Stored, Tensor, Tensor, Tensor]:
         """Inputs, targets, weights and keys, as ``Engine.gradients`` takes them."""
         targets = batch.labels if self.data.labels is not None else self.data.targets[batch.index]
-        return self.gather(batch), targets, batch.weight, batch.keys
+        inputs = self.gather(batch)
+        if self.augmentation is not None:
+            inputs = self.augmentation(inputs, batch.keys)
+        return inputs, targets, batch.weight, batch.keys
 
     def _step(self, parts: Parts, batch: Batch) -> None:
         """One local step of the clients in ``parts``."""

@@ -24,6 +24,7 @@ from ..models.initial import load_initial
 from ..models.parameters import dtype_of, tensors
 from ..mpi.plan import plan_transport
 from ..rounds import aggregate
+from ..rounds.augmentation import Augmentation
 from ..rounds.batches import LocalData, Normalise, Normaliser, as_stored, on_device, tensor_of
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator
@@ -90,6 +91,7 @@ class Session:
         if ":" in config.task:
             world.collectively(lambda: self._try_task(data))
         self.scores = world.collectively(lambda: tasks.scores(self.task, self._output_shape()))
+        world.collectively(self._refuse_losses_that_do_not_add_up)
         self.columns = self._columns()
         self.config.columns = self.columns.record()
         self.silo = self._silo(data, held_out)
@@ -108,7 +110,8 @@ class Session:
         loss = tasks.client_loss(self.task)
         engine = world.collectively(lambda: create_engine(self.network, config, device, loss))
         capture = capture_on(device) if engine.capturable else None
-        trainer = world.collectively(lambda: Trainer(config, a, engine, data, device, dtype, capture))
+        augmentation = world.collectively(self._augmentation)
+        trainer = world.collectively(lambda: Trainer(config, a, engine, data, device, dtype, capture, augmentation))
         size = self.network.layout.size
         wire = aggregate.wire_type(config, dtype)
         transport = plan_transport(world, size, wire, device, config.transport, config.wire)
@@ -142,6 +145,17 @@ class Session:
             outputs = self.network.module.to(self.dtype).eval()(*arguments, **named)
         dry_run(self.config.task, self.task, outputs, data.targets[:count].cpu())
 
+    def _refuse_losses_that_do_not_add_up(self) -> None:
+        """Gradients over all of a client's examples are summed up from batches, as means over examples can be."""
+        if self.task.batch_loss is None and self.scores.widths["loss"] == 1:
+            return
+        what = "--diagnose" if self.config.diagnose else f"--algorithm {self.config.algorithm}"
+        if self.config.diagnose or self.algorithm.full_gradient:
+            raise UserError(
+                f"{what} takes gradients over all examples of a client, and the loss of {self.config.task} is no mean "
+                "over examples, which batches would add up to: leave it out, or choose another"
+            )
+
     def _columns(self) -> Columns:
         shown = {name: (m.title, m.percent) for name, m in self.scores.metrics.items()}
         return of_task(shown, *objective_of(self.task, self.config.objective))
@@ -153,6 +167,9 @@ class Session:
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
             load_initial(Path(c.init), network, self.dtype, c.init_partial)
         return network
+
+    def _augmentation(self) -> Augmentation | None:
+        return Augmentation(self.config.augment, self.network.form) if ":" in self.config.augment else None
 
     def _output_shape(self) -> tuple[int, ...]:
         """Of the model, for one example."""

@@ -55,11 +55,15 @@ def costs(session: Session, memory: np.ndarray) -> Costs:
     return Costs.of(session.config, a, vector_bytes, bytes_mpi, rank_of, session.start, ranks)
 
 
-def augmented(config: Config) -> str:
-    """How training images are changed before a step."""
+def augmented(config: Config, image: bool = True) -> str:
+    """How training examples are changed before a step, behind what they are; nothing where they are no images."""
+    if ":" in config.augment:
+        return f"; augmented by {config.augment}"
+    if not image:
+        return ""
     cropped = {"half": "half cropped", "always": "all cropped", "never": ""}[config.crop]
     ways = ["half mirrored"] * config.flip + [f"{cropped} ({config.crop_padding} pixels around)"] * bool(cropped)
-    return f"augmented: {', '.join(ways)}" if ways and config.augment != "none" else "not augmented"
+    return f"; augmented: {', '.join(ways)}" if ways and config.augment == "paper" else "; not augmented"
 
 
 class Banner:
@@ -87,7 +91,10 @@ class Banner:
         name = m.dataset if m.dataset in DATASETS else Path(os.path.abspath(c.dataset)).name
         return [
             ("method", f"{c.algorithm}, {c.rounds} rounds{resumed}{preset}"),
-            ("data", f"{name}: {self._examples()}, {m.clients} clients{f'; {augmented(c)}' if m.image else ''}"),
+            (
+                "data",
+                f"{name}: {self._examples()}, {m.clients} clients{augmented(c, m.image)}",
+            ),
             *([("task", self._task())] if self.config.columns else []),
             ("model", f"{c.model}, {session.network.layout.numel:,} parameters, {computed}"),
         ]

@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 
-from ..rounds.device import refuse_unrepeatable, release_freed_memory, set_onednn
+from ..rounds.device import (
+    FUSED_ATTENTION,
+    attention_enabled,
+    refuse_unrepeatable,
+    release_freed_memory,
+    set_attention,
+    set_onednn,
+)
 
 _lock = threading.Lock()
 _running = 0
@@ -42,6 +49,9 @@ def _actions() -> list[Callable[[], object]]:
     actions: list[Callable[[], object]] = [partial(_set_threads, threads), partial(_set_gpu, gpu), release_freed_memory]
     for switches in (torch.backends.cuda.matmul, torch.backends.cudnn):
         actions.append(partial(setattr, switches, *_precision(switches)))
+    actions += [partial(set_attention, kind, attention_enabled(kind)) for kind in FUSED_ATTENTION]
+    mha = torch.backends.mha
+    actions.append(partial(mha.set_fastpath_enabled, mha.get_fastpath_enabled()))
     actions.append(partial(set_onednn, bool(torch.backends.mkldnn.enabled)))
     actions.append(partial(refuse_unrepeatable, torch.are_deterministic_algorithms_enabled()))
     return actions

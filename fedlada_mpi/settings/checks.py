@@ -16,6 +16,8 @@ from .fields import MOST, Setting, flag
 # Settings that only some schedules of the local rate have.
 SCHEDULES = {"lr_decay": ("exponential", "step"), "lr_step": ("step",), "lr_horizon": ("cosine",)}
 
+AUGMENT = ("paper", "none")  # or a user's own
+
 # What --wire bf16 contradicts; a median or trimmed mean is gathered, not summed.
 NOT_ROUNDED = {"sums": ("exact",), "robust": ("median", "trimmed"), "precision": ("fp64",)}
 
@@ -42,6 +44,12 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
     by_hand = {n for n, s in sources.items() if s in ("file", "flag")}
     for name, setting in known.items():
         check_value(setting, values[name], name)
+    if ":" not in values["augment"] and values["augment"] not in AUGMENT:
+        hint = did_you_mean(values["augment"], AUGMENT)
+        raise UserError(
+            f"--augment: got {shortened(values['augment'])}, expected {', '.join(AUGMENT)}, package.module:function or "
+            f"path/file.py:function{hint}"
+        )
     if values["norm"]:
         norm_groups(values["norm"])
         if ":" not in values["model"]:

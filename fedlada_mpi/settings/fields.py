@@ -100,7 +100,9 @@ class Config:
         0.0, "share of the training images that chooses the best round (best.pt); 0 = none", least=0, below=1
     )
     augment: str = _data(
-        "none", "flip and padded crop (paper, as CIFAR and TinyImageNet have it), or nothing", choices=("paper", "none")
+        "none",
+        "flip and padded crop (paper, as CIFAR and TinyImageNet have it), nothing (none), or your own function of a "
+        "batch as package.module:function or file.py:function",
     )
     flip: bool = _data(True, "flip half of the images, where they are augmented")
     crop: str = _data("half", "which images are cropped, where they are augmented", choices=("half", "always", "never"))

@@ -19,11 +19,12 @@ PRESETS: dict[str, dict[str, Any]] = {
     "cifar10": dict(_PAPER, local_epochs=5, crop_padding=4),
     "cifar100": dict(_PAPER, local_epochs=2, crop_padding=4),
     "tinyimagenet": dict(_PAPER, local_epochs=2, crop_padding=8),
-    "randhie": dict(_OWNERS, task="regression", loss="poisson", model="linear", clients=6, batch_size=32),
+    "randhie": dict(_OWNERS, task="regression", loss="poisson", model="linear", clients=6, batch_size=32, lr=0.005),
     "dd": dict(_OWNERS, task="survival", model="linear", clients=22, batch_size=8),
-    "shakespeare": dict(_OWNERS, task="next-token", model="causal_cnn", clients=10, batch_size=16),
+    "shakespeare": dict(_OWNERS, task="next-token", model="causal_cnn", clients=10, batch_size=16, local_steps=10,
+                        eval_train_every=0, lr=0.3),
     "digit-masks": dict(_OWNERS, task="segmentation", model="fcn", clients=10, batch_size=16),
-    "digit-mosaics": dict(_OWNERS, task="multilabel", model="mlp", clients=10, batch_size=16),
+    "digit-mosaics": dict(_OWNERS, task="multilabel", model="mlp", clients=10, batch_size=16, lr=0.5),
 }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def _derive(values: dict[str, Any], sources: dict[str, str]) -> None:
 
 def _check_augmentation(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
     for name in ("flip", "crop", "crop_padding"):
-        if values["augment"] == "none" and sources[name] in ("file", "flag"):
+        if values["augment"] != "paper" and sources[name] in ("file", "flag"):
             raise UserError(f"--{flag(name)} has no effect on images that are not augmented: add --augment paper")
 
 

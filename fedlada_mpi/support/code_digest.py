@@ -29,7 +29,7 @@ from .user_code import Given, is_library, is_own, is_standard
 
 Files = dict[str, str]  # SHA-256 by name, relative to the folder of the code
 Code = dict[str, Files]  # by the setting that names it
-SETTINGS = ("algorithm", "model", "task")  # that may name users' code
+SETTINGS = ("algorithm", "model", "task", "augment")  # that may name users' code
 MAIN = "__main__"  # a script or a notebook, which cannot be imported again
 
 

@@ -65,6 +65,8 @@ class Draws(TorchDispatchMode):
         given = {argument.name: argument.default_value for argument in func._schema.arguments}
         given |= dict(zip(given, args, strict=False)) | dict(kwargs or {})
         name = func.overloadpacket.__name__
+        if given.get("dropout_p") == 0:  # attention that could draw, and does not
+            return func(*args, **(kwargs or {}))
         if name == "native_dropout":
             return self._dropout(given["input"], given["p"], given["train"])
         drawn = self._draw(name.removesuffix("_").removesuffix("_like"), given)

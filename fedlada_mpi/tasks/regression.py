@@ -108,7 +108,7 @@ class Regression(Task):
             each = F.huber_loss(predicted, true, reduction="none")
         else:
             each = predicted.exp() - true * predicted
-        return each.mean(1)
+        return each.mean(1) if each.shape[1] > 1 else each[:, 0]
 
     def outputs(self) -> tuple[int, ...] | None:
         return None if self.about.targets is None else self.about.targets.shape or (1,)

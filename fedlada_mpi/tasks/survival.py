@@ -15,18 +15,6 @@ from .curves import concordance
 FAR_BELOW = -1e30  # the log of next to nothing; with -inf, a batch without anyone would have NaN as its gradient
 
 
-def event_quantiles(targets: np.ndarray, bins: int = 20) -> tuple[float, ...]:
-    """The ends of at most ``bins`` bins of time with as many events each, for ``About.edges``; the last event ends one.
-
-    Where events share their times, bins are fewer. Times are rounded to single precision, in which they are compared.
-    """
-    times = targets[targets[:, 0] > 0, 1]
-    if not len(times):
-        raise UserError(f"got {len(targets)} training examples without any event, expected at least one for survival")
-    ends = np.quantile(times.astype(np.float32), np.arange(1, bins + 1) / bins, method="inverted_cdf")
-    return tuple(np.unique(ends).tolist())
-
-
 def risk_by_hazards(outputs: np.ndarray) -> np.ndarray:
     """Minus the expected number of bins that an example outlives, of the logits of the hazards [n, bins]."""
     log_survival = -np.cumsum(np.logaddexp(0.0, outputs.astype(np.float64)), axis=1)

@@ -10,6 +10,7 @@ import torch
 
 from fedlada_mpi.data import prepare as preparation
 from fedlada_mpi.data.arrays import Data, shards
+from fedlada_mpi.data.normalise import time_edges
 from fedlada_mpi.data.rows import Ragged, padded, ragged, shifted, take_rows
 from fedlada_mpi.data.shards import padded_inputs, read_clients, read_manifest, read_silos, read_test
 from fedlada_mpi.support.errors import UserError
@@ -86,7 +87,6 @@ def test_named_and_ragged_inputs(written):
     assert test[0]["tokens"].starts.tolist() == [0, 1, 2]
     assert padded_inputs(manifest.arrays, shard.inputs)["tokens"].tolist() == [[5, 6, 0], [1, 2, 3], [4, 0, 0]]
     assert manifest.about().inputs == {"tokens": Array("int64", (3,), 10), "age": Array("float32")}
-    assert manifest.about(2).inputs["tokens"] == Array("int64", (2,), 10)
     assert read_clients(manifest, [1]).inputs["tokens"].values.tolist() == [4]
 
 
@@ -274,3 +274,11 @@ def test_rows_of_any_length():
     assert padded(rows, 2, fill=-1).tolist() == [[1, 2], [-1, -1], [4, -1]]
     assert shifted(rows).tolist() == [[2, 3, -1], [-1, -1, -1], [-1, -1, -1]]
     assert shifted(Ragged(np.array([300, 70000]), np.array([0, 2]))).dtype == np.int32
+
+
+def test_edges_are_quantiles_of_events():
+    targets = np.array([[1, time] for time in range(1, 101)] + [[0, 1000]] * 50, float)
+    assert time_edges(targets, 4) == [25, 50, 75, 100]
+    assert time_edges(np.array([[1.0, 2], [1, 2], [1, 2], [1, 7]]), 20) == [2, 7]
+    with pytest.raises(UserError, match="without any event"):
+        time_edges(targets[100:])

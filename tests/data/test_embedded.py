@@ -8,11 +8,11 @@ from functools import cache
 import numpy as np
 import pytest
 
+from fedlada_mpi.data.normalise import time_edges
 from fedlada_mpi.data.sources.base import ArraySet
-from fedlada_mpi.data.sources.embedded import EMBEDDED, FOLDER, NUMERIC
+from fedlada_mpi.data.sources.embedded import EMBEDDED, FOLDER
 from fedlada_mpi.data.sources.npz import load_digits
 from fedlada_mpi.tasks import About, Array, create
-from fedlada_mpi.tasks.survival import event_quantiles
 
 # Rows for training and for testing, shape of an input and of a target, clients, classes, task, loss.
 SETS = {
@@ -60,7 +60,7 @@ def test_what_the_sets_hold(name):
 @pytest.mark.parametrize("name", EMBEDDED)
 def test_targets_are_those_of_the_task(name):
     data = loaded(name)
-    edges = event_quantiles(data.targets) if data.task == "survival" else ()
+    edges = tuple(time_edges(data.targets)) if data.task == "survival" else ()
     example = Array(str(data.targets.dtype), data.targets.shape[1:])
     about = About(Array(str(data.inputs.dtype), data.inputs.shape[1:]), example, len(data.class_names), edges=edges)
     task = create(data.task, about, data.loss)
@@ -112,15 +112,6 @@ def test_no_person_of_randhie_is_in_both_splits():
     assert data.feature_names[:4] == ["logc", "idp", "lpi", "fmde"]
     assert (data.targets.min(), data.targets.max(), data.targets.dtype) == (0, 77, np.float32)
     assert sorted(set(data.owners)) == [f"site {number}" for number in range(1, 7)]
-
-
-def test_columns_to_normalise_are_those_with_more_than_a_few_values():
-    for name, numeric in NUMERIC.items():
-        data = loaded(name)
-        assert set(numeric) <= set(data.feature_names)
-        others = [k for k, column in enumerate(data.feature_names) if column not in numeric]
-        assert data.inputs[:, others].min() == 0
-        assert data.inputs[:, others].max() == 1
 
 
 def test_a_regime_of_dd_is_of_one_kind_on_one_continent():

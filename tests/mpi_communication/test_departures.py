@@ -143,3 +143,20 @@ def test_a_defect_ends_all_ranks(campaign):
     assert status == 1
     assert printed.count("Traceback") == 1, printed
     assert "rank 1 of 3 failed" in printed
+
+
+@pytest.mark.slow
+def test_a_task_with_metrics_of_all_predictions_goes_on(campaign, tmp_path):
+    """With adopted clients and exact sums, to the same bits; the clients' own test examples move with them."""
+    common = ["--dataset", "dd", "--data-dir", str(tmp_path / "data"), "--algorithm", "scaffold", "--rounds", "4"]
+    common += ["--eval-every", "1", "--eval-clients", "1", "--sums", "exact", "--adopt"]
+    records = {}
+    for name, faults in (("plain", {}), ("lost", {2: ("train", 3, BEFORE)})):
+        out = tmp_path / name
+        status, printed = campaign.run(4, [json.dumps(faults), *common, "--out", str(out)])
+        assert status == 0, printed
+        records[name] = [json.loads(line) for line in (out / "metrics.jsonl").open()]
+    assert "left after round" in printed
+    for plain, lost in zip(records["plain"], records["lost"], strict=True):
+        for column in ("test_cindex", "train_cindex", "test_loss", "train_loss", "client_test_cindex_mean"):
+            assert plain[column] == lost[column], (plain["round"], column)

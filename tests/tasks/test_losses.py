@@ -12,7 +12,6 @@ from torch.func import grad_and_value, vmap
 
 from fedlada_mpi.support.errors import UserError
 from fedlada_mpi.tasks import TASKS, About, Array, Task, create
-from fedlada_mpi.tasks.survival import event_quantiles
 
 NUMBER = Array("float32")
 EDGES = (1.0, 2.0, 4.0, 9.0)
@@ -227,14 +226,6 @@ def test_cox_has_no_loss_of_single_examples():
     with pytest.raises(NotImplementedError):
         task.loss(torch.zeros(2, 1), torch.zeros(2, 2))
     assert create("survival", About(NUMBER, edges=EDGES)).batch_loss is None
-
-
-def test_edges_are_quantiles_of_events():
-    targets = np.array([[1, time] for time in range(1, 101)] + [[0, 1000]] * 50, float)
-    assert event_quantiles(targets, 4) == (25, 50, 75, 100)
-    assert event_quantiles(np.array([[1.0, 2], [1, 2], [1, 2], [1, 7]]), 20) == (2, 7)
-    with pytest.raises(UserError, match="without any event"):
-        event_quantiles(targets[100:])
 
 
 @pytest.mark.parametrize("edges", [(), (2.0, 1.0), (1.0, 1.0)])

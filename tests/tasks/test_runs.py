@@ -261,3 +261,13 @@ def test_several_arrays_and_rows_of_any_length(there):
     np.testing.assert_allclose(run.predict(test), expected.detach(), rtol=1e-12)
     with pytest.raises(UserError, match="inputs: got tokens, expected also age"):
         run.predict({"tokens": tokens[6:]})
+
+
+@pytest.mark.parametrize("change", [{"diagnose": 1}, {"algorithm": "mimelite"}])
+def test_losses_that_do_not_add_up_have_no_full_gradient(there, change):
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(8, 2)), np.column_stack([np.ones(8), np.arange(1.0, 9)])
+    data = Data(inputs=x, targets=y, clients=np.arange(8) % 2, test=(x, y), task="survival")
+    given = {**PLAIN, "model": "linear", "loss": "cox", "data_dir": f"{there}/data", "out": f"{there}/run", **change}
+    with pytest.raises(UserError, match="takes gradients over all examples of a client, and the loss of survival"):
+        train(data=data, **given)

@@ -21,12 +21,6 @@ TEXT_TEST_SHARE = 0.1
 CANVAS, DIGIT = 16, 8  # pixels
 MADE_CLIENTS = 10
 
-# The columns that are measured, not 0 or 1: those to normalise.
-NUMERIC = {
-    "randhie": ("logc", "lpi", "fmde", "linc", "lfam", "year", "time", "xage", "educdec", "mhi", "disea", "xghindx"),
-    "dd": ("years since 1946",),
-}
-
 
 def _read(name: str) -> dict[str, np.ndarray]:
     with np.load(FOLDER / f"{name}.npz", allow_pickle=False) as arrays:
