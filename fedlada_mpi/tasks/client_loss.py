@@ -40,7 +40,7 @@ class ClientLoss:
         found = self.task.loss(outputs.flatten(0, 1), targets.flatten(0, 1))
         if isinstance(found, tuple):
             sums, counts = (each.view(shape) * (weight > 0) for each in found)
-            return sums.sum(-1) / counts.sum(-1).clamp(min=1) * weight.sum(-1)
+            return quotient(sums.sum(-1), counts.sum(-1)) * weight.sum(-1)
         return (of_examples(found).view(shape) * weight).sum(-1)
 
     def targets_like(self, *lead: int) -> Tensor:
@@ -50,11 +50,15 @@ class ClientLoss:
         return torch.zeros(*lead, *array.shape, dtype=stored_as(array.dtype))
 
 
+def quotient(sums: Tensor, counts: Tensor) -> Tensor:
+    """The mean, 0 of nothing; counts may be weights, below 1."""
+    return sums / counts.masked_fill(counts == 0, 1)
+
+
 def of_examples(found: Loss) -> Tensor:
     """[N] from what a task's loss gives."""
     if isinstance(found, tuple):
-        sums, counts = found
-        return sums / counts.clamp(min=1)
+        return quotient(*found)
     return found if found.ndim == 1 else found.flatten(1).mean(1)
 
 

@@ -193,6 +193,7 @@ def constant(outputs, targets):
         (lambda o, t: (o[:, 0] - t).detach() ** 2, "has no gradient"),
         (lambda o, t: (o[:, 0] - t) * float("nan"), "expected finite numbers"),
         (constant, "has no gradient"),
+        (lambda o, t: (o[:, 0] - t.clamp_(max=0.0)) ** 2, "changes its outputs or targets in place"),
         (lambda o, t: (o[:, 0] - t.missing) ** 2, "AttributeError"),
     ],
 )
@@ -261,3 +262,37 @@ def test_several_arrays_and_rows_of_any_length(there):
     np.testing.assert_allclose(run.predict(test), expected.detach(), rtol=1e-12)
     with pytest.raises(UserError, match="inputs: got tokens, expected also age"):
         run.predict({"tokens": tokens[6:]})
+
+
+def counter():
+    calls = []
+
+    def metric(outputs, targets):
+        calls.append(1)
+        return (outputs[:, 0] - targets) * len(calls)
+
+    return metric
+
+
+def test_a_metric_with_a_state_is_refused(data, there):
+    with pytest.raises(UserError, match="two calls on the same examples differ in growing: keep no state"):
+        train(data=data, model=linear(), metrics={"growing": counter()}, objective="-growing",
+              data_dir=f"{there}/data", out=f"{there}/run", **PLAIN)  # fmt: skip
+
+
+class Flat(nn.Module):
+    """A number of each example, [N]."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = linear()
+
+    def forward(self, x):
+        return self.linear(x)[:, 0]
+
+
+def test_outputs_of_one_number_per_example(data, there):
+    run = train(data=data, model=Flat(), loss=lambda o, t: (o - t) ** 2, data_dir=f"{there}/data", out=f"{there}/run",
+                **PLAIN)  # fmt: skip
+    weights = run.model.module.linear.weight.detach().numpy()[0]
+    np.testing.assert_allclose(weights, by_hand(2)[:3], rtol=1e-13, atol=1e-13)
