@@ -111,6 +111,8 @@ class Session:
         capture = capture_on(device) if engine.capturable else None
         augmentation = world.collectively(self._augmentation)
         trainer = world.collectively(lambda: Trainer(config, a, engine, data, device, dtype, capture, augmentation))
+        if a.full_gradient:
+            trainer.counts = world.collectively(lambda: loss.counts(data.targets, self.scores.output_shape))
         size = self.network.layout.size
         wire = aggregate.wire_type(config, dtype)
         transport = plan_transport(world, size, wire, device, config.transport, config.wire)

@@ -30,6 +30,7 @@ class Scores:
     def __init__(self, task: Task, output_shape: tuple[int, ...]):
         self.task, self.output_shape = task, output_shape
         self.own_code = not task.name  # a built-in task has a name
+        self.of_batches = task.batch_loss is not None  # whether an example's loss depends on the others of its batch
         self.metrics = {name: as_metric(given) for name, given in task.metrics.items()}
         self.summed = {name: metric for name, metric in self.metrics.items() if not metric.whole}
         self.whole = {name: metric for name, metric in self.metrics.items() if metric.whole}
@@ -121,7 +122,7 @@ class ClassScores(Scores):
 
     summed: dict[str, Metric] = {}
     whole: dict[str, Metric] = {}
-    own_code = False
+    own_code = of_batches = False
     columns = ("loss", "acc")
     widths = {"loss": 1, "acc": 1}
 
