@@ -74,7 +74,7 @@ def train(
         raise UserError(f"on_round: got {shortened(on_round)}, expected a function of a round's record")
     if config is not None and not isinstance(config, (str, os.PathLike)):
         raise UserError(f"config: got {shortened(config)}, expected the path of a file with settings")
-    own = {"algorithm": _method(algorithm), "model": _model(model), **_task(task, loss, metrics, objective)}
+    own = {"algorithm": _method(algorithm), "model": _model(model), **_task(task, loss, metrics, objective, data)}
     own["augment"] = Given(augment) if callable(augment) else augment
     given = {name: os.fspath(value) if isinstance(value, os.PathLike) else value for name, value in settings.items()}
     given |= {name: value for name, value in own.items() if value is not None}
@@ -109,7 +109,9 @@ def _model(model: object) -> str | None:
     return Given(model)
 
 
-def _task(task: object, loss: object, metrics: object, objective: object) -> dict[str, str | None]:
+def _task(
+    task: object, loss: object, metrics: object, objective: object, data: Data | None = None
+) -> dict[str, str | None]:
     """The settings of what is learned; a loss or metrics of one's own make a task of one's own."""
     from .tasks.base import Task
     from .tasks.own import of_functions
@@ -126,7 +128,11 @@ def _task(task: object, loss: object, metrics: object, objective: object) -> dic
     if callable(loss) or isinstance(metrics, Mapping):
         from .tasks import find
 
-        base = find(task) if isinstance(task, str) else task or Task
+        if task is None and not callable(loss):  # metrics next to the loss of a task
+            task = getattr(getattr(data, "examples", None), "task", "classification" if data else "")
+            if not task:
+                raise UserError("metrics: got functions alone, expected also task= or loss=")
+        base: Any = find(task) if isinstance(task, str) else task or Task
         functions = metrics if isinstance(metrics, Mapping) else None
         own = of_functions(base, loss if callable(loss) else None, functions, objective)
         return {"task": Given(own), **named, "objective": objective}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -268,8 +269,9 @@ class Run:
 
         For classification the mean cross-entropy, and ``accuracy``.
         """
+        starts = [0]
         if inputs is None and targets is None:
-            inputs, targets = self._test_examples()
+            inputs, targets, starts = self._test_examples()
         elif inputs is None or targets is None:
             raise UserError("evaluate: got inputs or targets alone, expected both, or none for the run's test examples")
         truth = array(targets, "targets")
@@ -284,21 +286,33 @@ class Run:
             raise UserError(f"evaluate: got {len(outputs)} inputs and {len(truth)} targets, expected as many")
         scores = tasks.scores(self.task, tuple(outputs.shape[1:]))
         known = tensor_of(truth, outputs.device, outputs.dtype)
-        sums = [*scores.totals(outputs, known).tolist(), len(outputs)]
+        sums = [*self._totals(scores, outputs, known, starts), len(outputs)]
         found = scores.values(sums) | scores.of_all(outputs.cpu().numpy(), truth)
         titles = {"acc": "accuracy"}
         return {titles.get(name, name): float("nan") if value is None else value for name, value in found.items()}
 
-    def _test_examples(self) -> tuple[Any, np.ndarray]:
-        """Nobody's, then those of the clients."""
-        manifest = self._manifest()
+    def _totals(self, scores: tasks.Scores, outputs: Tensor, targets: Tensor, starts: list[int]) -> list[float]:
+        """The sums of the scores; a loss of a batch is that of the batches that a run evaluates."""
+        if not scores.of_batches:
+            return scores.totals(outputs, targets).tolist()
+        batch = BATCH.get(outputs.device.type, BATCH["cpu"])
+        bounds = pairwise([*starts, len(outputs)])
+        parts = [slice(at, min(at + batch, last)) for first, last in bounds for at in range(first, last, batch)]
+        return torch.stack([scores.totals(outputs[part], targets[part]) for part in parts]).sum(0).tolist()
+
+    def _test_examples(self) -> tuple[Any, np.ndarray, list[int]]:
+        """Nobody's, then those of the clients; and where those of each begin."""
+        manifest, starts = self._manifest(), [0]
         parts = [read_test(manifest)]
         if manifest.own_tests:
             own = read_clients(manifest, np.arange(manifest.clients)).test
             assert own is not None
+            nobodys = 0 if parts[0] is None else len(parts[0][1])
+            starts = [0, *(nobodys + own.offsets[:-1]).tolist()]
             parts.append((own.inputs, own.targets))
         known = [part for part in parts if part is not None]
-        return joined_inputs([inputs for inputs, _ in known]), np.concatenate([targets for _, targets in known])
+        joined = joined_inputs([inputs for inputs, _ in known])
+        return joined, np.concatenate([targets for _, targets in known]), starts
 
     def predict(self, inputs: Any, probabilities: bool = False) -> np.ndarray:
         """Of classification the class of each example, ``[n]``, or the probability of each class, ``[n, classes]``; of

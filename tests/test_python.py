@@ -365,7 +365,7 @@ def test_what_is_refused(settings, out):
         (("algorithm", Wrong),): "direction returns NoneType, expected a tensor [C, d]",
         (("model", 3),): "model: got 3, expected a name, a module, or a function that returns one",
         (("model", nn.BatchNorm2d(3)),): "got outputs of shape [2, 3, 8, 8]",
-        (("model", lambda classes: None),): "takes 1 positional argument but 2 were given",
+        (("model", lambda classes, shape, more: None),): "missing 1 required positional argument: 'more'",
         (("data", 3), ("dataset", "digits")): "data: got 3, expected fedlada_mpi.Data(",
         (("resume", True), ("overwrite", True)): "resume and overwrite contradict each other",
         (("dataset", "nowhere"),): "dataset: got 'nowhere', expected one of",

@@ -7,7 +7,7 @@ gathers its batch from the inputs on the device, without the host.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -175,6 +175,16 @@ def all_batches(
         by_step(still),
         torch.from_numpy(keys),
     )
+
+
+def by_counts(batches: Plan, counts: Tensor) -> Plan:
+    """Every image once, for a loss of sums and counts: a batch weighs what it has of the client's ``counts``."""
+    there = batches.weight > 0
+    mine = (counts.cpu()[batches.index] * there).sum(2)
+    total = mine.sum(0)
+    share = mine / total.masked_fill(total == 0, 1)
+    each = there * (share / there.sum(2).clamp(min=1)).unsqueeze(2)
+    return replace(batches, weight=each.to(batches.weight.dtype))
 
 
 @dataclass

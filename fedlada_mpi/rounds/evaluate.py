@@ -198,9 +198,11 @@ class Evaluations:
         if part not in self.examples:
             return self.nothing
         if part not in self.made:
-            by_client = self.by_client and part in ("train", OWN)
-            single = by_client or (self.config.eval_clients > 0 and part in ("train", OWN))
-            starts = self._clients(part).starts.tolist() if by_client else [0]
+            of_clients = part in ("train", OWN)
+            single = of_clients and (self.by_client or self.config.eval_clients > 0)
+            # A loss of a batch would otherwise depend on who else is on a rank.
+            apart = of_clients and (self.by_client or self.scores.of_batches)
+            starts = self._clients(part).starts.tolist() if apart else [0]
             about = (self.x, *self.examples[part])
             self.made[part] = self.evaluator.of(*about, single=single, starts=starts, outputs=self._keeps(part))
         return self.made[part]()

@@ -28,7 +28,7 @@ from ..support import rng
 from ..support.errors import UserError
 from .aggregate import Collector, Part, Sent
 from .augmentation import Augmentation
-from .batches import Batch, LocalData, Normaliser, Plan, all_batches, gather, local_steps, plan
+from .batches import Batch, LocalData, Normaliser, Plan, all_batches, by_counts, gather, local_steps, plan
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .costs import chunk_count, stack_width
 from .gradients import Engine
@@ -47,6 +47,7 @@ class Trainer:
         augmentation: Augmentation | None = None,
     ):
         self.augmentation = augmentation
+        self.counts: Tensor | None = None  # of the rank's examples, where the loss gives sums and counts
         self.config, self.algorithm, self.engine, self.data, self.device = config, algorithm, engine, data, device
         self.compute = torch.bfloat16 if config.precision == "bf16" else dtype
         self.buffers = ClientBuffers(config, algorithm, engine.network.layout, data, device, dtype, self.compute)
@@ -106,7 +107,8 @@ class Trainer:
         if self.steps.prepare(self._step, s, [running for running, _ in schedule]):
             self._begin(parts, r, clients, steps)
         if self.algorithm.full_gradient:
-            self._full_gradient(parts, s, all_batches(*self._plan_of(r.t, chunk)))
+            batches = all_batches(*self._plan_of(r.t, chunk))
+            self._full_gradient(parts, s, batches if self.counts is None else by_counts(batches, self.counts))
         done = 0
         for running, length in schedule:
             self.steps.run(self._step, s, running, done, length)

@@ -112,6 +112,8 @@ class Session:
         capture = capture_on(device) if engine.capturable else None
         augmentation = world.collectively(self._augmentation)
         trainer = world.collectively(lambda: Trainer(config, a, engine, data, device, dtype, capture, augmentation))
+        if a.full_gradient:
+            trainer.counts = world.collectively(lambda: loss.counts(data.targets, self.scores.output_shape))
         size = self.network.layout.size
         wire = aggregate.wire_type(config, dtype)
         transport = plan_transport(world, size, wire, device, config.transport, config.wire)
@@ -146,11 +148,11 @@ class Session:
         dry_run(self.config.task, self.task, outputs, data.targets[:count].cpu())
 
     def _refuse_losses_that_do_not_add_up(self) -> None:
-        """Gradients over all of a client's examples are summed up from batches, as means over examples can be."""
-        if self.task.batch_loss is None and self.scores.widths["loss"] == 1:
-            return
+        """Gradients over all of a client's examples are summed up from batches; those of ``--diagnose`` mix clients."""
+        of_batches, of_examples = self.task.batch_loss is not None, self.scores.widths["loss"] == 1
         what = "--diagnose" if self.config.diagnose else f"--algorithm {self.config.algorithm}"
-        if self.config.diagnose or self.algorithm.full_gradient:
+        full = self.config.diagnose or self.algorithm.full_gradient
+        if (of_batches and full) or (self.config.diagnose and not of_examples):
             raise UserError(
                 f"{what} takes gradients over all examples of a client, and the loss of {self.config.task} is no mean "
                 "over examples, which batches would add up to: leave it out, or choose another"

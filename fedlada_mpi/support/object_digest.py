@@ -13,8 +13,11 @@ import dis
 import hashlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
+
+import numpy as np
 
 from .user_code import is_library
 
@@ -68,6 +71,8 @@ class _Description:
             for key, item in value.items():
                 yield from self.of(key)
                 yield from self.of(item)
+        elif isinstance(value, (np.ndarray, np.generic)) or hasattr(value, "untyped_storage"):
+            yield from self._array(value)
         elif isinstance(value, (set, frozenset)):
             yield from sorted("".join(_Description(self.of_module).of(item)) for item in value)
         elif isinstance(value, (list, tuple)):
@@ -76,6 +81,15 @@ class _Description:
                 yield from self.of(item)
         else:
             yield from self._instance(value)
+
+    def _array(self, value: Any) -> Iterator[str]:
+        """Numbers of numpy or torch, such as the weights of classes."""
+        found = np.asarray(value.detach().cpu().double() if hasattr(value, "untyped_storage") else value)
+        yield f"{value.dtype} {found.shape}"
+        if found.dtype.hasobject:
+            yield from self.of(found.tolist())
+        else:
+            yield hashlib.sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
 
     def _code(self, code: CodeType) -> Iterator[str]:
         yield code.co_code.hex()
@@ -101,7 +115,7 @@ class _Description:
 
     def _class(self, cls: type) -> Iterator[str]:
         yield f"{cls.__module__}.{cls.__qualname__}"
-        if self._of_library(cls.__module__):
+        if self._of_library(cls.__module__) and not _made(cls):
             return
         for base in cls.__bases__:
             yield from self.of(base)
@@ -111,7 +125,7 @@ class _Description:
                 yield from self.of(value)
 
     def _instance(self, value: Any) -> Iterator[str]:
-        """Of a torch module its layers; of any other object its class, what it wraps, and the plain values it holds."""
+        """Of a torch module its layers; of any other object its class, what it wraps, and what it holds."""
         yield from self.of(type(value))
         if type(value).__module__ in ("builtins", "functools"):
             for name in _WRAPPED:
@@ -122,15 +136,27 @@ class _Description:
             for name, layer in layers():
                 yield name
                 yield from self.of(type(layer))
+                # Which a loss, unlike most layers, does not show: Huber's delta.
+                plain = {key: item for key, item in vars(layer).items() if isinstance(item, _PLAIN) and key[0] != "_"}
+                yield repr(sorted((key, item) for key, item in plain.items() if key != "training"))
         elif dataclasses.is_dataclass(value) or not self._of_library(type(value).__module__):
             for name, item in sorted(getattr(value, "__dict__", {}).items()):
-                if isinstance(item, (*_PLAIN, tuple)):
-                    yield name
-                    yield from self.of(item)
+                yield name
+                yield from self.of(item)
 
     def _of_library(self, module: str) -> bool:
         file = getattr(sys.modules.get(module), "__file__", None)
         return module != "__main__" and (file is None or is_library(file))
+
+
+def _made(cls: type) -> bool:
+    """Whether a class only has the name of a function or class of a library, as a task that is made of functions."""
+    if "<locals>" in cls.__qualname__ or cls.__module__ not in sys.modules:
+        return False
+    try:
+        return attrgetter(cls.__qualname__)(sys.modules[cls.__module__]) is not cls
+    except AttributeError:
+        return False
 
 
 def _globals(code: CodeType) -> set[str]:

@@ -9,6 +9,8 @@ from torch.func import vmap
 
 from .base import Loss, Task
 
+COUNTED = 64  # examples at once
+
 
 def wide(outputs: Tensor) -> Tensor:
     """In the precision that losses are computed in: float32, or double."""
@@ -26,7 +28,7 @@ class ClientLoss:
     """Losses [C] of outputs [C, N, ...]; ``weight`` [C, N] is 1/n of a batch of n examples, and 0 for padding.
 
     Where all examples of a client are divided among several batches, weights are 1/n of all of them: the losses of the
-    batches then add up to the client's.
+    batches then add up to the client's; those of sums and counts with the weights of ``by_counts``.
     """
 
     def __init__(self, task: Task):
@@ -40,8 +42,20 @@ class ClientLoss:
         found = self.task.loss(outputs.flatten(0, 1), targets.flatten(0, 1))
         if isinstance(found, tuple):
             sums, counts = (each.view(shape) * (weight > 0) for each in found)
-            return sums.sum(-1) / counts.sum(-1).clamp(min=1) * weight.sum(-1)
+            return quotient(sums.sum(-1), counts.sum(-1)) * weight.sum(-1)
         return (of_examples(found).view(shape) * weight).sum(-1)
+
+    def counts(self, targets: Tensor, output_shape: tuple[int, ...]) -> Tensor | None:
+        """Of a loss that gives sums and counts, the counts [N]; they do not depend on the outputs."""
+        if self.task.batch_loss is not None:
+            return None
+        found = []
+        for part in targets.split(COUNTED):
+            loss = self.task.loss(torch.zeros(len(part), *output_shape, device=part.device), part)
+            if not isinstance(loss, tuple):
+                return None
+            found.append(loss[1].double())
+        return torch.cat(found) if found else None
 
     def targets_like(self, *lead: int) -> Tensor:
         """Zeros of the form of targets, [*lead, ...]."""
@@ -50,11 +64,15 @@ class ClientLoss:
         return torch.zeros(*lead, *array.shape, dtype=stored_as(array.dtype))
 
 
+def quotient(sums: Tensor, counts: Tensor) -> Tensor:
+    """The mean, 0 of nothing; counts may be weights, below 1."""
+    return sums / counts.masked_fill(counts == 0, 1)
+
+
 def of_examples(found: Loss) -> Tensor:
     """[N] from what a task's loss gives."""
     if isinstance(found, tuple):
-        sums, counts = found
-        return sums / counts.clamp(min=1)
+        return quotient(*found)
     return found if found.ndim == 1 else found.flatten(1).mean(1)
 
 
@@ -68,6 +86,9 @@ class CrossEntropy(ClientLoss):
         logits = wide(outputs)
         losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
         return (losses * weight).sum(-1)
+
+    def counts(self, targets: Tensor, output_shape: tuple[int, ...]) -> None:
+        return None
 
     def targets_like(self, *lead: int) -> Tensor:
         return torch.zeros(lead, dtype=torch.int64)

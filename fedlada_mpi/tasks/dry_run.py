@@ -42,7 +42,12 @@ def dry_run(name: str, task: Task, outputs: Tensor, targets: Tensor) -> None:
         raise UserError(f"{what}: the gradient of its loss is not finite on the first examples")
     with users_code(what, "a loss that does without .item(), and acts on all clients' examples at once"):
         ClientLoss(task)(outputs[None].detach(), targets[None], present[None] / len(outputs))
-    Scores(task, tuple(outputs.shape[1:])).totals(outputs.detach(), targets)
+    scores = Scores(task, tuple(outputs.shape[1:]))
+    first, again = (scores.totals(outputs.detach(), targets) for _ in range(2))
+    differ = ~first.isclose(again, rtol=CLOSE, equal_nan=True)
+    if differ.any():
+        column = scores.columns[int(differ.nonzero()[0])]
+        raise UserError(f"{what}: two calls on the same examples differ in {column}: keep no state, and draw nothing")
 
 
 def _check_number(what: str, loss: Any) -> None:

@@ -34,7 +34,7 @@ def of_functions(
     Its name is that of the first function.
     """
     functions = tuple(getattr(each, "function", each) for each in (loss, *(metrics or {}).values()) if each is not None)
-    members: dict[str, Any] = {"functions": functions, "name": ""}  # which the digest of a user's code covers
+    members: dict[str, Any] = {"functions": functions, "name": ""}
     if loss is not None:
         members["loss"] = lambda self, outputs, targets: loss(outputs, targets)
         members |= {"batch_loss": None, "losses": {}}

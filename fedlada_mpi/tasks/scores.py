@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class Scores:
     def __init__(self, task: Task, output_shape: tuple[int, ...]):
         self.task, self.output_shape = task, output_shape
         self.own_code = not task.name  # a built-in task has a name
+        self.of_batches = task.batch_loss is not None  # whether an example's loss depends on the others of its batch
         self.metrics = {name: as_metric(given) for name, given in task.metrics.items()}
         self.summed = {name: metric for name, metric in self.metrics.items() if not metric.whole}
         self.whole = {name: metric for name, metric in self.metrics.items() if metric.whole}
@@ -40,14 +42,16 @@ class Scores:
 
     def _rows(self, outputs: Tensor, targets: Tensor) -> dict[str, list[Tensor]]:
         """The numbers [N] of each example, by metric."""
-        if self.task.batch_loss is None:
-            rows = {"loss": _loss_rows(self.task.loss(outputs, targets))}
-        else:
-            present = torch.ones(len(outputs), dtype=torch.bool, device=outputs.device)
-            # A batch's loss belongs to all of its examples.
-            rows = {"loss": [self.task.batch_loss(outputs, targets, present).expand(len(outputs))]}
+        with _unchanged("the loss", outputs, targets):
+            if self.task.batch_loss is None:
+                rows = {"loss": _loss_rows(self.task.loss(outputs, targets))}
+            else:
+                present = torch.ones(len(outputs), dtype=torch.bool, device=outputs.device)
+                # A batch's loss belongs to all of its examples.
+                rows = {"loss": [self.task.batch_loss(outputs, targets, present).expand(len(outputs))]}
         for name, metric in self.summed.items():
-            with users_code(f"metric {name}", "a function of (outputs, targets)"):
+            what = f"metric {name}"
+            with users_code(what, "a function of (outputs, targets)"), _unchanged(what, outputs, targets):
                 found = metric.function(outputs, targets)
                 rows[name] = _metric_rows(name, metric, found, len(outputs))
         return rows
@@ -107,7 +111,9 @@ class Scores:
                 continue
             expected = "a function of all outputs and targets that gives a number"
             with users_code(f"metric {name}", expected), np.errstate(all="ignore"):
-                found[name] = as_number(name, metric.function(outputs, targets))
+                # A user's function may sort its arrays in place, which are also those of other metrics and of training.
+                given = (outputs.copy(), targets.copy()) if self.own_code else (outputs, targets)
+                found[name] = as_number(name, metric.function(*given))
         return found
 
 
@@ -116,7 +122,7 @@ class ClassScores(Scores):
 
     summed: dict[str, Metric] = {}
     whole: dict[str, Metric] = {}
-    own_code = False
+    own_code = of_batches = False
     columns = ("loss", "acc")
     widths = {"loss": 1, "acc": 1}
 
@@ -133,6 +139,15 @@ class ClassScores(Scores):
         logits = wide(outputs)
         loss, correct = F.cross_entropy(logits, targets, reduction="sum"), logits.argmax(1) == targets
         return torch.stack([loss.double(), correct.sum().double()])
+
+
+@contextmanager
+def _unchanged(what: str, outputs: Tensor, targets: Tensor) -> Iterator[None]:
+    """Refuse a function that writes to what it is given: others get it, too, and targets are those of training."""
+    before = outputs._version, targets._version
+    yield
+    if (outputs._version, targets._version) != before:
+        raise UserError(f"{what} changes its outputs or targets in place: work on a copy, as by .clone()")
 
 
 def as_metric(given: Any) -> Metric:

@@ -222,6 +222,7 @@ REFUSED = {
     "an unknown owner of a test row": (dict(test=(X, Y, [*OWNERS[:5], "z"])), "test rows of 'z', who has no training"),
     "fewer owners of test rows": (dict(test=(X, Y, OWNERS[:5])), r"got shape \[5\], expected one for each of 6"),
     "a client without rows": (dict(clients=[[0, 1], []]), "client 1 has no images"),
+    "owners in a column": (dict(clients=np.arange(6)[:, None]), r"clients: got shape \[6, 1\], expected the owner of"),
     "an index beyond the rows": (dict(clients=[[0, 6]]), "got index 6, expected 0 to 5"),
     "other test columns": (dict(test=(X[:, :2], Y)), r"inputs of float32 \[3\] and test inputs of float32 \[2\]"),
     "other test inputs": (dict(inputs={"a": X}, test=({"b": X}, Y)), "training inputs 'a' and test inputs 'b'"),

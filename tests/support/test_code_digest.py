@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from repository import ROOT
+from torch import nn
 
 from fedlada_mpi.support.code_digest import changed, of, of_settings
 from fedlada_mpi.support.user_code import Given, is_library, load_object
+from fedlada_mpi.tasks import Task, own, summed
 
 FATAL = "raise SystemExit('this code must not run')\n"
 
@@ -258,3 +263,30 @@ def test_neighbours_of_an_installed_module_are_others_code(tmp_path, monkeypatch
     (packages / "others_alone.py").write_text("")
     monkeypatch.syspath_prepend(packages)
     assert list(of("mine_alone:f")) == ["mine_alone.py"]
+
+
+def numbered(value):
+    return lambda outputs, targets: outputs * value
+
+
+class Weights:
+    def __init__(self, weights):
+        self.weights = weights
+
+
+MADE = {
+    "an array": lambda n: numbered(np.array([1, n])),
+    "a tensor": lambda n: numbered(torch.tensor([1.0, n])),
+    "a scalar of numpy": lambda n: numbered(np.float32(n)),
+    "an object with an array": lambda n: numbered(Weights(np.array([n]))),
+    "a partial function": lambda n: own.of_functions(Task, functools.partial(max, n), None, None),
+    "a loss of a library": lambda n: own.of_functions(Task, nn.HuberLoss(reduction="none", delta=n), None, None),
+    "the value of sums": lambda n: own.of_functions(Task, max, {"m": summed(max, lambda sums: sums[0] * n)}, "m"),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_what_functions_hold_counts(what):
+    one, same, other = (Given(MADE[what](n)) for n in (1, 1, 2))
+    assert of(one) == of(same)
+    assert [*of(one).values()] != [*of(other).values()]

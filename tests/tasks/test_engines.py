@@ -113,3 +113,12 @@ def test_sums_and_counts_are_the_mean_over_tokens_not_over_rows():
     right, wrong = torch.nn.functional.cross_entropy(torch.stack([logits[0, 0], logits[1, 0]]), torch.tensor([0, 0]),
                                                      reduction="none")  # fmt: skip
     assert float(found) == pytest.approx(float(3 * right + wrong) / 4, abs=1e-15)
+
+
+def test_counts_may_be_weights_below_one():
+    weighted = lambda outputs, targets: ((outputs[:, 0] - targets) ** 2 * 0.01, torch.full_like(targets, 0.01))  # noqa: E731
+    task = tasks.own.of_functions(tasks.Task, weighted, None, None)(about(Array("float32")))
+    outputs, targets = torch.tensor([[1.0], [3.0]]).double(), torch.zeros(2).double()
+    found = tasks.client_loss(task)(outputs[None], targets[None], torch.full((1, 2), 0.5).double())
+    assert float(found) == pytest.approx(5.0, abs=1e-14)
+    assert tasks.client_loss(task)(outputs[None], targets[None], torch.zeros(1, 2).double()).item() == 0

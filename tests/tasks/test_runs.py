@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import h5py
@@ -193,6 +194,7 @@ def constant(outputs, targets):
         (lambda o, t: (o[:, 0] - t).detach() ** 2, "has no gradient"),
         (lambda o, t: (o[:, 0] - t) * float("nan"), "expected finite numbers"),
         (constant, "has no gradient"),
+        (lambda o, t: (o[:, 0] - t.clamp_(max=0.0)) ** 2, "changes its outputs or targets in place"),
         (lambda o, t: (o[:, 0] - t.missing) ** 2, "AttributeError"),
     ],
 )
@@ -271,3 +273,76 @@ def test_losses_that_do_not_add_up_have_no_full_gradient(there, change):
     given = {**PLAIN, "model": "linear", "loss": "cox", "data_dir": f"{there}/data", "out": f"{there}/run", **change}
     with pytest.raises(UserError, match="takes gradients over all examples of a client, and the loss of survival"):
         train(data=data, **given)
+
+
+def counter():
+    calls = []
+
+    def metric(outputs, targets):
+        calls.append(1)
+        return (outputs[:, 0] - targets) * len(calls)
+
+    return metric
+
+
+def test_a_metric_with_a_state_is_refused(data, there):
+    with pytest.raises(UserError, match="two calls on the same examples differ in growing: keep no state"):
+        train(data=data, model=linear(), metrics={"growing": counter()}, objective="-growing",
+              data_dir=f"{there}/data", out=f"{there}/run", **PLAIN)  # fmt: skip
+
+
+class Flat(nn.Module):
+    """A number of each example, [N]."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = linear()
+
+    def forward(self, x):
+        return self.linear(x)[:, 0]
+
+
+def test_outputs_of_one_number_per_example(data, there):
+    run = train(data=data, model=Flat(), loss=lambda o, t: (o - t) ** 2, data_dir=f"{there}/data", out=f"{there}/run",
+                **PLAIN)  # fmt: skip
+    weights = run.model.module.linear.weight.detach().numpy()[0]
+    np.testing.assert_allclose(weights, by_hand(2)[:3], rtol=1e-13, atol=1e-13)
+
+
+def test_the_full_gradient_of_tokens_is_that_of_all_of_them(there):
+    """MimeLite's m after a round is that gradient; batches have different numbers of tokens."""
+    rows = [[0, 1, 2, 3, 1], [2, 1], [1, 3, 1], [3, 2, 0, 1], [1, 0]]
+    table = torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4)
+    module = nn.Embedding(4, 4).double()
+    module.weight.data.copy_(table)
+    data = Data(inputs=rows, clients=np.zeros(5, int), test=([[0, 1, 2, 3, 1], [2, 1]],))
+    how = PLAIN | dict(algorithm="mimelite", batch_size=2, local_steps=1, rounds=2, lr=1e-9)
+    run = train(data=data, model=module, data_dir=f"{there}/data", out=f"{there}/run", checkpoint_every=1, **how)
+    assert np.isfinite(run.metrics["test_loss"]).all()
+    barrier()
+    if is_root():
+        table.requires_grad_()
+        pairs = torch.tensor([pair for row in rows for pair in pairwise(row)])
+        nn.functional.cross_entropy(table[pairs[:, 0]], pairs[:, 1]).backward()
+        with h5py.File(sorted(Path(f"{there}/run").glob("checkpoint/*/server.h5"))[0]) as file:
+            np.testing.assert_allclose(file["m"][:16], 0.1 * table.grad.flatten().numpy(), rtol=1e-13, atol=1e-16)
+
+
+def cox_loss(outputs, events, times):
+    """Of one batch, by its definition."""
+    found = [np.log(np.exp(outputs[times >= times[i]]).sum()) - outputs[i] for i in np.flatnonzero(events)]
+    return sum(found) / max(1, len(found))
+
+
+@pytest.mark.parametrize("sums", ["fast", "exact"])
+def test_the_loss_of_a_batch_is_that_of_each_client(there, sums):
+    x, _, owners, x1, _, tested = arrays()
+    draw = np.random.default_rng(3)
+    y, y1 = (np.column_stack([draw.random(len(e)) > 0.3, draw.random(len(e))]) for e in (owners, tested))
+    data = Data(inputs=x, targets=y, clients=owners, test=(x1, y1, tested), task="survival")
+    run = train(data=data, model=linear(), loss="cox", data_dir=f"{there}/data", out=f"{there}/run", sums=sums, **PLAIN)
+    for part, rows, of, by in (("train", x, y, owners), ("test", x1, y1, tested)):
+        outputs = run.predict(rows)[:, 0]
+        losses = [cox_loss(outputs[by == c], of[by == c, 0], of[by == c, 1]) * (by == c).sum() for c in range(4)]
+        assert run.metrics[f"{part}_loss"][-1] == pytest.approx(sum(losses) / len(by), rel=1e-12)
+    assert run.evaluate()["loss"] == pytest.approx(run.metrics["test_loss"][-1], rel=1e-12)

@@ -96,6 +96,39 @@ def test_what_is_no_metric_is_refused(metric, words):
     assert words in str(found.value)
 
 
+def clamped(outputs, targets):
+    targets.clamp_(max=0.0)
+    return outputs[:, 0]
+
+
+def scaled(outputs, targets):
+    return outputs.mul_(2)[:, 0]
+
+
+@pytest.mark.parametrize("metric", [clamped, scaled])
+def test_a_metric_that_changes_its_arguments_is_refused(metric):
+    with pytest.raises(UserError, match=r"^metric bad changes its outputs or targets in place"):
+        scores(bad=metric)
+
+
+def test_a_loss_that_changes_its_targets_is_refused():
+    made = own.of_functions(Task, lambda o, t: (o[:, 0] - t.clamp_(max=0.0)).abs(), None, None)
+    with pytest.raises(UserError, match=r"^the loss changes its outputs or targets in place"):
+        Scores(made(ABOUT), (1,))
+
+
+def test_a_whole_metric_may_sort_in_place():
+    def sorts(outputs, targets):
+        outputs.sort(0)
+        targets[:] = 0
+        return outputs[-1, 0]
+
+    outputs, targets = np.array([[3.0], [1.0]]), np.array([3.0, 1.0])
+    of = scores(largest=whole(sorts), error=whole(lambda o, t: np.abs(o[:, 0] - t).max()))
+    assert of.of_all(outputs, targets) == {"largest": 3.0, "error": 0.0}
+    assert targets.tolist() == [3.0, 1.0]
+
+
 def test_a_whole_metric_that_gives_no_number_is_refused():
     of = scores(bad=whole(lambda outputs, targets: outputs))
     with pytest.raises(UserError, match=r"metric bad: got .*, expected a number"):
