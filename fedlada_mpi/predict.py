@@ -31,6 +31,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         how = {"trust": options.trust, "accept_changed_code": options.accept_changed_code, "best": options.best}
         run = load(options.run, **how)
+        if not run.takes_images:
+            raise UserError(f"{options.run} was trained on arrays, no images: fedlada_mpi.load(DIR).predict(arrays)")
         probabilities = run.predict(options.images, probabilities=True)
         names = run.classes
     except UserError as error:

@@ -206,6 +206,11 @@ class Run:
         return list(self._data.get("class_names") or [])
 
     @property
+    def takes_images(self) -> bool:
+        """Whether its model classifies images."""
+        return self._about.image and self.task.name == "classification"
+
+    @property
     def _data(self) -> dict[str, Any]:
         """What the summary says of the data; runs of version 0.1 have it only in their data."""
         about = self.summary.get("data")

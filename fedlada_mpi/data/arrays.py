@@ -17,7 +17,7 @@ from .manifest import ARRAYS, MANIFEST, NORMALISE, Stored, data_root, is_name, r
 from .normalise import by_client
 from .partition import hold_out, natural
 from .prepare import Examples, complete, describe, simplest, strata_of, tests_of, write_shards
-from .rows import Inputs, Ragged, Rows, has_floats, is_finite, named, ragged, shifted, values_of
+from .rows import Inputs, Ragged, Rows, as_floats, has_floats, is_finite, named, ragged, shifted, values_of
 from .settings import STRATA, PrepareSettings
 from .sources import ArraySet, ImageSet
 from .sources.base import check, check_arrays
@@ -132,7 +132,9 @@ class Data:
         targets, test_targets = self._targets(inputs, tests)
         task = self.task or ("next-token" if self.targets is None else task_of(targets))
         if self.normalise != "none" and not has_floats(inputs):
-            raise UserError("data: normalise has no effect on inputs without floats: leave it out")
+            if task == "next-token" or is_image(inputs):
+                raise UserError("data: normalise has no effect on tokens and images: leave it out")
+            inputs, tests = as_floats(inputs), as_floats(tests)
         image = is_image(inputs) and is_image(tests) if self.image is None else self.image
         if image:
             inputs, tests = (self._images(part) for part in (inputs, tests))

@@ -34,6 +34,16 @@ SILOS = 64  # files of a partition that a run prepares, for up to as many ranks
 WAIT_SECONDS = 0.5
 MOST_NAMES = 10  # of data sets, in an error
 
+# For arrays that are no images, unless a run names one.
+MODELS = {
+    "classification": "mlp",
+    "multilabel": "mlp",
+    "regression": "linear",
+    "survival": "linear",
+    "segmentation": "fcn",
+    "next-token": "causal_cnn",
+}
+
 # Settings of a run that its shards fix, and the names of these settings in the manifest.
 _FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_per_client", "size_sigma")}
 _FIXED |= {"partition": "kind", "partition_seed": "seed", "validation": "validation"}
@@ -62,6 +72,8 @@ def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded:
     shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
     if manifest.format == 2:
         shards |= {"task": manifest.task, "loss": manifest.loss} if manifest.task else {}
+        if not manifest.image:
+            shards["model"] = MODELS.get(str(given.get("task", manifest.task)), SETTINGS["model"].default)
     if not recorded and "dirichlet" in given and "partition" not in given:
         shards["partition"] = "dirichlet"
     resolved = resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded)

@@ -16,7 +16,7 @@ from .manifest import MANIFEST, MOST_VALUES, RAW_PATH, READING, Manifest, read_m
 from .normalise import by_client, statistics, time_edges
 from .partition import hold_out, partition, strata
 from .picture import PICTURE, draw
-from .rows import Inputs, Ragged, Rows, has_floats, length, longest, named, values_of
+from .rows import Inputs, Ragged, Rows, as_floats, has_floats, length, longest, named, values_of
 from .settings import PrepareSettings, check_silos
 from .sources import ArraySet, ImageSet, table
 from .sources.bounds import check_memory
@@ -49,8 +49,12 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
     if settings.partition != "natural":
         examples = simplest(replace(examples, test_owners=None))
     division = divided(settings, examples, labels)
-    if settings.normalise not in ("", "none") and not has_floats(examples.inputs):
-        raise UserError("--normalise has no effect on data without floats: leave it out")
+    if settings.normalise not in ("", "none"):
+        if not isinstance(examples, ArraySet) or examples.image or examples.task == "next-token":
+            raise UserError("--normalise has no effect on images and tokens: leave it out")
+        if not has_floats(examples.inputs):
+            inputs, tests = as_floats(examples.inputs), as_floats(examples.test_inputs)
+            examples = replace(examples, inputs=inputs, test_inputs=tests)
     if settings.normalised == "client" and isinstance(examples, ArraySet):
         examples, division = by_client(examples, division)
     manifest = describe(settings, fingerprint(settings, raw), examples, division)

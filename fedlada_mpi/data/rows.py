@@ -53,6 +53,13 @@ def has_floats(inputs: Inputs) -> bool:
     return any(values_of(array).dtype.kind == "f" for array in named(inputs).values())
 
 
+def as_floats(inputs: Inputs) -> Inputs:
+    """Integers, such as the values of a scan, as floating-point numbers."""
+    return unnamed(
+        {name: with_values(array, values_of(array).astype(np.float32)) for name, array in named(inputs).items()}
+    )
+
+
 def take(inputs: Inputs, indices: np.ndarray) -> Inputs:
     """These rows."""
     return unnamed({name: take_rows(array, indices) for name, array in named(inputs).items()})

@@ -169,6 +169,10 @@ def fcn(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.
     channels, size = (shape[-1], shape[:-1]) if form.image else (shape[:1][0] if shape else 0, shape[1:])
     if len(size) not in CONVOLUTIONS or outputs[1:] != size:
         raise ValueError(f"fcn gives a number per class and pixel, got {form.seen_shape} and outputs {list(outputs)}")
+    if form.single is not None and is_integer(form.single) and not form.image:
+        raise ValueError(
+            f"fcn takes floating-point numbers, got {form.single.dtype}: prepare the data with --normalise pooled"
+        )
     convolution = CONVOLUTIONS[len(size)]
     module = nn.Sequential()
     for name, layer in (

@@ -145,13 +145,11 @@ class Columns:
 CLASSIFICATION = Columns((LOSS, ACCURACY), ACCURACY)
 
 
-def of_task(metrics: Mapping[str, tuple[str, bool]], objective: str, larger_is_better: bool) -> Columns:
-    """Of a task with these metrics, by name their title and whether they are shares; one of them is the objective."""
+def of_task(metrics: Mapping[str, tuple[str, bool, bool]], objective: str, larger_is_better: bool) -> Columns:
+    """Of a task with these metrics, by name their title, whether they are shares, and whether more is better."""
     named = {LOSS.name: LOSS}
-    for name, (title, percent) in metrics.items():
-        # Of other metrics it is not known; only the objective's direction decides anything.
-        more = larger_is_better if name == objective else name == ACCURACY.name
-        named[name] = Metric(name, title or name, percent, more)
+    for name, (title, percent, more) in metrics.items():
+        named[name] = Metric(name, title or name, percent, larger_is_better if name == objective else more)
     return Columns(tuple(named.values()), named[objective])
 
 

@@ -159,7 +159,7 @@ class Session:
             )
 
     def _columns(self) -> Columns:
-        shown = {name: (m.title, m.percent) for name, m in self.scores.metrics.items()}
+        shown = {name: (m.title, m.percent, bool(m.larger_is_better)) for name, m in self.scores.metrics.items()}
         return of_task(shown, *objective_of(self.task, self.config.objective))
 
     def _network(self) -> models.Network:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from .. import mpi
+from ..data.manifest import TEST_FILE
 from ..mpi.plan import cuda_aware
 from ..rounds.costs import Costs, RankMemory
 from ..rounds.device import arithmetic, device_name, precision_notes
@@ -101,10 +102,13 @@ class Banner:
 
     def _examples(self) -> str:
         m = self.session.manifest
-        tested = f", {int(m.test_sizes.sum())} of their own to test on" if m.own_tests else ""
+        nobodys = m.rows(TEST_FILE) if TEST_FILE in m.files else 0
+        own = f", {int(m.test_sizes.sum())} of their own to test on" if m.own_tests else ""
+        tested = own + (f", {nobodys} to test on" if nobodys and not m.image else "")
         if m.image:
             return f"{int(m.sizes.sum())} images, {m.classes} classes{tested}"
-        return f"{int(m.sizes.sum())} examples{tested}, inputs {self.session.network.form.seen_shape}"
+        inputs = self.session.network.form.seen_shape.removeprefix("arrays ")
+        return f"{int(m.sizes.sum())} examples{tested}, inputs {inputs}"
 
     def _task(self) -> str:
         task, objective = self.session.task, self.session.columns.objective

@@ -103,6 +103,9 @@ def closing_lines(
         reached, most = objective.shown(final[test]), objective.shown(best[test])
         there = f"by validation, round {best['round']}" if by_validation else f"round {best['round']}"
         lines.append(f"  test {objective.title:<9} {reached} final, {most} best ({there})")
+        others = [metric for metric in columns.metrics if metric not in (LOSS, objective)]
+        if known := [f"{m.title} {m.shown(v)}" for m in others if (v := final[m.of("test")]) is not None]:
+            lines.append(f"  test, too      {', '.join(known)}")
         if final[train] is not None:
             loss = final[LOSS.of("train")]
             shown = "not finite" if loss is None else LOSS.shown(loss)

@@ -61,11 +61,17 @@ class Metric:
     whole: bool = False
     title: str = ""
     percent: bool = False
+    larger_is_better: bool | None = None  # None: the objective says it, by "-" before the name
 
 
-def whole(function: Callable[[np.ndarray, np.ndarray], float], title: str = "", percent: bool = False) -> Metric:
+def whole(
+    function: Callable[[np.ndarray, np.ndarray], float],
+    title: str = "",
+    percent: bool = False,
+    larger_is_better: bool | None = None,
+) -> Metric:
     """A metric of all predictions at once, such as the area under a curve."""
-    return Metric(function, whole=True, title=title, percent=percent)
+    return Metric(function, None, True, title, percent, larger_is_better)
 
 
 def summed(
@@ -73,9 +79,10 @@ def summed(
     value: Callable[[np.ndarray], float],
     title: str = "",
     percent: bool = False,
+    larger_is_better: bool | None = None,
 ) -> Metric:
     """A metric that is a function ``value`` of sums over examples: ``function`` gives [N, k], ``value`` takes [k]."""
-    return Metric(function, value, title=title, percent=percent)
+    return Metric(function, value, False, title, percent, larger_is_better)
 
 
 Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor]"

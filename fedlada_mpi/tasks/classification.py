@@ -39,8 +39,8 @@ def one_against_rest(outputs: np.ndarray, targets: np.ndarray) -> float:
 
 # For those who ask for them; what a run records by itself is loss and accuracy.
 OPTIONAL = {
-    "balanced_acc": summed(class_hits, mean_recall, "balanced accuracy", percent=True),
-    "auc": whole(one_against_rest, "area under the ROC curve"),
+    "balanced_acc": summed(class_hits, mean_recall, "balanced accuracy", percent=True, larger_is_better=True),
+    "auc": whole(one_against_rest, "area under the ROC curve", larger_is_better=True),
 }
 
 
@@ -49,7 +49,7 @@ class Classification(Task):
 
     name = "classification"
     objective = "acc"
-    metrics = {"acc": Metric(correct, title="accuracy", percent=True)}
+    metrics = {"acc": Metric(correct, title="accuracy", percent=True, larger_is_better=True)}
     optional = OPTIONAL
     losses = {"cross-entropy": "minus the log of the probability of the class"}
 

@@ -36,8 +36,8 @@ class Multilabel(Task):
     name = "multilabel"
     objective = "f1"
     metrics: dict[str, Metric] = {
-        "f1": summed(hits_and_misses, f1, "F1 score", percent=True),
-        "auc": whole(label_auc, "area under the ROC curve"),
+        "f1": summed(hits_and_misses, f1, "F1 score", percent=True, larger_is_better=True),
+        "auc": whole(label_auc, "area under the ROC curve", larger_is_better=True),
     }
     losses = {"binary-cross-entropy": "mean over labels of minus the log of the probability of the truth"}
 

@@ -43,8 +43,8 @@ class NextToken(Task):
     name = "next-token"
     objective = "-perplexity"
     metrics = {
-        "perplexity": summed(losses_and_tokens, exp_of_mean, "perplexity"),
-        "acc": Metric(correct, title="accuracy", percent=True),
+        "perplexity": summed(losses_and_tokens, exp_of_mean, "perplexity", larger_is_better=False),
+        "acc": Metric(correct, title="accuracy", percent=True, larger_is_better=True),
     }
     losses = {"cross-entropy": "mean over tokens of minus the log of the probability of the next"}
 

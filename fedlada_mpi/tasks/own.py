@@ -60,7 +60,12 @@ def objective_of(task: Task, asked: str = "") -> tuple[str, bool]:
         raise UserError(f"--objective: got {shortened(objective)}, expected one of {_choices(task.metrics)}")
     if objective == "loss":
         raise UserError("--objective: got loss, of which less is better: expected -loss")
-    return name, not objective.startswith("-")
+    more = not objective.startswith("-")
+    known = getattr(task.metrics.get(name), "larger_is_better", None)
+    if known is not None and known != more:
+        better, right = ("more", name) if known else ("less", f"-{name}")
+        raise UserError(f"--objective: got {objective}, of which {better} is better: expected {right}")
+    return name, more
 
 
 def check_metrics(task: Task) -> None:

@@ -77,9 +77,9 @@ class Regression(Task):
     name = "regression"
     objective = "-rmse"
     metrics: dict[str, Metric] = {
-        "rmse": summed(squared_error, root_of_mean, "root mean squared error"),
-        "mae": Metric(absolute_error, title="mean absolute error"),
-        "r2": summed(moments, explained, "R2"),
+        "rmse": summed(squared_error, root_of_mean, "root mean squared error", larger_is_better=False),
+        "mae": Metric(absolute_error, title="mean absolute error", larger_is_better=False),
+        "r2": summed(moments, explained, "R2", larger_is_better=True),
     }
     losses = {
         "squared": "(output - target)^2",
@@ -93,9 +93,11 @@ class Regression(Task):
         if self.loss_name == "poisson":
             self.objective = "-deviance"
             self.metrics = {
-                "deviance": Metric(deviance, title="mean Poisson deviance"),
-                "rmse": summed(squared_error_of_counts, root_of_mean, "root mean squared error"),
-                "mae": Metric(absolute_error_of_counts, title="mean absolute error"),
+                "deviance": Metric(deviance, title="mean Poisson deviance", larger_is_better=False),
+                "rmse": summed(
+                    squared_error_of_counts, root_of_mean, "root mean squared error", larger_is_better=False
+                ),
+                "mae": Metric(absolute_error_of_counts, title="mean absolute error", larger_is_better=False),
             }
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:

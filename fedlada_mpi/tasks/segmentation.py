@@ -62,8 +62,8 @@ class Segmentation(Task):
     name = "segmentation"
     objective = "dice"
     metrics = {
-        "dice": Metric(dice, title="Dice coefficient", percent=True),
-        "iou": Metric(iou, title="intersection over union", percent=True),
+        "dice": Metric(dice, title="Dice coefficient", percent=True, larger_is_better=True),
+        "iou": Metric(iou, title="intersection over union", percent=True, larger_is_better=True),
     }
     losses = {"cross-entropy": "mean over pixels of minus the log of the probability of the class; 255 is ignored"}
 

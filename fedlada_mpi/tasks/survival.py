@@ -34,7 +34,7 @@ class Survival(Task):
 
     name = "survival"
     objective = "cindex"
-    metrics = {"cindex": whole(cindex_by_hazards, "concordance index", percent=True)}
+    metrics = {"cindex": whole(cindex_by_hazards, "concordance index", percent=True, larger_is_better=True)}
     losses = {
         "discrete": "minus the log-likelihood of a hazard for each bin of time; outputs are their logits",
         "cox": "minus the log partial likelihood of a batch, per event; outputs are the logs of the risks",
@@ -43,7 +43,7 @@ class Survival(Task):
     def __init__(self, about: About, loss: str = ""):
         super().__init__(about, loss)
         if self.loss_name == "cox":
-            self.metrics = {"cindex": whole(cindex_by_risk, "concordance index", percent=True)}
+            self.metrics = {"cindex": whole(cindex_by_risk, "concordance index", percent=True, larger_is_better=True)}
             self.batch_loss = partial_likelihood
         else:
             if not about.edges or any(b <= a for a, b in zip(about.edges, about.edges[1:], strict=False)):

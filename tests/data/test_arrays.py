@@ -236,7 +236,10 @@ REFUSED = {
     "negative classes": (dict(targets=[-1, 0, 1, 0, 1, 0], test=(X, [0] * 6)), "got class -1 in targets"),
     "numbers that are no classes": (dict(targets=[0, 1, 700, 0, 1, 0], test=(X, [0] * 6)), "class 700 among 6 rows"),
     "an unknown test class": (dict(targets=[0, 1] * 3, test=(X, [5] * 6)), "got class 5 of 2 classes"),
-    "integers to normalise": (dict(inputs=[[1]] * 6, test=([[1]] * 6, Y), normalise="pooled"), "inputs without floats"),
+    "tokens to normalise": (
+        dict(inputs=[[1, 2]] * 6, targets=None, test=([[1, 2]] * 6,), normalise="pooled"),
+        "no effect on tokens and images",
+    ),
     "rows of several shapes": (dict(inputs=[X, X[:1], *[X] * 4]), r"got a row of shape \[6, 3\], expected all of one"),
     "an unknown task": (dict(task="regresion"), "did you mean 'regression'"),
     "an unknown normalisation": (dict(normalise="all"), "normalise: got 'all', expected one of none, pooled, client"),

@@ -165,3 +165,13 @@ def test_names_of_metrics_are_columns(name):
     task.metrics = {name: Metric(error)}
     with pytest.raises(UserError, match="metrics: got the name"):
         own.check_metrics(task)
+
+
+def test_the_direction_of_a_metric_that_has_one_is_not_turned_round():
+    task = Absolute(ABOUT)
+    task.metrics = {"mae": Metric(error, larger_is_better=False), "f1": Metric(error, larger_is_better=True)}
+    assert own.objective_of(task, "-mae") == ("mae", False)
+    with pytest.raises(UserError, match="--objective: got -f1, of which more is better: expected f1"):
+        own.objective_of(task, "-f1")
+    with pytest.raises(UserError, match="--objective: got mae, of which less is better: expected -mae"):
+        own.objective_of(task, "mae")
