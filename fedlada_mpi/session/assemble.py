@@ -7,17 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import algorithms, models, mpi, tasks
 from ..algorithms import Vectors
 from ..data.datasets import ensure
-from ..data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, read_manifest
+from ..data.manifest import Manifest, read_manifest
 from ..data.owners import Ownership
-from ..data.rows import Inputs
-from ..data.shards import Shard, check_files, files_of, padded_inputs, read_clients, read_test
+from ..data.shards import check_files, files_of
 from ..gpu.graphs import capture_on
 from ..models.form import Stored, each
 from ..models.initial import load_initial
@@ -25,7 +23,7 @@ from ..models.parameters import dtype_of, tensors
 from ..mpi.plan import plan_transport
 from ..rounds import aggregate
 from ..rounds.augmentation import Augmentation
-from ..rounds.batches import LocalData, Normalise, Normaliser, as_stored, on_device, tensor_of
+from ..rounds.batches import LocalData
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator
 from ..rounds.gradients import create_engine
@@ -41,6 +39,7 @@ from ..support.errors import UserError
 from ..tasks import Task
 from ..tasks.dry_run import dry_run
 from ..tasks.own import objective_of
+from .loading import Loading
 
 TRIED = 4  # examples, of which one may be without an event or a class
 
@@ -78,7 +77,7 @@ class Session:
         self.task = world.collectively(self._task)
         world.collectively(self._verify)
         data = world.collectively(self._local_data)
-        held_out = world.on_root(self._held_out) or {}
+        held_out = world.on_root(self._loading().of_nobody) or {}
 
         self.network = world.collectively(self._network)
         # Products on several threads depend on how many there are.
@@ -205,34 +204,12 @@ class Session:
         check_files(self.manifest, [name for name, rank in first.items() if rank == self.world.rank])
 
     def _local_data(self) -> LocalData:
-        shard = read_clients(self.manifest, self.owners.clients_of[self.world.rank], verify=False)
-        largest = int(self.manifest.sizes.max()) if self.config.sums == "exact" else 0
-        data = self._on_device(shard)
-        data.largest = largest
-        if shard.test is not None:
-            data.test = self._on_device(shard.test)
+        data = self._loading().of_clients(self.owners.clients_of[self.world.rank])
+        data.largest = int(self.manifest.sizes.max()) if self.config.sums == "exact" else 0
         return data
 
-    def _on_device(self, shard: Shard) -> LocalData:
-        m, floats = self.manifest, self.dtype
-        normalise: Normalise = as_stored
-        if self.about.image:
-            normalise = Normaliser(*(torch.tensor(v, dtype=floats, device=self.device) for v in (m.mean, m.std)))
-        inputs, targets = self._moved(shard.inputs, shard.targets)
-        return LocalData(inputs, targets, shard.client_ids, shard.offsets[:-1], np.diff(shard.offsets), normalise)
-
-    def _moved(self, inputs: Inputs, targets: np.ndarray) -> tuple[Stored, Tensor]:
-        """Arrays on the device, in the types that a run computes with; images stay as they are."""
-        floats = None if self.about.image else self.dtype
-        arrays = padded_inputs(self.manifest.arrays, inputs)
-        self.task.check_targets(targets, str(self.manifest.root))
-        return on_device(arrays, self.device, floats), tensor_of(targets, self.device, self.dtype)
-
-    def _held_out(self) -> dict[str, tuple[Stored, Tensor]]:
-        """Inputs and targets that belong to no client: the test set and, if there is one, the validation set."""
-        files = {"test": TEST_FILE, "val": VALIDATION_FILE}
-        found = {part: read_test(self.manifest, name=name) for part, name in files.items()}
-        return {part: self._moved(*rows) for part, rows in found.items() if rows is not None}
+    def _loading(self) -> Loading:
+        return Loading(self.manifest, self.task, self.device, self.dtype)
 
     def trained_module(self) -> nn.Module:
         """The network's own module, on the CPU, with the values of the last round."""
