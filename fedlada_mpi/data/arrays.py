@@ -231,6 +231,8 @@ class Data:
             about += (examples.task, self.normalise, examples.image, [*named(examples.inputs)])
         if self.client_names:
             about += (self.client_names,)
+        if self.tested is not None:
+            about += (len(self.tested),)  # which follow the clients' rows below
         value = hashlib.sha256(repr(about).encode())
         for part in (*_parts(examples), *self.clients, *(self.tested or ())):
             value.update(repr((part.dtype.str, part.shape)).encode())

@@ -47,7 +47,7 @@ class ClientLoss:
 
     def counts(self, targets: Tensor, output_shape: tuple[int, ...]) -> Tensor | None:
         """Of a loss that gives sums and counts, the counts [N]; they do not depend on the outputs."""
-        if self.task.batch_loss is not None:
+        if self.task.batch_loss is not None or not len(targets):  # a rank may have no clients
             return None
         found = []
         for part in targets.split(COUNTED):
@@ -55,7 +55,7 @@ class ClientLoss:
             if not isinstance(loss, tuple):
                 return None
             found.append(loss[1].double())
-        return torch.cat(found) if found else None
+        return torch.cat(found)
 
     def targets_like(self, *lead: int) -> Tensor:
         """Zeros of the form of targets, [*lead, ...]."""
