@@ -17,7 +17,7 @@ from .manifest import ARRAYS, MANIFEST, NORMALISE, Stored, data_root, is_name, r
 from .normalise import by_client
 from .partition import hold_out, natural
 from .prepare import Examples, complete, describe, simplest, strata_of, tests_of, write_shards
-from .rows import Inputs, Ragged, Rows, has_floats, is_finite, named, ragged, shifted, values_of
+from .rows import Inputs, Ragged, Rows, has_floats, is_finite, longest, named, ragged, shifted, values_of, with_values
 from .settings import STRATA, PrepareSettings
 from .sources import ArraySet, ImageSet
 from .sources.base import check, check_arrays
@@ -310,7 +310,10 @@ def like(stored: Stored, given: Any, what: str) -> Rows:
         raise UserError(f"{what}: got {values.dtype}, expected {stored.dtype}")
     if not is_finite(values):
         raise UserError(f"{what}: got numbers that are not finite, expected finite ones")
-    return rows
+    if isinstance(rows, Ragged) and longest(rows) > stored.shape[0]:
+        raise UserError(f"{what}: got a row of {longest(rows)}, expected at most {stored.shape[0]}, as in training")
+    floats = stored.dtype[0] == "f" and values.dtype.kind != "f"
+    return with_values(rows, values.astype(stored.dtype)) if floats else rows
 
 
 def _is_row(row: object) -> bool:
