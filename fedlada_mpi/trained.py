@@ -380,6 +380,8 @@ class Run:
                 yield model(wide / torch.full_like(model.mean, 255))
             return
         arrays = self._given_arrays(inputs)
+        if not count(arrays):
+            raise UserError("inputs: got no rows, expected at least one")
         form = Form(self._about.inputs)
         for start in range(0, count(arrays), batch):
             part = take(arrays, np.arange(start, min(start + batch, count(arrays))))

@@ -17,7 +17,20 @@ from .manifest import ARRAYS, MANIFEST, NORMALISE, Stored, data_root, is_name, r
 from .normalise import by_client
 from .partition import hold_out, natural
 from .prepare import Examples, complete, describe, simplest, strata_of, tests_of, write_shards
-from .rows import Inputs, Ragged, Rows, as_floats, has_floats, is_finite, named, ragged, shifted, values_of
+from .rows import (
+    Inputs,
+    Ragged,
+    Rows,
+    as_floats,
+    has_floats,
+    is_finite,
+    longest,
+    named,
+    ragged,
+    shifted,
+    values_of,
+    with_values,
+)
 from .settings import STRATA, PrepareSettings
 from .sources import ArraySet, ImageSet
 from .sources.base import check, check_arrays
@@ -233,6 +246,8 @@ class Data:
             about += (examples.task, self.normalise, examples.image, [*named(examples.inputs)])
         if self.client_names:
             about += (self.client_names,)
+        if self.tested is not None:
+            about += (len(self.tested),)  # which follow the clients' rows below
         value = hashlib.sha256(repr(about).encode())
         for part in (*_parts(examples), *self.clients, *(self.tested or ())):
             value.update(repr((part.dtype.str, part.shape)).encode())
@@ -310,7 +325,10 @@ def like(stored: Stored, given: Any, what: str) -> Rows:
         raise UserError(f"{what}: got {values.dtype}, expected {stored.dtype}")
     if not is_finite(values):
         raise UserError(f"{what}: got numbers that are not finite, expected finite ones")
-    return rows
+    if isinstance(rows, Ragged) and longest(rows) > stored.shape[0]:
+        raise UserError(f"{what}: got a row of {longest(rows)}, expected at most {stored.shape[0]}, as in training")
+    floats = stored.dtype[0] == "f" and values.dtype.kind != "f"
+    return with_values(rows, values.astype(stored.dtype)) if floats else rows
 
 
 def _is_row(row: object) -> bool:

@@ -165,8 +165,7 @@ class StackedEngine(Engine):
         with torch.enable_grad():
             outputs = self.forward(stack, inputs)  # type: ignore[arg-type]  # several arrays have another engine
             if self.kernels is None or not isinstance(self.loss, CrossEntropy):
-                losses = self.loss(outputs, targets, weight)
-                losses.sum().backward()
+                losses = self.loss.backward(outputs, targets, weight)
             else:
                 losses, gradient = self.kernels.cross_entropy(outputs.detach(), targets, weight)
                 outputs.backward(gradient)

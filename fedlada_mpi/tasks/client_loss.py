@@ -35,6 +35,21 @@ class ClientLoss:
         self.task = task
 
     def __call__(self, outputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        found = self._found(outputs, targets, weight)
+        return found if found.ndim == 1 else (found * weight).sum(-1)
+
+    def backward(self, outputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        """The losses, after their gradients have gone back through ``outputs``."""
+        found = self._found(outputs, targets, weight)
+        if found.ndim == 1:
+            found.sum().backward()
+            return found.detach()
+        # As from the weighted sums, whose steps would take longer than those of a small model.
+        torch.autograd.backward(found, weight.to(found.dtype))
+        return (found.detach() * weight).sum(-1)
+
+    def _found(self, outputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        """The losses of all examples [C, N] or, where examples do not have their own, of the batches [C]."""
         outputs, shape = wide(outputs), weight.shape
         if self.task.batch_loss is not None:
             losses = vmap(self.task.batch_loss, randomness="error")(outputs, targets, weight > 0)
@@ -43,11 +58,11 @@ class ClientLoss:
         if isinstance(found, tuple):
             sums, counts = (each.view(shape) * (weight > 0) for each in found)
             return quotient(sums.sum(-1), counts.sum(-1)) * weight.sum(-1)
-        return (of_examples(found).view(shape) * weight).sum(-1)
+        return of_examples(found).view(shape)
 
     def counts(self, targets: Tensor, output_shape: tuple[int, ...]) -> Tensor | None:
         """Of a loss that gives sums and counts, the counts [N]; they do not depend on the outputs."""
-        if self.task.batch_loss is not None:
+        if self.task.batch_loss is not None or not len(targets):  # a rank may have no clients
             return None
         found = []
         for part in targets.split(COUNTED):
@@ -55,7 +70,7 @@ class ClientLoss:
             if not isinstance(loss, tuple):
                 return None
             found.append(loss[1].double())
-        return torch.cat(found) if found else None
+        return torch.cat(found)
 
     def targets_like(self, *lead: int) -> Tensor:
         """Zeros of the form of targets, [*lead, ...]."""
@@ -82,10 +97,9 @@ class CrossEntropy(ClientLoss):
     def __init__(self) -> None:
         pass
 
-    def __call__(self, outputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+    def _found(self, outputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
         logits = wide(outputs)
-        losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
-        return (losses * weight).sum(-1)
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
 
     def counts(self, targets: Tensor, output_shape: tuple[int, ...]) -> None:
         return None

@@ -286,3 +286,10 @@ def test_edges_are_quantiles_of_events():
     assert time_edges(np.array([[1.0, 2], [1, 2], [1, 2], [1, 7]]), 20) == [2, 7]
     with pytest.raises(UserError, match="without any event"):
         time_edges(targets[100:])
+
+
+def test_rows_of_tests_are_not_those_of_more_clients():
+    halves = [[0, 1, 2], [3, 4, 5]]
+    more = Data(**good(clients=halves * 2, test=(X, Y)))
+    tested = Data(**good(clients=halves, test=(X, Y, ["0"] * 3 + ["1"] * 3)))
+    assert more.digest != tested.digest

@@ -18,7 +18,7 @@ from fedlada_mpi.data.settings import PrepareSettings
 from fedlada_mpi.data.shards import padded_inputs, read_manifest, read_silos, read_test
 from fedlada_mpi.data.sources import ArraySet, load
 from fedlada_mpi.data.sources.embedded import EMBEDDED
-from fedlada_mpi.data.sources.table import read_columns, targets_of
+from fedlada_mpi.data.sources.table import load_csv, read_columns, targets_of
 from fedlada_mpi.settings import PRESETS
 from fedlada_mpi.support.errors import UserError
 
@@ -284,3 +284,22 @@ def test_what_ships_with_the_package_needs_no_raw_data(tmp_path, monkeypatch):
     assert ensure(resolved.config, directory, 2).sizes.tolist() == [8] * 3
     with pytest.raises(UserError, match="--raw has no effect on randhie"):
         prepare(PrepareSettings("randhie", tmp_path / "x", tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "words"),
+    [
+        ("a;y\n1;2,5\n2;3\n3;4,5\n", dict(target=["y"]), "column 'y' has decimal commas"),
+        ("a,l,m\n1,0,2\n2,1,0\n3,0,1\n", dict(target=["l", "m"], task="multilabel"), "expected 0 or 1 in each"),
+    ],
+)
+def test_numbers_that_would_become_others_are_refused(tmp_path, text, how, words):
+    (tmp_path / "odd.csv").write_text(text)
+    with pytest.raises(UserError, match=words):
+        load_csv(tmp_path / "odd.csv", **how)
+
+
+def test_owners_with_leading_zeros_stay_apart(tmp_path):
+    (tmp_path / "zeros.csv").write_text("a,h,y\n1,01,3\n2,1,4\n3,01,5\n4,1,6\n")
+    found = load_csv(tmp_path / "zeros.csv", target=["y"], client="h")
+    assert sorted(found.owners) == ["01", "1"]

@@ -122,3 +122,9 @@ def test_counts_may_be_weights_below_one():
     found = tasks.client_loss(task)(outputs[None], targets[None], torch.full((1, 2), 0.5).double())
     assert float(found) == pytest.approx(5.0, abs=1e-14)
     assert tasks.client_loss(task)(outputs[None], targets[None], torch.zeros(1, 2).double()).item() == 0
+
+
+def test_a_rank_without_examples_has_no_counts():
+    loss = tasks.client_loss(tasks.create("regression", about(Array("float32"))))
+    assert loss.counts(torch.zeros(0), (1,)) is None
+    assert loss.counts(torch.zeros(3), (1,)) is None

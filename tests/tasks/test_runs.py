@@ -346,3 +346,15 @@ def test_the_loss_of_a_batch_is_that_of_each_client(there, sums):
         losses = [cox_loss(outputs[by == c], of[by == c, 0], of[by == c, 1]) * (by == c).sum() for c in range(4)]
         assert run.metrics[f"{part}_loss"][-1] == pytest.approx(sum(losses) / len(by), rel=1e-12)
     assert run.evaluate()["loss"] == pytest.approx(run.metrics["test_loss"][-1], rel=1e-12)
+
+
+def test_predictions_of_integers_and_of_rows_that_are_too_long(data, there):
+    where = dict(data_dir=f"{there}/data", **PLAIN)
+    run = train(data=data, model=linear(), out=f"{there}/run", **where)
+    np.testing.assert_array_equal(run.predict([[1, 2, 3]]), run.predict([[1.0, 2.0, 3.0]]))
+    with pytest.raises(UserError, match="got no rows"):
+        run.predict(np.zeros((0, 3)))
+    tokens = Data(inputs=[[0, 1, 2], [1, 2]], clients=[0, 0], test=([[0, 1], [1, 0, 2]],))
+    run = train(data=tokens, model=nn.Embedding(3, 3).double(), out=f"{there}/tokens", **where)
+    with pytest.raises(UserError, match="got a row of 4, expected at most 3, as in training"):
+        run.predict([[0, 1, 2, 1]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ MOST_VALUES = 20  # of a column of text, which becomes a column for each
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
 TRUTH = {"true": 1.0, "false": 0.0}
 DELIMITERS = ",;\t|"
+DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
 BYTES = 12  # of memory for each byte of a table, as text and as numbers
 
 
@@ -105,6 +107,8 @@ def numbers(name: str, column: list[str], raw: Path) -> np.ndarray | None:
     try:
         values = np.array([float(cell) for cell in column])
     except ValueError:
+        if all(DECIMAL_COMMA.fullmatch(cell) for cell in column):
+            raise UserError(f"{raw}: column {name!r} has decimal commas, expected points, as in 2.5") from None
         return None
     if (odd := np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))).size:
         got = column[odd[0]]
@@ -162,6 +166,8 @@ def targets_of(columns: dict[str, list[str]], task: str, raw: Path) -> tuple[np.
     if task == "survival" and table.shape[1] != 2:
         raise UserError(f"--task survival: got {len(columns)} target, expected --target EVENT TIME")
     if task == "multilabel":
+        if not np.isin(table, (0, 1)).all():
+            raise UserError(f"{raw}: --task multilabel: the targets have other values, expected 0 or 1 in each")
         return table.astype(bool), [*columns], task
     if task in ("survival", "regression"):
         return table.astype(np.float32), [], task
@@ -174,7 +180,9 @@ def targets_of(columns: dict[str, list[str]], task: str, raw: Path) -> tuple[np.
 def _numbered(column: list[str]) -> np.ndarray:
     """Owners as integers where all are, so that 10 comes after 9."""
     try:
-        return np.array([int(cell) for cell in column], np.int64)
+        numbers = np.array([int(cell) for cell in column], np.int64)
+        same = all(str(number) == cell for number, cell in zip(numbers.tolist(), column, strict=True))
+        return numbers if same else np.array(column)  # 01 is another one than 1
     except (ValueError, OverflowError):
         return np.array(column)
 
