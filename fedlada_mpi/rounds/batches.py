@@ -57,6 +57,23 @@ class Batch:
         self.__dict__[name] = found
         return found
 
+    def at(self, step: int) -> Batch:
+        """One step of a batch of several."""
+        return _Step(self, step)
+
+
+class _Step(Batch):
+    """A step whose fields are taken from those of all steps: one view each."""
+
+    def __init__(self, steps: Batch, step: int):
+        self._steps, self._step = steps, step
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        found = self.__dict__[name] = getattr(self._steps, name)[self._step]
+        return found
+
 
 Field: TypeAlias = "tuple[torch.dtype, int, int, int]"  # type, elements of a client, first word, words
 
@@ -80,6 +97,7 @@ class PlanBuffer:
             self.fields[name] = (kind, elements, first, words)
             first += words
         self.words = torch.zeros(steps, first, dtype=torch.int64, device=device)
+        self.whole: dict[int, Batch] = {}  # by number of clients, the fields of all steps
 
     def load(self, plan: Plan, labels: Tensor | None) -> None:
         """A new plan; ``labels`` are those of the rank's examples, where a target is a class."""
@@ -92,8 +110,11 @@ class PlanBuffer:
 
     def at(self, step: int | Tensor, count: int) -> Batch:
         """Step ``step`` of the first ``count`` clients; a step on the device is read there."""
-        words = self.words[step] if isinstance(step, int) else self.words.index_select(0, step)[0]
-        return self._of(words, count)
+        if not isinstance(step, int):
+            return self._of(self.words.index_select(0, step)[0], count)
+        if count not in self.whole:
+            self.whole[count] = self._of(self.words, count)
+        return self.whole[count].at(step)
 
     def _of(self, words: Tensor, count: int) -> Batch:
         """The fields of the first ``count`` clients in ``words`` [..., words]; views."""
