@@ -279,6 +279,8 @@ class Run:
             inputs, targets, starts = self._test_examples()
         elif inputs is None or targets is None:
             raise UserError("evaluate: got inputs or targets alone, expected both, or none for the run's test examples")
+        else:
+            self._refuse_raw_arrays()
         truth = array(targets, "targets")
         if self._about.image and truth.ndim == 1:
             check_shapes(self._pixels(inputs), truth, "evaluate:")
@@ -330,6 +332,7 @@ class Run:
         files = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
         if isinstance(files, (list, tuple)) and files and all(isinstance(f, (str, os.PathLike)) for f in files):
             inputs = read_photos([os.fspath(file) for file in files], self._images["image_shape"])
+        self._refuse_raw_arrays()
         if self._about.image:
             pixels = self._pixels(inputs)
             check_shapes(pixels, np.zeros(len(pixels), np.int64), "predict:")
@@ -351,6 +354,14 @@ class Run:
                 f"images: got {pixels.dtype}, expected uint8 with values 0 to 255 (run.model takes floats from 0 to 1)"
             )
         return pixels
+
+    def _refuse_raw_arrays(self) -> None:
+        """Nobody but a client knows the mean and the deviation of its own data."""
+        if self._data.get("normalise") == "client":
+            raise UserError(
+                f"{self.dir}: every client's data was normalised by its own mean and standard deviation, which the run "
+                "does not have: normalise the arrays so, and give them to run.model"
+            )
 
     def _given_arrays(self, inputs: Any) -> Any:
         """Inputs that are no images, checked, and rows of any length filled up."""

@@ -283,7 +283,7 @@ def _inputs(given: Any, what: str) -> Inputs:
 
 def _alike(train: Inputs, test: Inputs) -> tuple[Inputs, Inputs]:
     """Rows that all have one length in one of the two parts only are ragged in both."""
-    if isinstance(train, dict) and isinstance(test, dict) and [*train] == [*test]:
+    if isinstance(train, dict) and isinstance(test, dict) and train.keys() == test.keys():
         pairs = {name: _pair(train[name], test[name]) for name in train}
         return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
     return (train, test) if isinstance(train, dict) or isinstance(test, dict) else _pair(train, test)
@@ -327,6 +327,9 @@ def like(stored: Stored, given: Any, what: str) -> Rows:
         raise UserError(f"{what}: got numbers that are not finite, expected finite ones")
     if isinstance(rows, Ragged) and longest(rows) > stored.shape[0]:
         raise UserError(f"{what}: got a row of {longest(rows)}, expected at most {stored.shape[0]}, as in training")
+    if stored.values and values.size and (values.min() < 0 or values.max() >= stored.values):
+        odd = values.min() if values.min() < 0 else values.max()
+        raise UserError(f"{what}: got {odd}, expected 0 to {stored.values - 1}, as in training")
     floats = stored.dtype[0] == "f" and values.dtype.kind != "f"
     return with_values(rows, values.astype(stored.dtype)) if floats else rows
 

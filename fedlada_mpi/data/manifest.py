@@ -211,6 +211,7 @@ class Manifest:
             "class_names": list(self.class_names),
             "feature_names": list(self.feature_names),
             "edges": list(self.edges),
+            "normalise": self.normalise,
         }
 
     @cached_property

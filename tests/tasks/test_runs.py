@@ -358,3 +358,22 @@ def test_predictions_of_integers_and_of_rows_that_are_too_long(data, there):
     run = train(data=tokens, model=nn.Embedding(3, 3).double(), out=f"{there}/tokens", **where)
     with pytest.raises(UserError, match="got a row of 4, expected at most 3, as in training"):
         run.predict([[0, 1, 2, 1]])
+
+
+def test_arrays_that_only_clients_can_normalise_are_refused(there):
+    x, y, owners, x1, y1, tested = arrays()
+    data = Data(inputs=x, targets=y, clients=owners, test=(x1, y1, tested), task="regression", normalise="client")
+    run = train(data=data, model=linear(), data_dir=f"{there}/data", out=f"{there}/run", **PLAIN)
+    assert run.evaluate()["rmse"] == pytest.approx(run.metrics["test_rmse"][-1], rel=1e-12)
+    for asked in (lambda: run.predict(x1), lambda: run.evaluate(x1, y1)):
+        with pytest.raises(UserError, match="normalised by its own mean and standard deviation"):
+            asked()
+
+
+def test_tokens_that_training_did_not_have_are_refused(there):
+    data = Data(inputs=[[0, 1, 2]] * 4, clients=[0, 0, 1, 1], test=([[0, 1, 2]],))
+    run = train(data=data, model=nn.Embedding(3, 3).double(), data_dir=f"{there}/data", out=f"{there}/run", **PLAIN)
+    assert run.predict([[2, 1, 0]]).shape == (1, 3, 3)
+    for odd in (3, -1):
+        with pytest.raises(UserError, match=f"inputs: got {odd}, expected 0 to 2"):
+            run.predict([[0, odd, 1]])
