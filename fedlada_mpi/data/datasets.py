@@ -73,7 +73,7 @@ def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded:
     if manifest.format == 2:
         shards |= {"task": manifest.task, "loss": manifest.loss} if manifest.task else {}
         if not manifest.image:
-            shards["model"] = MODELS.get(str(given.get("task", manifest.task)), SETTINGS["model"].default)
+            shards["model"] = MODELS.get(str(given.get("task", manifest.task)), "linear")
     if not recorded and "dirichlet" in given and "partition" not in given:
         shards["partition"] = "dirichlet"
     resolved = resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded)

@@ -108,7 +108,9 @@ class Session:
         world, config, a, device, dtype = self.world, self.config, self.algorithm, self.device, self.dtype
         loss = tasks.client_loss(self.task)
         engine = world.collectively(lambda: create_engine(self.network, config, device, loss))
-        capture = capture_on(device) if engine.capturable else None
+        # A user's loss, metric or augmentation may ask the host in the middle, which a graph cannot.
+        own = ":" in config.task or ":" in config.augment
+        capture = capture_on(device) if engine.capturable and not own else None
         augmentation = world.collectively(self._augmentation)
         trainer = world.collectively(lambda: Trainer(config, a, engine, data, device, dtype, capture, augmentation))
         if a.full_gradient:
