@@ -17,6 +17,7 @@ from ..models.form import Stored, each, nbytes
 from ..mpi import World
 from ..rundir.columns import CLASSIFICATION, PARTS, Columns
 from ..settings import Config
+from ..support.errors import UserError
 from ..tasks.client_loss import wide
 from ..tasks.scores import ClassScores, Scores
 from .batches import LocalData, Normalise
@@ -278,6 +279,19 @@ class Evaluations:
         """Whether outputs are kept, for metrics of all of them."""
         count = int(self.sizes[part].sum()) if part in self.sizes else len(self.examples[part][1])
         return bool(self.scores.whole) and count * prod(self.scores.output_shape) * 4 <= GATHERED
+
+    def without_outputs(self) -> list[str]:
+        """On the root, the parts of the data whose outputs are too many to be kept; refused where they decide."""
+        parts = {"train": ["train"], "test": ["test", OWN], "val": ["val"]}
+        known = {*self.examples, *self.sizes}
+        found = [part for part, of in parts.items() if any(each in known and not self._keeps(each) for each in of)]
+        found = found if self.scores.whole else []
+        if (objective := self.columns.objective.name) in self.scores.whole and {"test", "val"} & {*found}:
+            raise UserError(
+                f"--objective {objective} is a metric of all outputs at once, and these take more than "
+                f"{GATHERED >> 20} MB: choose another, or one of sums by fedlada_mpi.summed(function, value)"
+            )
+        return found
 
     def _of_all(self, part: str) -> dict[str, float | None]:
         """On the root, the metrics of all predictions of a part, in the order of the clients; collective."""

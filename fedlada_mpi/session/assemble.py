@@ -126,6 +126,7 @@ class Session:
         tested = self.clients.test_sizes
         sizes = {"train": self.manifest.sizes} | ({} if tested is None else {OWN: tested})
         evaluations = Evaluations(world, config, evaluator, s.x, data, held_out, self.columns, sizes)
+        self.without_outputs = world.on_root(evaluations.without_outputs) or []
         aggregation = aggregate.create(world, config, a, transport, dtype)
         about = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
         return Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *about)

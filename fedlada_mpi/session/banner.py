@@ -148,6 +148,9 @@ class Banner:
     def _notes(self) -> list[str]:
         session = self.session
         notes = [*session.network.notes, *session.algorithm.traits.notes]
+        if session.without_outputs:
+            names, parts = ", ".join(session.scores.whole), " and ".join(session.without_outputs)
+            notes.append(f"no {names} on {parts} examples, whose outputs are too many to have all at once")
         if self.config.preset == "tuned" and session.manifest.dataset != TUNED_ON:
             notes.append(f"--preset tuned was chosen on {TUNED_ON}: whether it is better on this data is not known")
         notes += precision_notes(self.config.precision, session.device)

@@ -377,3 +377,19 @@ def test_tokens_that_training_did_not_have_are_refused(there):
     for odd in (3, -1):
         with pytest.raises(UserError, match=f"inputs: got {odd}, expected 0 to 2"):
             run.predict([[0, odd, 1]])
+
+
+def test_outputs_that_are_too_many_to_have_all_at_once(data, there, monkeypatch, capsys):
+    given = dict(data=data, model=linear(), data_dir=f"{there}/data", **{**PLAIN, "quiet": False})
+    metrics = {"order": whole(pairs_in_order)}
+    monkeypatch.setattr("fedlada_mpi.rounds.evaluate.GATHERED", 4 * sum(TESTS))  # bytes: the test examples, just
+    run = train(**given, metrics=metrics, objective="order", out=f"{there}/first")
+    assert np.isnan(run.metrics["train_order"]).all()
+    assert not np.isnan(run.metrics["test_order"]).any()
+    if is_root():
+        assert "no order on train examples, whose outputs are too many" in capsys.readouterr().out
+    monkeypatch.setattr("fedlada_mpi.rounds.evaluate.GATHERED", 4 * sum(TESTS) - 1)
+    with pytest.raises(UserError, match="objective order is a metric of all outputs at once"):
+        train(**given, metrics=metrics, objective="order", out=f"{there}/second")
+    run = train(**given, metrics=metrics, objective="-loss", out=f"{there}/third")
+    assert np.isnan(run.metrics["test_order"]).all()
