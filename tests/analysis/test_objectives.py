@@ -18,12 +18,12 @@ from fedlada_mpi.report import build, main, tables_of
 from fedlada_mpi.rundir.client_values import Clients, ClientValues
 from fedlada_mpi.rundir.columns import ACCURACY, CLASSIFICATION, LOSS, Columns, Metric, of_task
 
-METRICS = {"rmse": ("root mean squared error", False), "acc": ("share within 10 %", True)}
+METRICS = {"rmse": ("root mean squared error", False, False), "acc": ("share within 10 %", True, True)}
 RMSE = of_task(METRICS, "rmse", larger_is_better=False)
 AUC = Columns(
     (LOSS, ACCURACY, Metric("auc", "AUC", larger_is_better=True)), Metric("auc", "AUC", larger_is_better=True)
 )
-AS_MINE = of_task({"rmse": ("root mean squared error", False), "acc": ("hits", True)}, "rmse", larger_is_better=False)
+AS_MINE = of_task({**METRICS, "acc": ("hits", True, True)}, "rmse", larger_is_better=False)
 
 
 def regression(rmse, acc=None, **changes):
@@ -292,7 +292,7 @@ def test_damaged_columns_are_a_damaged_run(tmp_path, columns, capsys):
 
 
 def test_titles_of_metrics_are_text_wherever_they_are(tmp_path):
-    odd = of_task({"gain": ("a <b>$x$\n\\gain & 1 %", False)}, "gain", larger_is_better=True)
+    odd = of_task({"gain": ("a <b>$x$\n\\gain & 1 %", False, False)}, "gain", larger_is_better=True)
     written(tmp_path / "runs/a", odd, [{"test_gain": -3.0, "train_loss": 1.0}, {"test_gain": 40.0, "train_loss": 0.5}])
     build([tmp_path / "runs"], tmp_path / "report", style="paper")
     text = (tmp_path / "report/index.html").read_text().replace(page.plotly(), "")

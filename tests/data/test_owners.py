@@ -15,7 +15,7 @@ from training_runs import make_data, run_here
 from fedlada_mpi.data import checksums
 from fedlada_mpi.data.owners import even_runs, owned_clients, shared_out
 from fedlada_mpi.data.shards import files_of, read_clients, read_manifest, read_silos
-from fedlada_mpi.session import assemble
+from fedlada_mpi.session import loading
 
 SIZES = [3, 9, 4, 6, 5, 8, 2]
 
@@ -121,7 +121,7 @@ def test_ranks_share_the_files_and_verify_each_once(data, out, monkeypatch):
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(out))
     monkeypatch.setattr(checksums, "sha256", lambda path: (hashed.append(path.name), sha256(path))[1])
-    monkeypatch.setattr(assemble, "read_clients", read)
+    monkeypatch.setattr(loading, "read_clients", read)
     run_here(data, out, algorithm="fedavg", rounds=1, local_steps=1)
     if SIZE > 1:
         hashed, owned = (list(itertools.chain(*communicator().allgather(found))) for found in (hashed, owned))

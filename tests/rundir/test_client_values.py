@@ -38,7 +38,7 @@ def test_spread_by_hand():
 
 
 def test_the_worst_tenth_of_errors_are_the_largest():
-    columns = of_task({"mae": ("mean absolute error", False)}, "mae", larger_is_better=False)
+    columns = of_task({"mae": ("mean absolute error", False, False)}, "mae", larger_is_better=False)
     clients = Clients(np.ones(12, int), np.ones(12, int), columns=columns)
     found = clients.spread({"train_mae": np.array([*range(11), np.nan], float)})  # 11 known: the worst two are 9 and 10
     assert found == pytest.approx(
