@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,10 +22,10 @@ from .data.shards import padded_inputs, read_clients, read_test
 from .data.sources.base import check_shapes
 from .data.sources.imagefolder import read_photos
 from .data.sources.npz import channels_last
-from .models.form import Form, each
+from .models.form import Form
 from .models.initial import load_initial
 from .rounds.batches import on_device, tensor_of
-from .rounds.evaluate import BATCH
+from .rounds.evaluate import BATCH, batches
 from .rundir import checkpoint
 from .rundir.results import BEST, MODEL, SUMMARY
 from .settings import SETTINGS, Config, recorded_code
@@ -231,7 +230,8 @@ class Run:
             return tasks.About(tasks.Array("uint8", shape), tasks.Array("int64"), classes, image=True)
         try:
             targets = Stored.parsed({"": data["targets"]})[""]
-            return about_of(self._arrays, targets, int(data["classes"]), edges=data["edges"])
+            image = "image_shape" in data
+            return about_of(self._arrays, targets, int(data["classes"]), image, data["edges"])
         except (KeyError, TypeError, ValueError):
             raise UserError(f"{self.dir / SUMMARY}: got {shortened(data)} as 'data', expected arrays") from None
 
@@ -303,8 +303,7 @@ class Run:
         if not scores.of_batches:
             return scores.totals(outputs, targets).tolist()
         batch = BATCH.get(outputs.device.type, BATCH["cpu"])
-        bounds = pairwise([*starts, len(outputs)])
-        parts = [slice(at, min(at + batch, last)) for first, last in bounds for at in range(first, last, batch)]
+        parts = batches([*starts, len(outputs)], batch)
         return torch.stack([scores.totals(outputs[part], targets[part]) for part in parts]).sum(0).tolist()
 
     def _test_examples(self) -> tuple[Any, np.ndarray, list[int]]:
@@ -397,7 +396,7 @@ class Run:
         for start in range(0, count(arrays), batch):
             part = take(arrays, np.arange(start, min(start + batch, count(arrays))))
             stored = on_device(padded_inputs(self._arrays, part, normalise=False), device, None)
-            arguments, named = form.seen(each(stored, lambda value: value))
+            arguments, named = form.seen(stored)
             yield model(*arguments, **named)
 
 

@@ -48,12 +48,13 @@ class RunProgress:
 
 def measure(run: PlannedRun) -> RunProgress:
     """The progress of a run."""
-    summary, objective = finished(run.directory), columns_of(run.directory).objective
+    summary, columns = finished(run.directory), columns_of(run.directory)
+    objective = columns.objective
     if summary is not None and summary["rounds"] >= run.rounds:
         return _of_summary(run, summary, OTHER_CODE if run.changed() else FINISHED, objective)
     holder = lock.owner(run.directory) or lock.owner(run.directory, lock.GRID) or ""
     try:
-        records, _ = metrics.parse(metrics.read(run.directory), columns_of(run.directory))
+        records, _ = metrics.parse(metrics.read(run.directory), columns)
     except OSError:
         records = []
     state = RUNNING if holder else STOPPED if records else NOT_STARTED

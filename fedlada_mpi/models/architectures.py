@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .form import Form, is_integer
+from .form import Form
 
 GROUPS = 2
 MakeActivation: TypeAlias = Callable[[], nn.Module]
@@ -146,7 +146,7 @@ def mlp(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.
 def _dense(
     name: str, outputs: tuple[int, ...], form: Form, activation: MakeActivation, hidden: Sequence[int]
 ) -> nn.Module:
-    if form.single is None or (is_integer(form.single) and not form.image):
+    if form.single is None or form.integers(form.single):
         raise ValueError(f"{name} takes one array of floating-point numbers, got {form.seen_shape}")
     module, width = nn.Sequential(), prod(form.single.shape)
     module.add_module("flatten", nn.Flatten())
@@ -169,7 +169,7 @@ def fcn(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.
     channels, size = (shape[-1], shape[:-1]) if form.image else (shape[:1][0] if shape else 0, shape[1:])
     if len(size) not in CONVOLUTIONS or outputs[1:] != size:
         raise ValueError(f"fcn gives a number per class and pixel, got {form.seen_shape} and outputs {list(outputs)}")
-    if form.single is not None and is_integer(form.single) and not form.image:
+    if form.single is not None and form.integers(form.single):
         raise ValueError(
             f"fcn takes floating-point numbers, got {form.single.dtype}: prepare the data with --normalise pooled"
         )
@@ -206,6 +206,6 @@ class CausalCNN(nn.Module):
 
 def causal_cnn(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.Module:
     """For text: the next token, of those up to 14 before it."""
-    if form.single is None or not is_integer(form.single) or form.image or len(outputs) != 2:
+    if not form.integers(form.single) or len(outputs) != 2:
         raise ValueError(f"causal_cnn takes rows of tokens, got {form.seen_shape}")
     return CausalCNN(outputs[1], activation)

@@ -12,7 +12,7 @@ from ..support.errors import UserError, shortened
 from ..support.randomness import Draws, SameDraws
 from ..support.user_code import users_code
 from . import state
-from .form import Form, Stored, each
+from .form import Form, Stored, as_stored, each
 from .norms import has_batch_norm
 from .parameters import dtype_of, outputs_with, refuse_untrainable, tensors, tied, trained
 
@@ -68,7 +68,7 @@ class _Trial:
     def seen(self, images: Stored) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """What the module takes, in the type of its numbers."""
         kind = dtype_of(self.module)
-        return self.form.seen(each(images, lambda value: value.to(kind) if value.is_floating_point() else value))
+        return self.form.seen(each(images, lambda value: as_stored(value, kind)))
 
     def forward(self, training: bool, images: Stored, draws: Draws | None = None) -> Tensor:
         expected = f"a model that takes {self.form.seen_shape}"
@@ -271,7 +271,7 @@ class _Trial:
             ) from None
 
     def _functional(self, values: dict[str, Tensor], dtype: torch.dtype) -> Tensor:
-        images = each(self.first(2), lambda value: value.to(dtype) if value.is_floating_point() else value)
+        images = each(self.first(2), lambda value: as_stored(value, dtype))
         with torch.no_grad():
             return outputs_with(self.module.eval(), values, tied(self.module), self.form, images)
 

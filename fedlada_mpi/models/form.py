@@ -22,6 +22,11 @@ def each(of: Stored, function: Callable[..., Tensor], *others: Any) -> Stored:
     return {name: function(value, *(other[name] for other in others)) for name, value in of.items()}
 
 
+def as_stored(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Arrays that are no images: floating-point numbers in the type that is computed in, integers as they are."""
+    return values.to(dtype) if values.is_floating_point() else values
+
+
 def nbytes(of: Stored) -> int:
     return sum(value.nbytes for value in ((of,) if isinstance(of, Tensor) else of.values()))
 
@@ -67,6 +72,10 @@ class Form:
             return Axes.channels_last(channels, rows, columns)
         return Axes.plain(self.single.shape)
 
+    def integers(self, array: Array | None) -> bool:
+        """Whether a module gets this array of the inputs as integers, such as tokens."""
+        return array is not None and not self.image and not array.dtype.startswith("float")
+
     def seen(self, stored: Stored) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Arguments of a module for stored examples [N, ...]: copies, which it may change."""
         if isinstance(stored, dict):
@@ -87,7 +96,7 @@ class Form:
         """Examples to try a model on: normal numbers of type ``dtype``, and integers of their range."""
 
         def number(array: Array, shape: tuple[int, ...]) -> Tensor:
-            if is_integer(array) and not self.image:
+            if self.integers(array):
                 return torch.randint(max(array.values, 1), shape, generator=draw)
             return torch.randn(shape, generator=draw, dtype=dtype)
 
@@ -95,12 +104,7 @@ class Form:
 
     def zeros(self, *lead: int, dtype: torch.dtype = torch.float32, device: Any = "cpu") -> Stored:
         def number(array: Array, shape: tuple[int, ...]) -> Tensor:
-            kind = torch.int64 if is_integer(array) and not self.image else dtype
+            kind = torch.int64 if self.integers(array) else dtype
             return torch.zeros(shape, dtype=kind, device=device)
 
         return self.made(lead, number)
-
-
-def is_integer(array: Array) -> bool:
-    """Whether a module gets the array as integers, such as tokens."""
-    return not array.dtype.startswith("float")

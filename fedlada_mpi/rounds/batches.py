@@ -222,11 +222,6 @@ class Normaliser:
         return ((images.to(wide) / white - self.mean.to(wide)) / self.std.to(wide)).to(dtype)
 
 
-def as_stored(inputs: Tensor, dtype: torch.dtype) -> Tensor:
-    """Arrays that are no images: floating-point numbers in the type that is computed in, integers as they are."""
-    return inputs.to(dtype) if inputs.is_floating_point() else inputs
-
-
 Normalise: TypeAlias = Callable[[Tensor, torch.dtype], Tensor]
 
 

@@ -105,7 +105,7 @@ class Evaluation:
         engine, normalise, dtype = self.evaluator.engine, self.evaluator.normalise, self.evaluator.dtype
         scores = self.evaluator.scores
         self.totals.zero_()
-        for part in self._batches():
+        for part in batches(self.bounds, self.batch):
             inputs = each(self.inputs, lambda value, rows=part: normalise(value[rows], dtype))
             targets = self.targets[part]
             outputs = engine.outputs(self.x, inputs, dtype)
@@ -115,9 +115,11 @@ class Evaluation:
             if self.each is not None:
                 self.each[:, part] = scores.each(outputs, targets)
 
-    def _batches(self) -> Iterator[slice]:
-        for first, last in pairwise(self.bounds):
-            yield from (slice(at, min(at + self.batch, last)) for at in range(first, last, self.batch))
+
+def batches(bounds: Sequence[int], most: int) -> Iterator[slice]:
+    """Of at most so many examples each; none reaches across one of the bounds."""
+    for first, last in pairwise(bounds):
+        yield from (slice(at, min(at + most, last)) for at in range(first, last, most))
 
 
 def parts_due(config: Config, number: int, validation: bool) -> list[str]:

@@ -232,7 +232,7 @@ class GenericEngine(Engine):
         values = self.network.initial(dtype).to(self.device).expand(2, -1).clone()
         draw = torch.Generator().manual_seed(0)
         drawn = self.network.form.random(2, 2, draw=draw)
-        inputs = form.each(drawn, lambda value: value.to(self.device, dtype if value.is_floating_point() else None))
+        inputs = form.each(drawn, lambda value: form.as_stored(value, dtype).to(self.device))
         targets = self.loss.targets_like(2, 2).to(self.device)
         weight, keys = torch.ones(2, 2, dtype=dtype, device=self.device), torch.arange(2, device=self.device)
 

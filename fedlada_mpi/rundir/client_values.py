@@ -82,9 +82,9 @@ def _opened(path: Path) -> Iterator[h5py.File]:
             shapes = dict.fromkeys(_values(file), (rows, columns)) | {"rounds": (rows,), "clients": (columns,)}
             about = [name for name in ("silos", "names", TESTED) if name in file]  # not in files of every version
             shapes |= dict.fromkeys(("images", *about), (columns,))
+            kinds = {"names": "O", **dict.fromkeys(_values(file), "f")}  # others are integers
             for name, shape in shapes.items():
-                kind = "O" if name == "names" else "i" if shape != (rows, columns) or name in about else "f"
-                kind = "i" if name in ("rounds", "clients", "images") else kind
+                kind = kinds.get(name, "i")
                 if file[name].shape != shape or file[name].dtype.kind != kind:
                     raise ValueError(f"{name} is {file[name].dtype} {list(file[name].shape)}")
             yield file

@@ -72,8 +72,6 @@ DIAGNOSED = (
     *("drift", "drift_ratio", "direction_cosine", "gradient_norm", "gradient_norm_z"),
     *("step_cosine", "step_change"),
 )
-# What a task's own metrics may not be called.
-RESERVED = ("loss", "count", "round")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from ..rundir.columns import Columns, of_task
 from ..rundir.sinks import check_installed
 from ..settings import Config
 from ..support.errors import UserError
-from ..tasks import Task
+from ..tasks import Scores, Task
 from ..tasks.dry_run import dry_run
 from ..tasks.own import objective_of
 from .loading import Loading
@@ -87,10 +87,7 @@ class Session:
         if ":" in config.model:
             self._refuse_different_models()
         self.algorithm = world.collectively(lambda: algorithms.create(config, self.network.layout.tensors))
-        if ":" in config.task:
-            world.collectively(lambda: self._try_task(data))
-        self.scores = world.collectively(lambda: tasks.scores(self.task, self._output_shape()))
-        world.collectively(self._refuse_losses_that_do_not_add_up)
+        self.scores = world.collectively(lambda: self._scores(data))
         self.columns = self._columns()
         self.config.columns = self.columns.record()
         self.silo = self._silo(data, held_out)
@@ -101,7 +98,7 @@ class Session:
     def clients(self) -> Clients:
         """Who the clients are, for their own records."""
         m = self.manifest
-        tested = m.test_sizes if m.test_sizes.any() else None
+        tested = m.test_sizes if m.own_tests else None
         return Clients(m.sizes, m.places[0] + 1, tested, m.client_names, self.columns)
 
     def _silo(self, data: LocalData, held_out: dict[str, tuple[Stored, Tensor]]) -> Silo:
@@ -138,6 +135,14 @@ class Session:
             raise UserError("--augment paper: flips and crops are for images, and this data has none: leave it out")
         return tasks.create(c.task, self.about, c.loss, c.metrics)
 
+    def _scores(self, data: LocalData) -> Scores:
+        """What is added up of every example, by a task that can be trained as it is asked for."""
+        if ":" in self.config.task:
+            self._try_task(data)
+        scores = tasks.scores(self.task, self._output_shape())
+        self._refuse_losses_that_do_not_add_up(of_examples=scores.widths["loss"] == 1)
+        return scores
+
     def _try_task(self, data: LocalData) -> None:
         """A user's own, on the first examples of this rank."""
         count = min(TRIED, len(data.targets))
@@ -149,9 +154,9 @@ class Session:
             outputs = self.network.module.to(self.dtype).eval()(*arguments, **named)
         dry_run(self.config.task, self.task, outputs, data.targets[:count].cpu())
 
-    def _refuse_losses_that_do_not_add_up(self) -> None:
+    def _refuse_losses_that_do_not_add_up(self, of_examples: bool) -> None:
         """Gradients over all of a client's examples are summed up from batches; those of ``--diagnose`` mix clients."""
-        of_batches, of_examples = self.task.batch_loss is not None, self.scores.widths["loss"] == 1
+        of_batches = self.task.batch_loss is not None
         what = "--diagnose" if self.config.diagnose else f"--algorithm {self.config.algorithm}"
         full = self.config.diagnose or self.algorithm.full_gradient
         if (of_batches and full) or (self.config.diagnose and not of_examples):

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..data.manifest import TEST_FILE, VALIDATION_FILE, Manifest
 from ..data.rows import Inputs
 from ..data.shards import Shard, padded_inputs, read_clients, read_test
-from ..models.form import Stored
-from ..rounds.batches import LocalData, Normalise, Normaliser, as_stored, on_device, tensor_of
+from ..models.form import Stored, as_stored
+from ..rounds.batches import LocalData, Normalise, Normaliser, on_device, tensor_of
 from ..tasks import Task
 
 

@@ -75,8 +75,8 @@ def resolve(
     take(PRESETS.get(kind, {}), f"preset {kind}")
     take(method.presets.get("", {}), f"preset {algorithm}")
     # What a method has as all of them do, the data may know better.
-    usual = {n for n, v in method.presets.get("", {}).items() if v == known[n].default}
-    take({n: v for n, v in PRESETS.get(kind, {}).items() if n in usual}, f"preset {kind}")
+    shared = {n for n, v in method.presets.get("", {}).items() if v == known[n].default}
+    take({n: v for n, v in PRESETS.get(kind, {}).items() if n in shared}, f"preset {kind}")
     take(method.presets.get(kind, {}), f"preset {kind}, {algorithm}")
     for name in known:
         if not {"", kind}.isdisjoint(not_in_paper(name, algorithm)):

@@ -16,7 +16,7 @@ from ..support.errors import UserError, shortened
 from ..support.user_code import users_code
 from .base import Loss, Metric, Task
 from .classification import Classification
-from .client_loss import ClientLoss, wide
+from .client_loss import ClientLoss, of_examples, wide
 
 PROBE = 2  # examples on which metrics are tried, for the numbers that they give
 
@@ -164,7 +164,7 @@ def as_number(name: str, value: Any) -> float:
 def _loss_rows(found: Loss) -> list[Tensor]:
     if isinstance(found, tuple):
         return [each.flatten() for each in found]
-    return [found if found.ndim == 1 else found.flatten(1).mean(1)]
+    return [of_examples(found)]
 
 
 def _metric_rows(name: str, metric: Metric, found: Any, count: int) -> list[Tensor]:

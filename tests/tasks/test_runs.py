@@ -393,3 +393,15 @@ def test_outputs_that_are_too_many_to_have_all_at_once(data, there, monkeypatch,
         train(**given, metrics=metrics, objective="order", out=f"{there}/second")
     run = train(**given, metrics=metrics, objective="-loss", out=f"{there}/third")
     assert np.isnan(run.metrics["test_order"]).all()
+
+
+def test_images_with_several_labels_are_loaded_as_images(there):
+    draw = np.random.default_rng(0)
+    pictures, labels = draw.integers(0, 256, (12, 4, 4, 1), np.uint8), draw.random((12, 2)) < 0.5
+    data = Data(inputs=pictures, targets=labels, clients=np.arange(12) % 3, test=(pictures, labels), task="multilabel")
+    given = {**PLAIN, "model": "mlp", "data_dir": f"{there}/data", "out": f"{there}/run"}
+    run = train(data=data, **given)
+    barrier()
+    again = fedlada_mpi.load(run.dir)
+    np.testing.assert_array_equal(again.predict(pictures), run.predict(pictures))
+    assert again.evaluate()["f1"] == pytest.approx(run.metrics["test_f1"][-1], rel=1e-12)
