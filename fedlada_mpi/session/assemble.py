@@ -87,7 +87,9 @@ class Session:
         if ":" in config.model:
             self._refuse_different_models()
         self.algorithm = world.collectively(lambda: algorithms.create(config, self.network.layout.tensors))
-        self.scores = world.collectively(lambda: self._scores(data))
+        if ":" in config.task:  # before any other use of it: a rank without clients has no examples to try it on
+            world.collectively(lambda: self._try_task(data))
+        self.scores = world.collectively(self._scores)
         self.columns = self._columns()
         self.config.columns = self.columns.record()
         self.silo = self._silo(data, held_out)
@@ -135,10 +137,8 @@ class Session:
             raise UserError("--augment paper: flips and crops are for images, and this data has none: leave it out")
         return tasks.create(c.task, self.about, c.loss, c.metrics)
 
-    def _scores(self, data: LocalData) -> Scores:
+    def _scores(self) -> Scores:
         """What is added up of every example, by a task that can be trained as it is asked for."""
-        if ":" in self.config.task:
-            self._try_task(data)
         scores = tasks.scores(self.task, self._output_shape())
         self._refuse_losses_that_do_not_add_up(of_examples=scores.widths["loss"] == 1)
         return scores
