@@ -33,12 +33,13 @@ from .architectures import Activation, MakeActivation, causal_cnn, cnn, fcn, len
 from .dry_run import dry_run
 from .form import Form
 from .layout import Layout
+from .lora import Lora, refuse_unused
 from .network import Network
 from .parameters import tensors
 from .tracing import NotTraceable
 from .translate import translate
 
-__all__ = ["OF_ARRAYS", "OF_IMAGES", "Network", "build", "built_in"]
+__all__ = ["OF_ARRAYS", "OF_IMAGES", "Lora", "Network", "build", "built_in"]
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
 Outputs: TypeAlias = "int | tuple[int, ...] | None"  # of a model for one example; None: any
@@ -71,27 +72,38 @@ def build(
     stacked: bool = True,
     norm: str = "",
     smu_mu: float = Config.smu_mu,
+    lora: Lora | None = None,
 ) -> Network:
-    """The network ``name`` with so many outputs, initialised from ``seed`` alone; a shape is that of an image."""
+    """The network ``name`` with so many outputs, initialised from ``seed`` alone; a shape is that of an image.
+
+    ``lora``: with adapters, which alone are trained.
+    """
     form, shape = Form.of(inputs), (outputs,) if isinstance(outputs, int) else outputs
     with torch_seeded(seed), _without_fast_path():
         notes: list[str] = []
         if ":" in name:
             module, notes = _by_name(name, shape, form, inputs, norm)
+            if lora and isinstance(module, nn.Module):
+                notes.append(lora.attach(name, module, seed, getattr(module, "fresh", ())))
             module = dry_run(name, module, shape, form)
         elif name in built_in():
             try:
                 module = _built_in(name, shape, form, partial(Activation, activation, smu_mu))
             except ValueError as error:
                 raise UserError(f"--model {name}: {error}") from None
+            if lora:
+                notes.append(lora.attach(name, module, seed))
         else:
             known = f"{', '.join(built_in())}, torchvision:NAME, package.module:function or path/file.py:function"
             raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, built_in())}")
+        if lora:
+            refuse_unused(name, module, form)
         network = _generic(name, module, form, notes)
+        network.lora = lora
         if not stacked:
             return network
         try:
-            return _stacked(network, users_own=name not in built_in())
+            return _stacked(network, users_own=name not in built_in() or lora is not None)
         except NotTraceable as error:
             network.untraceable_because = str(error)
             return network
@@ -126,7 +138,7 @@ def _built_in(name: str, outputs: tuple[int, ...] | None, form: Form, activation
 def _generic(name: str, module: nn.Module, form: Form, notes: list[str]) -> Network:
     parameters = [(n, p.shape) for n, p in module.named_parameters() if p.requires_grad]
     trained = {n for n, _ in parameters}
-    constants = {n: t.detach().clone() for n, t in tensors(module).items() if n not in trained}
+    constants = {n: t.detach() for n, t in tensors(module).items() if n not in trained}
     return Network(name, module, form, Layout(parameters), constants=constants, notes=notes)
 
 
