@@ -1,4 +1,4 @@
-"""Models by name: built-in ones (``built_in``), ``torchvision:NAME``, or a user's own ``package.module:function``.
+"""Models by name: built-in (``built_in``), ``torchvision:NAME``, ``hf:FOLDER``, or one's own ``module:function``.
 
 A user's function takes ``(outputs, shape)``, the number of outputs (classes) and the shape of an example, for images
 (rows, columns, channels); or a single argument, the data's ``tasks.About``. It returns an ``nn.Module``, which gets
@@ -25,13 +25,14 @@ from ..settings import Config
 from ..support.errors import UserError, shortened
 from ..support.rng import torch_seeded
 from ..support.suggestions import did_you_mean
-from ..support.user_code import TORCHVISION, load_object, users_code
+from ..support.user_code import HUGGING_FACE, TORCHVISION, load_object, users_code
 from ..tasks.base import About, Array
 from . import norms, vision
 from .agreement import disagreement
 from .architectures import Activation, MakeActivation, causal_cnn, cnn, fcn, lenet, lenet3, linear, mlp, resnet18
 from .dry_run import dry_run
 from .form import Form
+from .hugging_face import hf_model
 from .layout import Layout
 from .lora import Lora, refuse_unused
 from .network import Network
@@ -85,6 +86,7 @@ def build(
             module, notes = _by_name(name, shape, form, inputs, norm)
             if lora and isinstance(module, nn.Module):
                 notes.append(lora.attach(name, module, seed, getattr(module, "fresh", ())))
+                refuse_unused(name, module, form)
             module = dry_run(name, module, shape, form)
         elif name in built_in():
             try:
@@ -94,10 +96,9 @@ def build(
             if lora:
                 notes.append(lora.attach(name, module, seed))
         else:
-            known = f"{', '.join(built_in())}, torchvision:NAME, package.module:function or path/file.py:function"
+            names = ", ".join(built_in())
+            known = f"{names}, torchvision:NAME, hf:FOLDER, package.module:function or path/file.py:function"
             raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, built_in())}")
-        if lora:
-            refuse_unused(name, module, form)
         network = _generic(name, module, form, notes)
         network.lora = lora
         if not stacked:
@@ -145,13 +146,15 @@ def _generic(name: str, module: nn.Module, form: Form, notes: list[str]) -> Netw
 def _by_name(
     name: str, outputs: tuple[int, ...] | None, form: Form, inputs: ImageShape | About, norm: str
 ) -> tuple[Any, list[str]]:
-    """torchvision's or a user's own model with its BatchNorm layers exchanged, and what is to be said of it."""
+    """A model from elsewhere, or a user's own, with its BatchNorm layers exchanged, and what is to be said of it."""
     notes: list[str] = []
     if name.startswith(TORCHVISION):
         if not form.image or outputs is None or len(outputs) != 1:
             raise UserError(f"--model {name} classifies images, got {form.seen_shape}: give a model of your own")
         assert isinstance(form.arrays, Array)
         module, notes = vision.torchvision_model(name, outputs[0], form.arrays.shape[2])
+    elif name.startswith(HUGGING_FACE):
+        module, notes = hf_model(name, outputs, form)
     else:
         function = load_object("--model", name, "package.module:function or path/file.py:function")
         with users_code(f"--model {name}", "a function of (outputs, shape) that returns an nn.Module"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
@@ -148,10 +148,13 @@ def refuse_unused(model: str, module: nn.Module, form: Form) -> None:
     """Raise ``UserError`` where the module takes the weights of an adapted layer without calling the layer."""
     adapters = {name: p for name, p in module.named_parameters() if name.endswith(NAMES[1])}
     arguments, named = form.seen(form.zeros(2, dtype=dtype_of(module)))
-    with torch.enable_grad(), users_code(f"--model {model}", "a model that autograd can differentiate"):
-        outputs = module.eval()(*arguments, **named)
-        gradients = torch.autograd.grad(outputs.sum(), [*adapters.values()], allow_unused=True)
-    module.train()
+    with torch.enable_grad(), users_code(f"--model {model}", f"a model that takes {form.seen_shape}"):
+        outputs = module.cpu().eval()(*arguments, **named)
+        if not isinstance(outputs, Tensor):
+            return  # which the dry run refuses
+        gradients: Sequence[Tensor | None] = [None] * len(adapters)
+        if outputs.requires_grad:
+            gradients = torch.autograd.grad(outputs.sum(), [*adapters.values()], allow_unused=True)
     unused = [name.rpartition(".")[0] for name, g in zip(adapters, gradients, strict=True) if g is None]
     if unused:
         raise UserError(

@@ -39,7 +39,7 @@ def dtype_of(module: nn.Module) -> torch.dtype:
 
 
 def in_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The module with all its numbers in one type, as a run computes with them; ``Module.to`` would cut complex ones."""
+    """The module with all its numbers in one type, as a run computes; ``Module.to`` would cut complex ones."""
     for value in tensors(module).values():
         if value.is_floating_point():
             value.data = value.data.to(dtype)
