@@ -162,7 +162,7 @@ class Run:
         dtype = torch.float64 if config["precision"] == "fp64" else torch.float32
         try:
             if lora and config["init"]:
-                load_initial(Path(config["init"]), network, dtype, config["init_partial"])
+                self._load_base(network, dtype)
             load_trained(self.dir / self._file, network, dtype)
         except UserError as error:
             raise UserError(str(error).removeprefix("--init: ")) from None
@@ -170,6 +170,15 @@ class Run:
         if not self._about.image:
             return ArrayModel(module, self._arrays, dtype)
         return Model(module, self._images["mean"], self._images["std"], dtype)
+
+    def _load_base(self, network: models.Network, dtype: torch.dtype) -> None:
+        try:
+            load_initial(Path(self.config["init"]), network, dtype, self.config["init_partial"])
+        except UserError as error:
+            file = self.config["init"]
+            raise UserError(
+                f"{self.dir}: its model is made of adapters and of --init {file}, which is to be there again ({error})"
+            ) from None
 
     @cached_property
     def task(self) -> tasks.Task:
