@@ -5,6 +5,7 @@ Next tokens are predicted by the folder's causal language model, all else by its
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from ..support.errors import UserError, first_line, some
-from ..support.inputs import check_path
+from ..support.inputs import check_path, read_bytes
 from ..support.user_code import HUGGING_FACE, users_code
 from ..tasks.base import Array
 from .form import Form
 
 TOKENS, MASK = "input_ids", "attention_mask"
+CONFIG = "config.json"
 PADDING = 0  # what rows of different lengths are filled up with
 
 
@@ -28,11 +30,16 @@ class HuggingFace(nn.Module):
     """The logits of a model of transformers, ``model``.
 
     Where the data has no mask, places with the token ``padding`` are left out, but for the first, as a row that has
-    none but such would have no outputs.
+    none but such would have no outputs. ``config`` is the content of config.json.
     """
 
-    def __init__(self, model: nn.Module, outputs: int, padding: int | None, fresh: tuple[str, ...]):
+    def __init__(
+        self, model: nn.Module, config: bytes, outputs: int, padding: int | None = None, fresh: tuple[str, ...] = ()
+    ):
         super().__init__()
+        # A constant, like the weights: a run goes on with the same.
+        digest = torch.tensor(list(hashlib.sha256(config).digest()), dtype=torch.uint8)
+        self.register_buffer("config_digest", digest, persistent=False)
         self.model, self.outputs, self.padding = model, outputs, padding
         self.fresh = fresh  # the names of parameters that the folder has no values of
 
@@ -66,8 +73,8 @@ def hf_model(name: str, outputs: tuple[int, ...] | None, form: Form) -> tuple[Hu
         raise UserError(
             f"{what}: cannot import transformers ({first_line(error)}): pip install 'fedlada_mpi[hf]'"
         ) from None
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{what}: got no file config.json in {folder}, expected a folder that save_pretrained wrote")
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{what}: got no file {CONFIG} in {folder}, expected a folder that save_pretrained wrote")
     tokens = _tokens(what, form)
     if outputs is None or not (len(outputs) == 1 or (len(outputs) == 2 and outputs[0] == tokens.shape[0])):
         shape = "any shape" if outputs is None else list(outputs)
@@ -96,7 +103,9 @@ def hf_model(name: str, outputs: tuple[int, ...] | None, form: Form) -> tuple[Hu
     # A causal model sees no padding, which is behind a row's tokens.
     masked = not language and MASK in inspect.signature(model.forward).parameters
     wrapped = OfArrays if form.single is None else OfTokens
-    return wrapped(model, outputs[-1], config.pad_token_id if masked else None, fresh), notes
+    return wrapped(
+        model, read_bytes(folder / CONFIG), outputs[-1], config.pad_token_id if masked else None, fresh
+    ), notes
 
 
 def _tokens(what: str, form: Form) -> Array:
