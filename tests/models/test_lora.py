@@ -191,6 +191,10 @@ def test_tied_weights():
         build(Tied, Lora(2, "two|head"))
 
 
+def test_by_default_layers_that_attention_does_not_call_are_left_out():
+    assert adapters(build(Packed, Lora(2)).module) == {"head.lora_a", "head.lora_b"}
+
+
 def lazy(classes, image_shape):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
 
