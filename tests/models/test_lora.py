@@ -142,6 +142,8 @@ def test_the_base_is_in_memory_once():
     network = build(lora=Lora(2), stacked=False)
     engine = GenericEngine(network)
     engine.outputs(network.initial(), torch.zeros(2, *SHAPE))
+    stack = build(lora=Lora(2)).stack(torch.zeros(3, network.layout.live))
+    assert stack.value["head.weight"].stride(0) == 0  # the same for three clients
     assert engine.constants[torch.float32]["head.weight"].data_ptr() == network.module.head.weight.data_ptr()
 
 
@@ -240,6 +242,13 @@ def test_a_file_of_base_weights_fits_as_it_is(tmp_path):
     load_initial(tmp_path / "base.pt", network, torch.float32)
     assert torch.equal(network.constants["head.weight"], other.module.head.weight)
     assert network.digest() != before
+    torch.save(
+        {f"module.{n}": v for n, v in other.module.state_dict().items() if "head" not in n}, tmp_path / "part.pt"
+    )
+    part = build(lora=Lora(2))
+    load_initial(tmp_path / "part.pt", part, torch.float32, partial=True)
+    assert torch.equal(part.constants["key.weight"], other.module.key.weight)
+    assert part.notes[1].startswith("--init-partial: 10 of 12 tensors from part.pt without 'module'")
     torch.save(network.saved(network.initial()), tmp_path / "model.pt")
     with pytest.raises(UserError, match="has the adapters of a run with --lora alone"):
         load_initial(tmp_path / "model.pt", network, torch.float32)
