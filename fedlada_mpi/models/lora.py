@@ -112,9 +112,15 @@ class Lora:
             }
         else:
             found = {name: layer for name, layer in free.items() if re.search(self.on, name)}
+        if not found and self.on:
+            raise UserError(
+                f"--lora-on: {shortened(self.on)} matches no linear layer of {model}, which has {some(known)}"
+            )
         if not found:
-            what = shortened(self.on) if self.on else "what is left out"
-            raise UserError(f"--lora-on: {what} matches no linear layer of {model}, which has {some(known)}")
+            raise UserError(
+                f"--lora: no linear layer of {model} is left for adapters: {some(known)} share their weights, or are "
+                "trained as they are"
+            )
         for name, layer in found.items():
             _refuse(f"--lora-on: {name} of {model}", layer, uses)
         return found

@@ -142,7 +142,8 @@ def test_the_base_is_in_memory_once():
     network = build(lora=Lora(2), stacked=False)
     engine = GenericEngine(network)
     engine.outputs(network.initial(), torch.zeros(2, *SHAPE))
-    stack = build(lora=Lora(2)).stack(torch.zeros(3, network.layout.live))
+    stacked = build(lora=Lora(2))
+    stack = stacked.stack(torch.zeros(3, stacked.layout.live))
     assert stack.value["head.weight"].stride(0) == 0  # the same for three clients
     assert engine.constants[torch.float32]["head.weight"].data_ptr() == network.module.head.weight.data_ptr()
 
@@ -221,6 +222,7 @@ def parametrised(classes, image_shape):
         (Block, Lora(2, "head", train="head"), "--lora-on: 'head' matches no linear layer"),
         (Packed, Lora(2, "attn"), "attn.out_proj of .* is not called, so that an adapter would have no effect"),
         (convolution, Lora(2), "has no linear layers"),
+        (Block, Lora(2, train="."), "no linear layer of .* is left for adapters"),
         (lazy, Lora(2), "has no sizes yet"),
         (parametrised, Lora(2, "1"), "has no weights of its own"),
     ],
@@ -242,9 +244,8 @@ def test_a_file_of_base_weights_fits_as_it_is(tmp_path):
     load_initial(tmp_path / "base.pt", network, torch.float32)
     assert torch.equal(network.constants["head.weight"], other.module.head.weight)
     assert network.digest() != before
-    torch.save(
-        {f"module.{n}": v for n, v in other.module.state_dict().items() if "head" not in n}, tmp_path / "part.pt"
-    )
+    body = {f"module.{name}": value for name, value in other.module.state_dict().items() if "head" not in name}
+    torch.save(body, tmp_path / "part.pt")
     part = build(lora=Lora(2))
     load_initial(tmp_path / "part.pt", part, torch.float32, partial=True)
     assert torch.equal(part.constants["key.weight"], other.module.key.weight)
