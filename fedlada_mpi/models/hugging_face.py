@@ -6,6 +6,7 @@ Next tokens are predicted by the folder's causal language model, all else by its
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -70,7 +71,8 @@ def hf_model(name: str, outputs: tuple[int, ...] | None, form: Form) -> tuple[Hu
     folder, what = Path(name.removeprefix(HUGGING_FACE)), f"--model {name}"
     check_path(str(folder), "--model")
     try:
-        import transformers  # here, as it is optional and takes seconds to import
+        # Here, as it is optional and takes seconds.
+        transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
         raise UserError(
             f"{what}: cannot import transformers ({first_line(error)}): pip install 'fedlada_mpi[hf]'"

@@ -112,9 +112,9 @@ class Lora:
             }
         else:
             found = {name: layer for name, layer in free.items() if re.search(self.on, name)}
-        if not found and self.on:
+        if not found and free and self.on:
             raise UserError(
-                f"--lora-on: {shortened(self.on)} matches no linear layer of {model}, which has {some(known)}"
+                f"--lora-on: {shortened(self.on)} matches no linear layer of {model}, which has {some(free)}"
             )
         if not found:
             raise UserError(
