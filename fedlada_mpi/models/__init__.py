@@ -32,7 +32,7 @@ from .agreement import disagreement
 from .architectures import Activation, MakeActivation, causal_cnn, cnn, fcn, lenet, lenet3, linear, mlp, resnet18
 from .dry_run import dry_run
 from .form import Form
-from .hugging_face import hf_model, short_rows
+from .hugging_face import HuggingFace, hf_model, short_rows
 from .layout import Layout
 from .lora import Lora, refuse_unused
 from .network import Network
@@ -85,7 +85,8 @@ def build(
         if ":" in name:
             module, notes = _by_name(name, shape, form, inputs, norm)
             if lora and isinstance(module, nn.Module):
-                notes.append(lora.attach(name, module, seed, getattr(module, "fresh", ())))
+                fresh = module.fresh if isinstance(module, HuggingFace) else ()
+                notes.append(lora.attach(name, module, seed, fresh))
                 refuse_unused(name, module, form)
             tried = short_rows(shape, form) if shape and name.startswith(HUGGING_FACE) else (shape, form)
             module = dry_run(name, module, *tried)

@@ -25,6 +25,7 @@ from .form import Form
 
 TOKENS, MASK = "input_ids", "attention_mask"
 CONFIG = "config.json"
+HERE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}  # neither a network nor others' code
 TRIED = 16  # tokens of a row, in a dry run
 PADDING = 0  # what rows of different lengths are filled up with
 
@@ -83,33 +84,33 @@ def hf_model(name: str, outputs: tuple[int, ...] | None, form: Form) -> tuple[Hu
     if outputs is None or not (len(outputs) == 1 or (len(outputs) == 2 and outputs[0] == tokens.shape[0])):
         shape = "any shape" if outputs is None else list(outputs)
         raise UserError(f"{what}: the task asks for outputs of {shape}, expected those of next-token or classification")
-    language = len(outputs) == 2
+    *language, number = outputs  # the length of a row, where every token has outputs
     with _quiet(transformers), users_code(what, "a folder that save_pretrained wrote"):
-        how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        config = transformers.AutoConfig.from_pretrained(folder, **how)
+        config = transformers.AutoConfig.from_pretrained(folder, **HERE)
         _check_config(what, config, tokens)
         config.use_cache = False
         if not language:
-            config.num_labels = outputs[-1]
+            config.num_labels = number
             config.pad_token_id = PADDING if config.pad_token_id is None else config.pad_token_id
         kind = transformers.AutoModelForCausalLM if language else transformers.AutoModelForSequenceClassification
-        if has_weights := any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
-            model, found = kind.from_pretrained(folder, config=config, output_loading_info=True, **how)
-            fresh = tuple(f"model.{key}" for key in sorted(found["missing_keys"]))
-        else:
-            model, fresh = kind.from_config(config, trust_remote_code=False), ()
-        model.float()
-    notes = [] if has_weights else [f"{folder} has no weights: random ones, by --seed"]
-    if fresh:
-        notes.append(f"{folder} has no values of {some(fresh)}: random ones, by --seed")
-    if language and config.vocab_size > outputs[-1]:
-        notes.append(f"logits of the first {outputs[-1]} of {config.vocab_size} tokens, as the data has no others")
-    # A causal model sees no padding, which is behind a row's tokens.
+        model, fresh, notes = _loaded(kind, folder, config)
+    if language and config.vocab_size > number:
+        notes.append(f"logits of the first {number} of {config.vocab_size} tokens, as the data has no others")
+    # A causal language model sees no padding, which is behind a row's tokens.
     masked = not language and MASK in inspect.signature(model.forward).parameters
     wrapped = OfArrays if form.single is None else OfTokens
-    return wrapped(
-        model, read_bytes(folder / CONFIG), outputs[-1], config.pad_token_id if masked else None, fresh
-    ), notes
+    padding = config.pad_token_id if masked else None
+    return wrapped(model, read_bytes(folder / CONFIG), number, padding, fresh), notes
+
+
+def _loaded(kind: Any, folder: Path, config: Any) -> tuple[nn.Module, tuple[str, ...], list[str]]:
+    """A model with the weights in the folder, the names of those that it has not, and what is to be said of these."""
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
+        return kind.from_config(config).float(), (), [f"{folder} has no weights: random ones, by --seed"]
+    model, found = kind.from_pretrained(folder, config=config, output_loading_info=True, **HERE)
+    fresh = tuple(f"model.{key}" for key in sorted(found["missing_keys"]))
+    notes = [f"{folder} has no values of {some(fresh)}: random ones, by --seed"] if fresh else []
+    return model.float(), fresh, notes
 
 
 def short_rows(outputs: tuple[int, ...], form: Form) -> tuple[tuple[int, ...], Form]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from fedlada_mpi import models
 from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.models.initial import load_initial
+from fedlada_mpi.models.parameters import in_type
 from fedlada_mpi.rounds.gradients import GenericEngine, create_engine
 from fedlada_mpi.support.errors import UserError
 from fedlada_mpi.support.randomness import Draws
@@ -521,3 +522,13 @@ def test_distributions(draw, mean, variance):
         assert abs(row.mean() - mean) < 5 * (variance / N) ** 0.5 + 1 / 512 * (mean == 1 / 2)
         assert abs(row.var() - variance) < 10 * variance * (2 / N) ** 0.5
     assert abs(torch.corrcoef(rows)[0, 1]) < 5 / N**0.5
+
+
+def test_one_type_for_all_numbers_of_a_module():
+    """But for those that have no such type."""
+    module = torch.nn.Linear(2, 2)
+    module.weight.data = module.weight.data.half()
+    module.register_buffer("turns", torch.ones(2, dtype=torch.complex64))
+    module.register_buffer("order", torch.arange(2))
+    kinds = {name: value.dtype for name, value in in_type(module, torch.float64).state_dict().items()}
+    assert kinds == dict(weight=torch.float64, bias=torch.float64, turns=torch.complex64, order=torch.int64)
