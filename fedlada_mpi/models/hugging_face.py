@@ -107,8 +107,13 @@ def _loaded(kind: Any, folder: Path, config: Any) -> tuple[nn.Module, tuple[str,
     """A model with the weights in the folder, the names of those that it has not, and what is to be said of these."""
     if not any(folder.glob("*.safetensors")) and not any(folder.glob("pytorch_model*.bin")):
         return kind.from_config(config).float(), (), [f"{folder} has no weights: random ones, by --seed"]
-    model, found = kind.from_pretrained(folder, config=config, output_loading_info=True, **HERE)
-    fresh = tuple(f"model.{key}" for key in sorted(found["missing_keys"]))
+    how = dict(config=config, output_loading_info=True, ignore_mismatched_sizes=True)
+    model, found = kind.from_pretrained(folder, **how, **HERE)
+    sizes = {key: (list(given), list(expected)) for key, given, expected in found["mismatched_keys"]}
+    for key, (given, expected) in sizes.items():
+        if key.startswith(f"{model.base_model_prefix}."):  # what is not in the body may be a head with other outputs
+            raise ValueError(f"{key} has the shape {given}, and {expected} by {CONFIG}")
+    fresh = tuple(f"model.{key}" for key in sorted({*found["missing_keys"], *sizes}))
     notes = [f"{folder} has no values of {some(fresh)}: random ones, by --seed"] if fresh else []
     return model.float(), fresh, notes
 

@@ -109,6 +109,16 @@ def test_a_new_head_is_trained_next_to_adapters(folder):
     assert "on 4 layers" in network.notes[1]
 
 
+def test_a_head_of_other_outputs_is_a_new_one(folder, tmp_path):
+    path = folder(BERT, "AutoModelForSequenceClassification")  # of two classes
+    assert not build(path, (2,)).notes
+    names = "model.classifier.bias, model.classifier.weight"
+    assert build(path, (CLASSES,)).notes == [f"{path} has no values of {names}: random ones, by --seed"]
+    folder(BERT | {"vocab_size": 25})
+    with pytest.raises(UserError, match=r"word_embeddings.weight has the shape \[24, 8\], and \[25, 8\]"):
+        build(path, (CLASSES,))
+
+
 def test_adapters_on_layers_of_gpt2(folder):
     """Which are transformers' Conv1D; the head shares its weights with the embedding."""
     network = build(folder(GPT2), lora=Lora(2))
