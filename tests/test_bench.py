@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 import torch
+from limits import LIMIT
 from ranks import find_mpirun, python
 
 from fedlada_mpi import bench
@@ -38,7 +39,7 @@ def test_participants_are_divided_among_the_ranks(tmp_path):
     path = tmp_path / "bench.json"
     command = [find_mpirun(), "-n", "2", python(), "-m", "fedlada_mpi.bench", *SMALL]
     command += ["--participants", "1", "3", "--baseline", "--json", str(path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=250)
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT)
     rows = json.loads(path.read_text())["results"]
     assert [row["what"].split(",")[1] for row in rows] == [" 1 participant on 2 ranks", " 3 participants on 2 ranks"]
 

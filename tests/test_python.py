@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from limits import LIMIT
 from PIL import Image
 from ranks import SIZE, barrier, is_root
 from repository import ROOT
@@ -102,7 +103,7 @@ def test_importing_the_package_is_cheap():
     code = (
         "import sys, fedlada_mpi; sys.exit(bool({'torch', 'numpy', 'mpi4py', 'fedlada_mpi.settings'} & {*sys.modules}))"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=150)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=LIMIT)
 
 
 def test_public_names():
@@ -555,7 +556,7 @@ def test_at_once_is_each_alone(settings, out):
     }
     expected = {name: train(**{**settings, **kind, "out": out / name}) for name, kind in kinds.items()}
     before = surroundings()
-    meeting = threading.Barrier(len(kinds), timeout=150)
+    meeting = threading.Barrier(len(kinds), timeout=LIMIT)
     found, failures = {}, []
 
     def work(name: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from limits import LIMIT
 from PIL import Image
 from ranks import python
 from repository import ROOT
@@ -113,7 +114,7 @@ def test_a_disk_that_fills_up(tmp_path):
         "PYTHONDONTWRITEBYTECODE": "1",
         "MPLCONFIGDIR": str(tmp_path / "m"),
     }
-    done = subprocess.run(command, preexec_fn=limit, env=environment, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, preexec_fn=limit, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
@@ -148,7 +149,7 @@ def test_bench(digits, capsys):
 
 def test_importing_needs_no_torch():
     code = "import sys, data_prep; sys.exit(any(name in sys.modules for name in ('torch', 'torchvision', 'mpi4py')))"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=150)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=LIMIT)
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ def test_wrong_sums_on_one_rank_are_reported_and_hang_no_rank(mpirun, tmp_path):
 @pytest.mark.slow
 def test_missing_rank_does_not_hang_the_others(mpirun):
     program = ONE_DIFFERS.format(patience=8, first="time.sleep(60)")
-    done = mpirun(2, command=("-c", program), timeout=120)
+    done = mpirun(2, command=("-c", program))
     assert done.returncode != 0
     assert "Timeout (0:00:08)!" in done.stderr
     assert "mpi_loads" in done.stderr or "ranks" in done.stderr
