@@ -56,6 +56,7 @@ from .rounds.device import (
     synchronize,
 )
 from .rounds.evaluate import Evaluation, Evaluator
+from .rounds.examples import Resident
 from .rounds.gradients import create_engine
 from .rounds.trainer import Trainer
 from .rounds.vectors import named_rows
@@ -113,7 +114,7 @@ class Bench:
         labels = torch.from_numpy(draw.integers(0, classes, clients * images)).to(device)
         half = Normaliser(*(torch.full((shape[2],), 0.5, dtype=dtype, device=device) for _ in range(2)))
         starts = np.arange(clients) * images
-        data = LocalData(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
+        data = LocalData(Resident(pixels, labels), np.arange(clients), starts, np.full(clients, images), half)
         self.network = models.build(
             config.model,
             classes,
@@ -143,8 +144,7 @@ class Bench:
         self.t += 1
 
     def evaluation(self) -> Evaluation:
-        data = self.trainer.data
-        return self.evaluator.of(self.s.x, data.inputs, data.targets)
+        return self.evaluator.of(self.s.x, self.trainer.data.examples)
 
     def floor(self, limits: dict[str, float]) -> float:
         """A lower bound of a round's seconds: the arithmetic at the measured rate plus, at the measured bandwidth, each
@@ -164,7 +164,8 @@ class Bench:
     def baseline(self) -> None:
         """The round as usually written: one client after another, eager, with torch's own layers; the same batches."""
         config, data, device = self.config, self.trainer.data, self.device
-        augment, width, pixels = config.augment == "paper", self.trainer.buffers.batch_width, data.inputs
+        augment, width = config.augment == "paper", self.trainer.buffers.batch_width
+        pixels, _ = data.examples.take(slice(None))
         assert isinstance(pixels, torch.Tensor)
         module = self.network.module.to(device)
         start = {n: p.detach().clone() for n, p in module.named_parameters()}
@@ -177,7 +178,7 @@ class Bench:
             one = slice(client, client + 1)
             whose = (data.client_ids[one], data.starts[one], data.sizes[one])
             batches = PlanBuffer(self.steps, 1, width, torch.float32, device)
-            batches.load(plan(config, self.t, *whose, width, torch.float32), data.labels)
+            batches.load(plan(config, self.t, *whose, width, torch.float32), data.examples.labels)
             for step in range(self.steps):
                 batch = batches.at(step, 1)
                 images = gather(pixels, batch, data.normalise, torch.float32, augment)[0].permute(0, 3, 1, 2)
@@ -274,7 +275,7 @@ def evaluation(world: mpi.World, config: Config, device: torch.device, repeats: 
     bench = Bench(config, count, device)
     limit_threads(world, device, bench.network.work * bench.evaluation().batch // 3)
     seconds = statistics.median(timed(bench.evaluation(), device, repeats))
-    images = len(bench.trainer.data.targets)
+    images = len(bench.trainer.data.examples)
     return {
         "what": f"evaluating {images:,} images, {config.precision}",
         "seconds": seconds,

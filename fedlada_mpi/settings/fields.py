@@ -211,6 +211,13 @@ class Config:
         choices=("auto", "stacked", "generic"),
         runtime=True,
     )
+    data_on: str = _machine(
+        "auto",
+        "where examples are: on the device, or streamed to it from the host's memory or from the files on disk (auto: "
+        "on the first of these where there is room); the results are the same",
+        choices=("auto", "device", "host", "disk"),
+        runtime=True,
+    )
     compile: str = _machine("auto", "use compiled kernels on the GPU", choices=("auto", "on", "off"), runtime=True)
     transport: str = _machine(
         "auto",

@@ -18,6 +18,7 @@ from fedlada_mpi.algorithms import Round, Vectors, create, resolve
 from fedlada_mpi.bench import Bench
 from fedlada_mpi.rounds.aggregate import RankSums
 from fedlada_mpi.rounds.batches import LocalData, Normaliser
+from fedlada_mpi.rounds.examples import Resident
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine
 from fedlada_mpi.rounds.trainer import Trainer
 from fedlada_mpi.settings import Config
@@ -173,7 +174,7 @@ class Local:
         images = torch.randint(0, 256, (15, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
         normalise = Normaliser(torch.full((3,), 0.5), torch.full((3,), 0.25))
         starts, sizes = np.array([0, 3, 9]), np.array([3, 6, 6])
-        data = LocalData(images, torch.arange(15) % 3, np.arange(3), starts, sizes, normalise)
+        data = LocalData(Resident(images, torch.arange(15) % 3), np.arange(3), starts, sizes, normalise)
         engine = GenericEngine(network) if network.forward is None else StackedEngine(network)
         network.module.double()
         self.layout, self.algorithm = network.layout, create(config)
