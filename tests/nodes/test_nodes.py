@@ -223,7 +223,7 @@ def ranks_left(nodes):
 def test_a_cut_link_ends_the_run(nodes, start, data, alone, tmp_path):
     """The ranks end; mpirun once the kernel gives up on the node, by default after 15 minutes."""
     said = {
-        20: "has waited 20 s for other ranks: one of them",
+        30: "has waited 30 s for other ranks: one of them",
         600: "waits for other ranks, and n2 has given no sign of life",
     }
     nodes.on("head", "sh", "-c", "echo 3 >/proc/sys/net/ipv4/tcp_retries2")
