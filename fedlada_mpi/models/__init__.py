@@ -35,6 +35,7 @@ from .form import Form
 from .layout import Layout
 from .network import Network
 from .parameters import tensors
+from .sequences import gpt, lstm, vit_tiny
 from .tracing import NotTraceable
 from .translate import translate
 
@@ -48,12 +49,15 @@ OF_IMAGES: dict[str, Callable[[int, ImageShape, MakeActivation], nn.Module]] = {
     "lenet": lenet,
     "lenet3": lenet3,
     "cnn": cnn,
+    "vit_tiny": vit_tiny,
 }
 OF_ARRAYS: dict[str, Callable[[tuple[int, ...], Form, MakeActivation], nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "fcn": fcn,
     "causal_cnn": causal_cnn,
+    "gpt": gpt,
+    "lstm": lstm,
 }
 
 
