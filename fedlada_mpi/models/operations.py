@@ -11,36 +11,26 @@ import copy
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate
 
 from . import layers
+from .attention import attention
 from .axes import Axes
+from .client_axis import ELEMENTWISE
 from .columns import Window, pair
 from .fuse_steps import ADDITIONS, FusableStep, Fusion
+from .general import RESHAPING, General, filled, is_batch, picked, values_in
 from .layers import Stack
 from .layout import Kernel
 from .parameters import tensors
-from .program import Builder, Value
+from .program import Value
 from .tracing import Graph, NotTraceable, described, has_hooks, operation
 
-# What acts on every number by itself, so on any order of the axes.
-ELEMENTWISE_FUNCTIONS: tuple[Any, ...] = (
-    *(F.relu, F.gelu, F.silu, F.tanh, F.sigmoid, F.leaky_relu, F.elu, F.relu6, F.hardswish, F.hardtanh, F.hardsigmoid),
-    *(F.softplus, F.mish, F.selu, F.celu, F.logsigmoid, F.softsign, operator.neg, operator.pow),
-)
-ELEMENTWISE_METHODS: tuple[Any, ...] = (  # in torch, and of tensors by the same name
-    *(torch.relu, torch.tanh, torch.sigmoid, torch.erf, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt),
-    *(torch.rsqrt, torch.abs, torch.square, torch.neg, torch.sin, torch.cos, torch.reciprocal, torch.clamp, torch.pow),
-)
-ELEMENTWISE: dict[Any, Callable[..., Any]] = {
-    **{f: f for f in (*ELEMENTWISE_FUNCTIONS, *ELEMENTWISE_METHODS)},
-    **{f.__name__ + end: f for f in ELEMENTWISE_METHODS for end in ("", "_")},
-}
 BINARY: dict[Any, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(ADDITIONS, torch.add),
     **dict.fromkeys((operator.sub, operator.isub, torch.sub, "sub", "sub_"), torch.sub),
@@ -48,29 +38,17 @@ BINARY: dict[Any, Callable[[Any, Any], Any]] = {
     **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, "div", "div_"), torch.div),
 }
 REDUCING: dict[Any, Any] = {torch.mean: torch.mean, "mean": torch.mean, torch.sum: torch.sum, "sum": torch.sum}
-RESHAPING: set[Any] = {torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.unflatten}
-RESHAPING |= {"flatten", "reshape", "view", "squeeze", "unsqueeze", "unflatten", "contiguous", "clone"}
+RESHAPING_IMAGES: set[Any] = {*RESHAPING, torch.unsqueeze, "unsqueeze", "contiguous", "clone"}
 # What acts on every image by itself, and takes images in any order of memory.
 ON_IMAGES: set[Any] = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d, F.interpolate}
 
 
-def _is_batch(value: Any) -> bool:
-    return isinstance(value, Value) and value.kind == "batch"
-
-
-def _has_values(arguments: Any) -> bool:
-    """Whether a value is anywhere in the arguments of an operation."""
-    found: list[Any] = []
-    map_aggregate(arguments, found.append)
-    return any(isinstance(argument, Value) for argument in found)
-
-
-class Operations(Builder):
+class Operations(General):
     """Adds the steps of a graph's operations to a program, and notes how these store the weights of products."""
 
     def __init__(self, graph: Graph, shared: set[str]):
-        super().__init__()
-        self.graph, self.shared = graph, shared
+        super().__init__(graph)
+        self.shared = shared
         self.fusion = Fusion()
         self.parameters: dict[str, Value] = {}
         self.kernels: dict[str, Kernel] = {}
@@ -83,6 +61,8 @@ class Operations(Builder):
         None if there is no such way, or if the step waits for the operation behind it.
         """
         layer, function = self.graph.layer(node), operation(node)
+        if function in (operator.getitem, getattr) and isinstance(arguments[0], (tuple, list)):
+            return picked(*arguments)
         if layer is not None:
             return self.whole_layer(node, layer, *arguments) if len(arguments) == 1 and not options else None
         options = {name: value for name, value in options.items() if name != "inplace"}
@@ -90,18 +70,21 @@ class Operations(Builder):
             return self.binary(BINARY[function], *arguments)
         if function is torch.cat or function is torch.concat:
             return self.cat(node, *arguments, **options)
+        if function is F.scaled_dot_product_attention:
+            return self.attention(node, *arguments, **options)
         x, *others = arguments or [None]
-        if not _is_batch(x):
+        if not is_batch(x):
             return None
         if function in OPERATIONS:
             return OPERATIONS[function](self, node, x, *others, **options)
         if getattr(function, "__module__", "") == "torchvision.ops.stochastic_depth":
             return self.stochastic_depth(x, *others, **options)
-        if function in RESHAPING:
-            return self.regrouped(x, self.result_shape(node))
+        if function in RESHAPING_IMAGES:
+            shape = self.graph.activation_shape(node)
+            return self.regrouped(x, shape) if shape is not None and prod(shape) == prod(x.axes.shape) else None
         if function is getattr and others == ["shape"]:
             return self.size(node, x)
-        if _has_values((others, options)):
+        if values_in((others, options)):
             return None
         if function in ELEMENTWISE:
             run = ELEMENTWISE[function]
@@ -125,8 +108,9 @@ class Operations(Builder):
 
     def parameter(self, name: str) -> Value:
         """One value for all uses, so that autograd adds up their gradients."""
-        shape = tuple(self.graph.tensors[name].shape)
-        return self.parameters.setdefault(name, Value(-1, "parameter", shape=shape, name=name))
+        tensor = self.graph.tensors[name]
+        kind = "parameter" if tensor.requires_grad else "constant"
+        return self.parameters.setdefault(name, Value(-1, kind, shape=tuple(tensor.shape), name=name))
 
     def parameters_of(self, layer: nn.Module) -> dict[str, Value]:
         """The parameters and buffers of a layer, by its own names for them."""
@@ -147,7 +131,7 @@ class Operations(Builder):
 
     def whole_layer(self, node: fx.Node, layer: nn.Module, x: Any) -> Value | None:
         """A layer of torch that is more, or less, than one operation."""
-        if not _is_batch(x) or has_hooks(layer):
+        if not is_batch(x) or has_hooks(layer):
             return None
         if type(layer) is nn.Identity:
             return x
@@ -184,7 +168,7 @@ class Operations(Builder):
         )  # fmt: skip
 
     def linear(self, node: fx.Node, x: Value, weight: Any, bias: Any = None) -> Value | None:
-        if not self.used_once(weight, bias):
+        if not self.used_once(weight, bias) or weight.kind == "constant":
             return None
         out, inner = weight.shape
         axes, last = x.axes, len(x.axes.shape) - 1
@@ -237,6 +221,16 @@ class Operations(Builder):
         return self.emit(lambda p, value: layers.layer_norm(p, value, w, b, eps), [x], x.axes)
 
     # Layers without parameters.
+
+    def attention(self, node: fx.Node, *arguments: Any, **options: Any) -> Value:
+        reads, places = self.placed((arguments, options))
+
+        def run(p: Stack, *held: Any) -> Tensor:
+            a, o = filled(places, held)
+            return attention(p, *a, **o)
+
+        value: Value = self.results(node, run, reads)
+        return value
 
     def dropout(self, node: fx.Node, x: Value, p: Any = 0.5, training: Any = True) -> Value:
         """Drawn in the user's order of the elements, so that every engine drops the same ones."""
@@ -338,7 +332,7 @@ class Operations(Builder):
     # Arithmetic.
 
     def binary(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Value | None:
-        batches = [_is_batch(v) for v in (a, b)]
+        batches = [is_batch(v) for v in (a, b)]
         if all(batches):
             if a.axes != b.axes:
                 if not (a.axes.simple and b.axes.simple) or len(a.axes.shape) != len(b.axes.shape):
@@ -347,12 +341,12 @@ class Operations(Builder):
             sizes = tuple(max(pair) for pair in zip(a.axes.sizes, b.axes.sizes, strict=True))
             return self.emit(lambda p, x, y: function(x, y), [a, b], Axes(sizes, a.axes.parts, a.axes.order))
         x, other = (a, b) if batches[0] else (b, a)
-        if not _is_batch(x):
+        if not is_batch(x):
             return None
         turned = function if batches[0] else lambda first, second: function(second, first)
         if isinstance(other, (int, float)):
             return self.emit(lambda p, value: turned(value, other), [x], x.axes)
-        if not isinstance(other, Value) or other.kind != "parameter" or not x.axes.simple:
+        if not isinstance(other, Value) or other.kind not in ("parameter", "constant") or not x.axes.simple:
             return None
         axes, rank, shape = x.axes, len(x.axes.shape), other.shape
         shape = shape[1:] if len(shape) == rank + 1 and shape[0] == 1 else shape
@@ -368,10 +362,10 @@ class Operations(Builder):
         def with_parameter(p: Stack, value: Tensor, parameter: Tensor) -> Tensor:
             return turned(value, plain.arranged(parameter.reshape(-1, 1, *shape), axes.order))
 
-        return self.emit(with_parameter, [x, other], axes)
+        return self.emit(with_parameter, [x, self.with_clients(other) if other.kind == "constant" else other], axes)
 
     def cat(self, node: fx.Node, values: Any, dim: int = 0, axis: int | None = None) -> Value | None:
-        if not all(map(_is_batch, values)):
+        if not all(map(is_batch, values)):
             return None
         shape = self.result_shape(node)
         where = (dim if axis is None else axis) % (len(shape) + 1) - 1

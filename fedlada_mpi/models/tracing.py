@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,8 +16,10 @@ from torch import Tensor, fx, nn
 from ..support.errors import first_line
 from .form import Form
 from .parameters import dtype_of, names_by_id, tensors
+from .written_out import written_out
 
 PROBES = (3, 2)  # images of two batches; what differs between them depends on the number of images
+TYPES = (torch.dtype, torch.device, torch.finfo)  # other ones in a run than in the probes
 
 
 class NotTraceable(Exception):
@@ -90,6 +93,8 @@ class _Tracer(fx.Tracer):
             return forward(*args, **kwargs)
         layer = f"{self.path_of_module(m)} ({type(m).__name__})"
         try:
+            if (steps := written_out(m)) is not None and not has_hooks(m):
+                return steps(m, *args, **kwargs)
             if not self.is_leaf_module(m, ""):
                 return super().call_module(m, forward, args, kwargs)
             result = self._single_operation(m, forward, args, kwargs)
@@ -138,23 +143,34 @@ class Graph:
     def __init__(self, module: nn.Module, form: Form):
         self.module, self.form, self.tensors = module, form, tensors(module)
         self.names = names_by_id(module)
-        if form.single is None:
-            raise NotTraceable("it takes several arrays by name")
         if has_hooks(module) or any(map(has_backward_hooks, module.modules())):
             raise NotTraceable("it has hooks on the whole model, or on gradients")
         tracer = _Tracer(self.names)
         try:
             with _tracing, _own_gradients_refused():
-                self.graph = tracer.trace(module)
+                self.graph = tracer.trace(module, concrete_args=_left_out(module, form))
         except Exception as error:
             where = tracer.untraceable_layer or type(module).__name__
             raise NotTraceable(f"{where} cannot be traced: {first_line(error)}") from None
+        arguments = [node for node in self.graph.nodes if node.op == "placeholder"]
+        if form.single is None:
+            self.inputs = {node: str(node.target) for node in arguments if node.target in form.names}
+        else:
+            self.inputs = {node: "" for node in arguments[:1]}
+        for node in arguments:
+            if node not in self.inputs:  # its value is in the trace, together with checks of it
+                for user in list(node.users):
+                    self.graph.erase_node(user)
         self.probes = [self._probe(images) for images in PROBES]
 
     def _probe(self, images: int) -> dict[fx.Node, Any]:
         recorder = _Recorder(self.module, self.graph)
+        positional, named = self.form.seen(self.form.zeros(images, dtype=dtype_of(self.module)))
+        given = named or {"": positional[0]}
+        arguments = (node for node in self.graph.nodes if node.op == "placeholder")
+        defaults = {node: node.args[0] if node.args else None for node in arguments}
         with torch.no_grad():
-            recorder.run(*self.form.seen(self.form.zeros(images, dtype=dtype_of(self.module)))[0])
+            recorder.run(*(given[self.inputs[n]] if n in self.inputs else value for n, value in defaults.items()))
         return recorder.results
 
     def layer(self, node: fx.Node) -> nn.Module | None:
@@ -184,15 +200,21 @@ class Graph:
     def constant(self, node: fx.Node) -> tuple[bool, Any]:
         """Whether a node gives the same numbers for any batch, and which."""
         first, second = (probe[node] for probe in self.probes)
-        return not has_shapes(first) and first == second, first
+        typed = any(isinstance(self.probes[0][read], TYPES) for read in (node, *node.all_input_nodes))
+        return not typed and not has_shapes(first) and first == second, first
 
     def activation_shape(self, node: fx.Node) -> tuple[int, ...] | None:
         """The shape, after the batch, of a tensor whose first axis is the batch; None if the node gives none."""
         first, second = (probe[node] for probe in self.probes)
-        if not isinstance(first, Shape) or not isinstance(second, Shape):
-            return None
-        a, b = first.sizes, second.sizes
-        return a[1:] if (a[:1], b[:1]) == (PROBES[:1], PROBES[1:]) and a[1:] == b[1:] else None
+        return images_shape(first, second)
+
+
+def _left_out(module: nn.Module, form: Form) -> dict[str, Any] | None:
+    """The arguments of a module that the data has no array for, at their defaults."""
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    given = parameters[:1] if form.single is not None else [p for p in parameters if p.name in form.names]
+    others = {p.name: p.default for p in parameters if p not in given and p.default is not p.empty}
+    return others or None
 
 
 class _Recorder(fx.Interpreter):
@@ -222,6 +244,15 @@ def _shapes(result: Any) -> Any:
     if isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):
         return tuple(map(_shapes, result))
     return result
+
+
+def images_shape(first: Any, second: Any) -> tuple[int, ...] | None:
+    """The shape, after the first axis, of a tensor with one or several rows for each image of the probes; or None."""
+    if not isinstance(first, Shape) or not isinstance(second, Shape) or not first.sizes:
+        return None
+    (a, *shape), (b, *other) = first.sizes, second.sizes
+    rows = a - b
+    return tuple(shape) if rows > 0 and (a, b) == (PROBES[0] * rows, PROBES[1] * rows) and shape == other else None
 
 
 def has_shapes(result: Any) -> bool:
