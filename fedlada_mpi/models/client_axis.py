@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .resample import repeatable
 from .written_out import added_mask, mask_of_heads
 
 # What acts on every number by itself, so on any order of the axes.
@@ -55,6 +56,13 @@ AS_WRITTEN = (
 REDUCTIONS = (
     *("mean", "sum", "amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "prod", "logsumexp", "all", "any"),
     *("cumsum", "cumprod", "softmax", "log_softmax"),
+)
+# Of maps [N, channels, ...], each by itself.
+OF_MAPS: tuple[Any, ...] = (
+    *(F.pixel_shuffle, F.pixel_unshuffle, F.unfold, F.fold, F.lp_pool1d, F.lp_pool2d, F.interpolate),
+    *(F.max_pool1d, F.max_pool2d, F.max_pool3d, F.avg_pool1d, F.avg_pool2d, F.avg_pool3d),
+    *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d),
+    *(F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d),
 )
 
 
@@ -227,7 +235,7 @@ def on_first_axis(function: Callable[..., Any]) -> Callable[..., Any]:
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
     if mode == "constant":
         return F.pad(x, pad, mode, value)
-    return on_first_axis(F.pad)(x, pad, mode)
+    return on_first_axis(repeatable(F.pad))(x, pad, mode)
 
 
 def _by_name(names: Sequence[str], adapted: Callable[[Any], Callable[..., Any]]) -> dict[Any, Callable[..., Any]]:
@@ -269,5 +277,5 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     F.pad: pad,
     F.one_hot: F.one_hot,
     F.glu: glu,
-    **{f: on_first_axis(f) for f in (F.pixel_shuffle, F.pixel_unshuffle, F.unfold, F.fold, F.lp_pool1d, F.lp_pool2d)},
+    **{function: on_first_axis(repeatable(function)) for function in OF_MAPS},
 }

@@ -29,6 +29,8 @@ from .layers import Stack
 from .layout import Kernel
 from .parameters import tensors
 from .program import Value
+from .recurrent import recurrent
+from .resample import repeatable
 from .tracing import Graph, NotTraceable, described, has_hooks, operation
 
 BINARY: dict[Any, Callable[[Any, Any], Any]] = {
@@ -55,7 +57,7 @@ class Operations(General):
         self.groups: dict[str, int] = {}
         self.dead: dict[str, list[int]] = {}
 
-    def stacked(self, node: fx.Node, arguments: Any, options: dict[str, Any]) -> Value | None:
+    def stacked(self, node: fx.Node, arguments: Any, options: dict[str, Any]) -> Any:
         """The value of a node by stacked layers, or by one operation for all clients.
 
         None if there is no such way, or if the step waits for the operation behind it.
@@ -63,6 +65,8 @@ class Operations(General):
         layer, function = self.graph.layer(node), operation(node)
         if function in (operator.getitem, getattr) and isinstance(arguments[0], (tuple, list)):
             return picked(*arguments)
+        if isinstance(layer, nn.RNNBase):
+            return self.recurrent(node, layer, *arguments, **options)
         if layer is not None:
             return self.whole_layer(node, layer, *arguments) if len(arguments) == 1 and not options else None
         options = {name: value for name, value in options.items() if name != "inplace"}
@@ -73,6 +77,8 @@ class Operations(General):
         if function is F.scaled_dot_product_attention:
             return self.attention(node, *arguments, **options)
         x, *others = arguments or [None]
+        if function is F.dropout and isinstance(x, Value) and x.kind in ("any", "parameter"):
+            return self.dropout(node, x, *others, **options)
         if not is_batch(x):
             return None
         if function in OPERATIONS:
@@ -94,7 +100,8 @@ class Operations(General):
         if function in ON_IMAGES and not options.get("return_indices"):
             pool = POOLING.get(function)
             pooled = None if pool is None else pool(self, x, *others, **options)
-            return pooled or self.on_images(node, x, lambda images: function(images, *others, **options))
+            on_maps = repeatable(function)
+            return pooled or self.on_images(node, x, lambda images: on_maps(images, *others, **options))
         return None
 
     def result_shape(self, node: fx.Node) -> tuple[int, ...]:
@@ -139,6 +146,43 @@ class Operations(General):
             return self.group_norm(node, x, x.axes.shape[0], **self.parameters_of(layer), eps=layer.eps)
         return None
 
+    def recurrent(self, node: fx.Node, layer: nn.RNNBase, x: Any, hx: Any = None) -> Any:
+        if has_hooks(layer) or layer.proj_size or not isinstance(x, Value) or x.kind not in ("batch", "any"):
+            return None
+        dropout = layer.dropout if layer.training else 0.0
+        reads, places = self.placed((self.parameters_of(layer), x, hx))
+
+        def run(p: Stack, *held: Any) -> Any:
+            def drop(value: Tensor) -> Tensor:
+                with p.draws or nullcontext():
+                    return F.dropout(value, dropout) if dropout else value
+
+            parameters, inputs, initial = filled(places, held)
+            return recurrent(layer, parameters, inputs, initial, drop)
+
+        return self.results(node, run, reads)
+
+    def conv1d(
+        self, node: fx.Node, x: Value, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Value | None:  # fmt: skip
+        """A map with one row."""
+        if len(x.axes.shape) != 2 or dilation not in (1, (1,), [1]) or not self.used_once(weight, bias):
+            return None
+        if weight.kind == "constant":
+            return None
+        (step,), (border,) = (value if isinstance(value, (tuple, list)) else (value,) for value in (stride, padding))
+        channels, columns = x.axes.shape
+        out, inner, width = weight.shape
+        if border == "same" and width % 2 == 0:
+            return None
+        border = {"same": width // 2, "valid": 0}.get(border, border)
+        image = self._map(self.regrouped(x, (channels, 1, columns)))
+        if image is None:
+            return None
+        window = Window(1, columns, (1, width), (step, step), (0, border))
+        return self._convolution(node, image, weight, bias, window, groups, (out, window.out[1]))
+
     def conv(
         self, node: fx.Node, x: Value, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
         dilation: Any = 1, groups: int = 1,
@@ -156,6 +200,13 @@ class Operations(General):
                 return None
             padding = [r // 2 for r in reach]
         window = Window(rows, columns, pair(kernel), pair(stride), pair(padding), pair(dilation))
+        return self._convolution(node, image, weight, bias, window, groups, (out, *window.out))
+
+    def _convolution(
+        self, node: fx.Node, image: Value, weight: Value, bias: Any, window: Window, groups: int, shape: Sequence[int]
+    ) -> Value | None:
+        """Of a map; its outputs are seen in this shape."""
+        channels, (out, inner, *_) = image.axes.shape[0], weight.shape
         self.kernels[weight.name] = (out, inner, *window.kernel)
         if 1 < groups < channels or (groups == channels > 1 and out != channels):
             self.groups[weight.name] = groups
@@ -164,7 +215,7 @@ class Operations(General):
         axes = Axes.channels_last(out, *window.out)
         return self._product(
             node, image, weight, bias, axes,
-            lambda p, v, w, b, activation: layers.conv(p, v, w, b, window, groups, activation),
+            lambda p, v, w, b, activation: layers.conv(p, v, w, b, window, groups, activation), shape,
         )  # fmt: skip
 
     def linear(self, node: fx.Node, x: Value, weight: Any, bias: Any = None) -> Value | None:
@@ -181,13 +232,15 @@ class Operations(General):
         return self._product(node, x, weight, bias, x.axes.resized(last, out), layers.linear)
 
     def _product(
-        self, node: fx.Node, x: Value, weight: Value, bias: Value | None, axes: Axes, run: Callable[..., Tensor]
-    ) -> Value | None:
-        """A step that may apply the activation behind it."""
+        self, node: fx.Node, x: Value, weight: Value, bias: Value | None, axes: Axes, run: Callable[..., Tensor],
+        shape: Sequence[int] | None = None,
+    ) -> Value | None:  # fmt: skip
+        """A step that may apply the activation behind it; its result is seen in this shape."""
         w, b = self.used_name(weight), self.used_name(bias)
 
         def emit(residual: Value | None, activation: str) -> Value:
-            return self.emit(lambda p, v: run(p, v, w, b, activation), [x], axes)
+            value = self.emit(lambda p, v: run(p, v, w, b, activation), [x], axes)
+            return value if shape is None else self.regrouped(value, shape)
 
         return self.fusion.add(node, FusableStep(emit))
 
@@ -214,11 +267,21 @@ class Operations(General):
     def layer_norm(
         self, node: fx.Node, x: Value, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
     ) -> Value | None:
-        if len(tuple(normalized_shape)) != 1 or not self.used_once(weight, bias):
+        if not self.used_once(weight, bias) or any(v is not None and v.kind == "constant" for v in (weight, bias)):
             return None
+        shape, width = x.axes.shape, prod(normalized_shape)
+        x = self.regrouped(x, (*shape[: len(shape) - len(normalized_shape)], width))
         x = self._last_axis_last(x)
         w, b = self.used_name(weight), self.used_name(bias)
-        return self.emit(lambda p, value: layers.layer_norm(p, value, w, b, eps), [x], x.axes)
+        return self.regrouped(self.emit(lambda p, v: layers.layer_norm(p, v, w, b, eps), [x], x.axes), shape)
+
+    def rms_norm(
+        self, node: fx.Node, x: Value, normalized_shape: Any, weight: Any = None, eps: float | None = None
+    ) -> Value | None:
+        if len(normalized_shape) != 1 or not self.used_once(weight) or weight is None or weight.kind == "constant":
+            return None
+        x, width, name = self._last_axis_last(x), tuple(normalized_shape), str(self.used_name(weight))
+        return self.emit(lambda p, v: layers.scale(p, F.rms_norm(v, width, None, eps), name), [x], x.axes)
 
     # Layers without parameters.
 
@@ -237,6 +300,13 @@ class Operations(General):
         if not training or p == 0:
             return x
         axes, atoms = x.axes, Axes.plain(x.axes.sizes)
+        if not is_batch(x):
+
+            def as_it_is(stack: Stack, value: Tensor) -> Tensor:
+                with stack.draws or nullcontext():
+                    return F.dropout(value, p, True)
+
+            return self.new(as_it_is, [x], x.kind, shape=x.shape)
 
         def run(stack: Stack, value: Tensor) -> Tensor:
             with stack.draws or nullcontext():
@@ -244,6 +314,22 @@ class Operations(General):
             return atoms.arranged(kept.reshape(*kept.shape[:2], *axes.sizes), axes.order)
 
         return self.emit(run, [x], axes)
+
+    def feature_dropout(self, node: fx.Node, x: Value, p: Any = 0.5, training: Any = True) -> Value | None:
+        """Whole channels are left out."""
+        if not training or p == 0:
+            return x
+        if len(x.axes.shape) < 2 or p == 1:
+            return None
+
+        def run(stack: Stack, value: Tensor) -> Tensor:
+            noise = value.new_empty(*value.shape[:3], *(1,) * (value.dim() - 3))
+            with stack.draws or nullcontext():
+                noise.bernoulli_(1 - p)
+            return value * noise.div_(1 - p)
+
+        x = self.seen(x)
+        return self.emit(run, [x], x.axes)
 
     def stochastic_depth(self, x: Value, p: float, mode: str, training: bool = True) -> Value:
         """torchvision's: an image, or all of a client's batch, skips a branch."""
@@ -393,11 +479,14 @@ class Operations(General):
 
 
 OPERATIONS: dict[Any, Callable[..., Value | None]] = {
+    F.conv1d: Operations.conv1d,
     F.conv2d: Operations.conv,
     F.linear: Operations.linear,
     F.group_norm: Operations.group_norm,
     F.layer_norm: Operations.layer_norm,
+    **({F.rms_norm: Operations.rms_norm} if hasattr(F, "rms_norm") else {}),
     F.dropout: Operations.dropout,
+    **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), Operations.feature_dropout),
     **dict.fromkeys((torch.permute, "permute"), Operations.permute),
     **dict.fromkeys((torch.transpose, "transpose"), Operations.transpose),
     "size": Operations.size,

@@ -77,6 +77,23 @@ def _own_gradients_refused() -> Iterator[None]:
         function.apply = apply
 
 
+@contextmanager
+def _limits_recorded() -> Iterator[None]:
+    """``torch.finfo`` of a traced tensor's type as an operation; it takes no stand-in for a type."""
+    limits = torch.finfo
+
+    def finfo(dtype: Any) -> Any:
+        if isinstance(dtype, fx.Proxy):
+            return dtype.tracer.create_proxy("call_function", limits, (dtype,), {})
+        return limits(dtype)
+
+    torch.finfo = finfo  # type: ignore[misc, assignment]
+    try:
+        yield
+    finally:
+        torch.finfo = limits  # type: ignore[misc]
+
+
 class _Tracer(fx.Tracer):
     """Records a layer of torch by its operation if it is a single one, such as ``F.conv2d``, and whole otherwise.
 
@@ -147,7 +164,7 @@ class Graph:
             raise NotTraceable("it has hooks on the whole model, or on gradients")
         tracer = _Tracer(self.names)
         try:
-            with _tracing, _own_gradients_refused():
+            with _tracing, _own_gradients_refused(), _limits_recorded():
                 self.graph = tracer.trace(module, concrete_args=_left_out(module, form))
         except Exception as error:
             where = tracer.untraceable_layer or type(module).__name__

@@ -20,7 +20,7 @@ CLIENTS, EXAMPLES = 3, 4
 def built(module: nn.Module, about: About, outputs: tuple[int, ...] | None = None) -> models.Network:
     """The network of a module, which has a stacked forward without an operation under vmap."""
     network = models.build(Given(module), outputs, about)
-    assert network.untraceable_because == ""
+    assert not network.untraceable_because, network.untraceable_because
     assert (network.forward.training.vmapped, network.forward.evaluation.vmapped) == ([], [])
     return network
 
