@@ -52,6 +52,7 @@ AS_WRITTEN = (
     *("float", "double", "half", "bfloat16", "bool", "long", "int", "to", "type_as", "clone", "contiguous", "detach"),
     *("logical_not", "bitwise_not", "sign", "floor", "ceil", "round", "isnan", "isfinite", "tril", "triu", "softplus"),
     *("nan_to_num", "logical_not", "log2", "exp2", "erfinv", "tan", "sinh", "cosh", "atan", "trunc"),
+    *("zeros_like", "ones_like", "full_like"),
 )
 REDUCTIONS = (
     *("mean", "sum", "amax", "amin", "max", "min", "argmax", "argmin", "var", "std", "prod", "logsumexp", "all", "any"),
@@ -215,6 +216,13 @@ def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Te
     return F.normalize(x, p, shifted(dim), eps)
 
 
+def norm(x: Tensor, p: Any = "fro", dim: Any = None, keepdim: bool = False, dtype: torch.dtype | None = None) -> Tensor:
+    if dim is None:
+        x, dim = x.flatten(1), 0
+    places = [shifted(d) for d in dim] if isinstance(dim, (list, tuple)) else shifted(dim)
+    return torch.norm(x, 2 if p == "fro" else p, places, keepdim, dtype=dtype)
+
+
 def softmax(x: Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
     return x.softmax(shifted(dim), dtype)
 
@@ -263,7 +271,8 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     **{function: _broadcasting(function) for function in OPERATORS},
     **{function: _broadcasting(plain) for function, plain in IN_PLACE_OPERATORS.items()},
     **_under_their_names(permute, transpose, movedim, unbind, chunk, split, select, narrow, unsqueeze, flip, roll),
-    **_under_their_names(repeat_interleave, expand, expand_as, repeat, cat, stack, matmul, einsum),
+    **_under_their_names(repeat_interleave, expand, expand_as, repeat, cat, stack, matmul, einsum, norm),
+    torch.linalg.vector_norm: norm,
     **dict.fromkeys((torch.concat, torch.concatenate), cat),
     **dict.fromkeys((torch.swapaxes, "swapaxes", torch.swapdims, "swapdims"), transpose),
     **dict.fromkeys((torch.bmm, "bmm", torch.mm, "mm", operator.matmul), matmul),

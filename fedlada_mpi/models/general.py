@@ -24,6 +24,7 @@ from .tracing import Graph, Shape, images_shape, operation
 OF_CLIENTS = {"batch", "parameter", "any"}
 RESHAPING: set[Any] = {torch.flatten, torch.reshape, torch.squeeze, torch.unflatten}
 RESHAPING |= {"flatten", "reshape", "view", "squeeze", "unflatten", "view_as", "reshape_as"}
+NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")  # which are like a tensor in their type alone
 ATTRIBUTES = ("shape", "dtype", "device", "ndim", "T", "mT")
 
 
@@ -70,6 +71,16 @@ class General(Builder):
         if function in (getattr, "size", "dim", "numel", "__len__") and isinstance(first, Value):
             return self._attribute(node, first, *arguments[1:], **options)
         options = {name: value for name, value in options.items() if name != "inplace"}
+        if function in NEW and isinstance(first, Value):
+            (like,), _ = self.placed((first,))
+            reads, places = self.placed((arguments[1:], options), clients=False)
+
+            def made(p: Stack, x: Tensor, *held: Any) -> Tensor:
+                a, o = filled(places, held)
+                tensor: Tensor = getattr(x, function)(*a, **o)
+                return tensor
+
+            return self._result(*(probe[node] for probe in self.graph.probes), made, [like, *reads], reads)
         if function is operator.getitem:
             return self._indexed(node, *arguments)
         run = client_axis.OPERATIONS.get(function) or by_autograd.LAYERS.get(function)
@@ -108,6 +119,17 @@ class General(Builder):
             return (value.to(p.dtype) if value.is_floating_point() else value).unsqueeze(0)
 
         return self.new(run, [constant], "constant", shape=constant.shape)
+
+    def tensor(self, value: Tensor) -> Value:
+        """A tensor that is neither a parameter nor a buffer; on every device once, as a graph must not copy it."""
+        copies: dict[torch.device, Tensor] = {}
+
+        def run(p: Stack) -> Tensor:
+            if p.device not in copies:
+                copies[p.device] = value.detach().to(p.device)
+            return copies[p.device]
+
+        return self.new(run, [], "constant", shape=tuple(value.shape))
 
     def once(self, node: fx.Node, arguments: Any, options: Any) -> Any:
         """An operation on what is the same for all clients."""

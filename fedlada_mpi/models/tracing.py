@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 
 from ..support.errors import first_line
 from .form import Form
@@ -77,21 +78,32 @@ def _own_gradients_refused() -> Iterator[None]:
         function.apply = apply
 
 
+# What takes no stand-in for a size or a type, so that torch.fx would not see it.
+CREATING = ("finfo", "zeros", "ones", "full", "empty", "arange", "linspace", "eye")
+
+
 @contextmanager
-def _limits_recorded() -> Iterator[None]:
-    """``torch.finfo`` of a traced tensor's type as an operation; it takes no stand-in for a type."""
-    limits = torch.finfo
+def _creation_recorded() -> Iterator[None]:
+    """Record functions of torch that make something of a traced tensor's size or type."""
+    functions = {name: getattr(torch, name) for name in CREATING}
 
-    def finfo(dtype: Any) -> Any:
-        if isinstance(dtype, fx.Proxy):
-            return dtype.tracer.create_proxy("call_function", limits, (dtype,), {})
-        return limits(dtype)
+    def recorded(function: Any) -> Callable[..., Any]:
+        def create(*args: Any, **kwargs: Any) -> Any:
+            proxies = list[fx.Proxy]()
+            map_aggregate((args, kwargs), lambda v: proxies.append(v) if isinstance(v, fx.Proxy) else None)
+            if not proxies:
+                return function(*args, **kwargs)
+            return proxies[0].tracer.create_proxy("call_function", function, args, kwargs)
 
-    torch.finfo = finfo  # type: ignore[misc, assignment]
+        return create
+
+    for name, function in functions.items():
+        setattr(torch, name, recorded(function))
     try:
         yield
     finally:
-        torch.finfo = limits  # type: ignore[misc]
+        for name, function in functions.items():
+            setattr(torch, name, function)
 
 
 class _Tracer(fx.Tracer):
@@ -100,9 +112,10 @@ class _Tracer(fx.Tracer):
     Users' own layers are traced through.
     """
 
-    def __init__(self, names: dict[int, str]) -> None:
+    def __init__(self, names: dict[int, str], buffers: bool) -> None:
+        """``buffers`` are recorded like parameters; they are tensors in the trace otherwise."""
         super().__init__()
-        self.names, self.thread = names, threading.get_ident()
+        self.names, self.thread, self.recorded = names, threading.get_ident(), Tensor if buffers else nn.Parameter
         self.untraceable_layer = ""  # the innermost one that raised
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -146,7 +159,7 @@ class _Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """A parameter as a node; torch.fx itself would search the whole module for the name of each."""
-        name = self.names.get(id(attr_val)) if isinstance(attr_val, nn.Parameter) else None
+        name = self.names.get(id(attr_val)) if isinstance(attr_val, self.recorded) else None
         if name is None or threading.get_ident() != self.thread:
             return attr_val
         if name not in parameter_proxy_cache:
@@ -162,13 +175,14 @@ class Graph:
         self.names = names_by_id(module)
         if has_hooks(module) or any(map(has_backward_hooks, module.modules())):
             raise NotTraceable("it has hooks on the whole model, or on gradients")
-        tracer = _Tracer(self.names)
+        before = set(vars(module))
         try:
-            with _tracing, _own_gradients_refused(), _limits_recorded():
-                self.graph = tracer.trace(module, concrete_args=_left_out(module, form))
-        except Exception as error:
-            where = tracer.untraceable_layer or type(module).__name__
-            raise NotTraceable(f"{where} cannot be traced: {first_line(error)}") from None
+            self.graph = self._traced(buffers=False)
+        except NotTraceable as error:
+            try:  # a buffer may be indexed by a traced size
+                self.graph = self._traced(buffers=True)
+            except NotTraceable:
+                raise error from None
         arguments = [node for node in self.graph.nodes if node.op == "placeholder"]
         if form.single is None:
             self.inputs = {node: str(node.target) for node in arguments if node.target in form.names}
@@ -179,6 +193,23 @@ class Graph:
                 for user in list(node.users):
                     self.graph.erase_node(user)
         self.probes = [self._probe(images) for images in PROBES]
+        self.captured = {str(n.target): self._attribute(n) for n in self.graph.nodes if n.op == "get_attr"}
+        for name in set(vars(module)) - before:  # tensors that torch.fx has stored there
+            delattr(module, name)
+
+    def _traced(self, buffers: bool) -> fx.Graph:
+        tracer = _Tracer(self.names, buffers)
+        try:
+            with _tracing, _own_gradients_refused(), _creation_recorded():
+                return tracer.trace(self.module, concrete_args=_left_out(self.module, self.form))
+        except Exception as error:
+            where = tracer.untraceable_layer or type(self.module).__name__
+            raise NotTraceable(f"{where} cannot be traced: {first_line(error)}") from None
+
+    def _attribute(self, node: fx.Node) -> Tensor:
+        owner, _, attribute = str(node.target).rpartition(".")
+        value: Tensor = getattr(self.module.get_submodule(owner), attribute)
+        return value
 
     def _probe(self, images: int) -> dict[fx.Node, Any]:
         recorder = _Recorder(self.module, self.graph)
@@ -196,8 +227,7 @@ class Graph:
 
     def parameter(self, node: fx.Node) -> str | None:
         """The name of the parameter or buffer that a node reads."""
-        owner, _, attribute = str(node.target).rpartition(".")
-        return self.names.get(id(getattr(self.module.get_submodule(owner), attribute)))
+        return self.names.get(id(self.captured[str(node.target)]))
 
     def uses(self) -> dict[str, int]:
         """How often each parameter or buffer is used."""

@@ -95,9 +95,7 @@ class _Translation(Operations):
             return self._placeholder(node)
         if node.op == "get_attr":
             name = self.graph.parameter(node)
-            if name is None:
-                raise NotTraceable(f"{node.target} is neither a parameter nor a buffer")
-            return self.parameter(name)
+            return self.parameter(name) if name is not None else self.tensor(self.graph.captured[str(node.target)])
         constant, numbers = self.graph.constant(node)
         if constant:
             return numbers

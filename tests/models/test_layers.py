@@ -166,13 +166,13 @@ def test_layers(name):
 
 OPERATIONS = {
     "einsum": lambda x, w: torch.einsum("btd,de->bte", x, w) + torch.einsum("btd, bsd -> bts", x, x).sum(2, keepdim=True),
-    "implicit einsum": lambda x, w: torch.einsum("bij,bjk", x, x.transpose(1, 2)),
+    "implicit einsum": lambda x, w: torch.einsum("...ij,...kj", x, x),
     "examples and tokens as one axis": lambda x, w: torch.tanh(x.reshape(-1, 8) @ w).view(-1, 6, 8),
     "tokens first": lambda x, w: (x.permute(1, 0, 2) * torch.arange(6, device=x.device).view(6, 1, 1)).transpose(0, 1),
     "indices": lambda x, w: x[:, [0, 2, 2]].cumsum(1)[:, 1:, ::2] * x[:, None, -1, ::2] + x[:, torch.tensor([1, 1])][..., ::2],
     "comparisons": lambda x, w: torch.where(x > w.mean(), x, -2 * x).masked_fill(x.abs() < 0.1, 0.5).clamp(min=-1),
     "stacks": lambda x, w: torch.stack([x, x.roll(1, 1), x.flip(2)], 2).logsumexp(2).softmax(1),
-    "parts": lambda x, w: sum(part.tanh() for part in x.chunk(2, -1)) * x.split([4, 4], 2)[1],
+    "parts": lambda x, w: x.chunk(2, -1)[0].tanh() * x.split([4, 4], 2)[1] + x.unbind(2)[3][..., None],
     "a weight's own operations": lambda x, w: x @ (w / w.norm(dim=0, keepdim=True)) + w.exp().sum(),
     "largest": lambda x, w: x.max(1).values + x.amin(1) + x.max(dim=1, keepdim=True)[0][:, 0],
     "repeated": lambda x, w: x.repeat(1, 2, 1)[:, 3:9] + w[:6].unsqueeze(0).repeat(x.shape[0], 1, 1),
