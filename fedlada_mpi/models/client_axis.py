@@ -178,7 +178,8 @@ def repeat(x: Tensor, *sizes: Any) -> Tensor:
 
 
 def cat(tensors: Sequence[Tensor], dim: int = 0, axis: int | None = None) -> Tensor:
-    return torch.cat(of_clients(*tensors), shifted(dim if axis is None else axis))
+    some = [tensor for tensor in tensors if tensor.shape[1:] != (0,)]  # torch leaves out empty vectors
+    return torch.cat(of_clients(*some), shifted(dim if axis is None else axis))
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -200,6 +201,17 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
         a, b = of_clients(a, b)
         return torch.bmm(a.flatten(1, -2), b).view(*a.shape[:-1], b.shape[-1])
     return torch.matmul(*aligned(a, b))
+
+
+def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return torch.add(*aligned(matmul(a, b), bias))
+
+
+def indexed(x: Tensor, *indices: Tensor) -> Tensor:
+    """The elements of the first axes at integers of every client."""
+    places = aligned(*indices)
+    clients = torch.arange(len(x), device=x.device).view(-1, *(1,) * (places[0].dim() - 1))
+    return x[(clients, *places)]
 
 
 def einsum(equation: str, *operands: Any) -> Tensor:
@@ -271,7 +283,7 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     **{function: _broadcasting(function) for function in OPERATORS},
     **{function: _broadcasting(plain) for function, plain in IN_PLACE_OPERATORS.items()},
     **_under_their_names(permute, transpose, movedim, unbind, chunk, split, select, narrow, unsqueeze, flip, roll),
-    **_under_their_names(repeat_interleave, expand, expand_as, repeat, cat, stack, matmul, einsum, norm),
+    **_under_their_names(repeat_interleave, expand, expand_as, repeat, cat, stack, matmul, addmm, einsum, norm),
     torch.linalg.vector_norm: norm,
     **dict.fromkeys((torch.concat, torch.concatenate), cat),
     **dict.fromkeys((torch.swapaxes, "swapaxes", torch.swapdims, "swapdims"), transpose),

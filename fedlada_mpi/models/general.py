@@ -145,9 +145,11 @@ class General(Builder):
         return self.results(node, run, reads)
 
     def _indexed(self, node: fx.Node, x: Any, index: Any) -> Any:
-        """By numbers, slices and constant tensors."""
+        """By numbers, slices and constant tensors, or by a tensor for each of the first axes."""
         if any(value.kind in OF_CLIENTS for value in values_in(index)):
-            return None
+            indices = index if isinstance(index, tuple) else (index,)
+            tensors = all(isinstance(value, Value) and value.kind != "other" for value in indices)
+            return self.step(node, client_axis.indexed, (x, *indices), {}) if tensors else None
         reads, places = self.placed(index, clients=False)
         (tensor,), _ = self.placed((x,))
         return self.results(node, lambda p, t, *held: client_axis.getitem(t, filled(places, held)), [tensor, *reads])

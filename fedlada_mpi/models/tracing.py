@@ -179,10 +179,7 @@ class Graph:
         try:
             self.graph = self._traced(buffers=False)
         except NotTraceable as error:
-            try:  # a buffer may be indexed by a traced size
-                self.graph = self._traced(buffers=True)
-            except NotTraceable:
-                raise error from None
+            self.graph = self._traced_otherwise(error)
         arguments = [node for node in self.graph.nodes if node.op == "placeholder"]
         if form.single is None:
             self.inputs = {node: str(node.target) for node in arguments if node.target in form.names}
@@ -205,6 +202,21 @@ class Graph:
         except Exception as error:
             where = tracer.untraceable_layer or type(self.module).__name__
             raise NotTraceable(f"{where} cannot be traced: {first_line(error)}") from None
+
+    def _traced_otherwise(self, error: NotTraceable) -> fx.Graph:
+        """By slower or less common means; raises ``error`` if they fail, too."""
+        try:  # a buffer may be indexed by a traced size
+            return self._traced(buffers=True)
+        except NotTraceable:
+            pass
+        # Here, as it imports torch's compiler, which takes seconds that few models need.
+        from .exported import exported
+
+        try:
+            with _own_gradients_refused():
+                return exported(self.module, self.form, PROBES[0])
+        except Exception:  # of many kinds, for what cannot be exported
+            raise error from None
 
     def _attribute(self, node: fx.Node) -> Tensor:
         owner, _, attribute = str(node.target).rpartition(".")

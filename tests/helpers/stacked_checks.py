@@ -68,5 +68,6 @@ def loss_of(outputs: Tensor, factor: Tensor) -> Tensor:
 
 
 def assert_close(found: Tensor, wanted: Tensor, close: float, name: str = "outputs") -> None:
+    found, wanted = found.detach(), wanted.detach()
     scale = max(float(wanted.abs().max()), 1.0)
     assert float((found - wanted).abs().max()) <= close * scale, name
