@@ -187,7 +187,8 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def getitem(x: Tensor, index: Any) -> Tensor:
-    return x[(slice(None), *(index if isinstance(index, tuple) else (index,)))]
+    places = (slice(None), *(index if isinstance(index, tuple) else (index,)))
+    return x[places]
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
@@ -209,9 +210,9 @@ def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 def indexed(x: Tensor, *indices: Tensor) -> Tensor:
     """The elements of the first axes at integers of every client."""
-    places = aligned(*indices)
-    clients = torch.arange(len(x), device=x.device).view(-1, *(1,) * (places[0].dim() - 1))
-    return x[(clients, *places)]
+    rows = aligned(*indices)
+    places = (torch.arange(len(x), device=x.device).view(-1, *(1,) * (rows[0].dim() - 1)), *rows)
+    return x[places]
 
 
 def einsum(equation: str, *operands: Any) -> Tensor:

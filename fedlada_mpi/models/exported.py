@@ -28,7 +28,7 @@ FUNCTIONS: dict[str, tuple[Any, int]] = {
     "dropout": (F.dropout, 3),
     "scaled_dot_product_attention": (F.scaled_dot_product_attention, 6),
     **{name: (getattr(F, name), 2) for name in ("gelu", "silu", "elu", "leaky_relu", "hardtanh", "mish", "selu")},
-    **{name: (torch.reshape, 2) for name in ("view", "reshape", "_unsafe_view")},
+    **dict.fromkeys(("view", "reshape", "_unsafe_view"), (torch.reshape, 2)),
     "squeeze": (torch.squeeze, 2),
     "flatten": (torch.flatten, 3),
     "unflatten": (torch.unflatten, 3),
@@ -98,7 +98,8 @@ class _Rewriting:
             self.graph.erase_node(node)
             return
         if name in PASSED_ON:
-            node.replace_all_uses_with(node.args[0])
+            (same,) = node.all_input_nodes
+            node.replace_all_uses_with(same)
             self.graph.erase_node(node)
             return
         node.args, node.kwargs = self._own_types(node, (node.args, node.kwargs))
@@ -108,8 +109,8 @@ class _Rewriting:
         elif name in FUNCTIONS:
             function, count = FUNCTIONS[name]
             node.target, node.args = function, node.args[:count]
-        elif (function := getattr(torch, name, None)) in OPERATIONS or name in CREATING:
-            node.target = function
+        elif getattr(torch, name, None) in OPERATIONS or name in CREATING:
+            node.target = getattr(torch, name)
         elif name in OPERATIONS and hasattr(Tensor, name):
             node.target, node.op = name, "call_method"
 

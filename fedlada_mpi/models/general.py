@@ -7,7 +7,7 @@ read as [C, ...] with the axes of the user's code; what depends on no client is 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class _Place:
     index: int  # among what the step reads
 
 
-def filled(places: Any, held: Sequence[Any]) -> Any:
+def filled(places: Any, held: Sequence[Any] | Mapping[int, Any]) -> Any:
     """The arguments of an operation, with what its step reads."""
     return map_aggregate(places, lambda v: held[v.index] if isinstance(v, _Place) else v)
 
@@ -67,7 +67,7 @@ class General(Builder):
             return self.once(node, arguments, options)
         first = arguments[0] if arguments else None
         if function in RESHAPING:
-            return self._reshaped(node, first)
+            return self._reshaped(node, first) if isinstance(first, Value) else None
         if function in (getattr, "size", "dim", "numel", "__len__") and isinstance(first, Value):
             return self._attribute(node, first, *arguments[1:], **options)
         options = {name: value for name, value in options.items() if name != "inplace"}
@@ -80,7 +80,8 @@ class General(Builder):
                 tensor: Tensor = getattr(x, function)(*a, **o)
                 return tensor
 
-            return self._result(*(probe[node] for probe in self.graph.probes), made, [like, *reads], reads)
+            a, b = (probe[node] for probe in self.graph.probes)
+            return self._result(a, b, made, [like, *reads], reads)
         if function is operator.getitem:
             return self._indexed(node, *arguments)
         run = client_axis.OPERATIONS.get(function) or by_autograd.LAYERS.get(function)
@@ -171,7 +172,8 @@ class General(Builder):
             name, dim = "shape", name if dim is None else dim
         read = self.seen(x) if x.kind == "batch" else x
         if name in ("T", "mT"):
-            return self.new(lambda p, t: t.mT, [read], **self.kind(*(q[node] for q in self.graph.probes), [x]))
+            a, b = (probe[node] for probe in self.graph.probes)
+            return self.new(lambda p, t: t.mT, [read], **self.kind(a, b, [x]))
         if name in ("dtype", "device"):
             return self.new(lambda p, t: getattr(t, name), [read], "other")
 

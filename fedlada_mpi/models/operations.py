@@ -30,6 +30,7 @@ from .layout import Kernel
 from .parameters import tensors
 from .program import Value
 from .recurrent import recurrent
+from .recurrent_dropout import is_recurrent
 from .resample import repeatable
 from .tracing import Graph, NotTraceable, described, has_hooks, operation
 
@@ -65,7 +66,7 @@ class Operations(General):
         layer, function = self.graph.layer(node), operation(node)
         if function in (operator.getitem, getattr) and isinstance(arguments[0], (tuple, list)):
             return picked(*arguments)
-        if isinstance(layer, nn.RNNBase):
+        if is_recurrent(layer):
             return self.recurrent(node, layer, *arguments, **options)
         if layer is not None:
             return self.whole_layer(node, layer, *arguments) if len(arguments) == 1 and not options else None
@@ -146,7 +147,7 @@ class Operations(General):
             return self.group_norm(node, x, x.axes.shape[0], **self.parameters_of(layer), eps=layer.eps)
         return None
 
-    def recurrent(self, node: fx.Node, layer: nn.RNNBase, x: Any, hx: Any = None) -> Any:
+    def recurrent(self, node: fx.Node, layer: Any, x: Any, hx: Any = None) -> Any:
         if has_hooks(layer) or layer.proj_size or not isinstance(x, Value) or x.kind not in ("batch", "any"):
             return None
         dropout = layer.dropout if layer.training else 0.0
@@ -173,10 +174,11 @@ class Operations(General):
             return None
         (step,), (border,) = (value if isinstance(value, (tuple, list)) else (value,) for value in (stride, padding))
         channels, columns = x.axes.shape
-        out, inner, width = weight.shape
+        out, _, width = weight.shape
         if border == "same" and width % 2 == 0:
             return None
-        border = {"same": width // 2, "valid": 0}.get(border, border)
+        if isinstance(border, str):
+            border = width // 2 if border == "same" else 0
         image = self._map(self.regrouped(x, (channels, 1, columns)))
         if image is None:
             return None
@@ -190,8 +192,8 @@ class Operations(General):
         image = self._map(x)
         if image is None or not self.used_once(weight, bias):
             return None
-        channels, rows, columns = x.axes.shape
-        out, inner, *kernel = weight.shape
+        _, rows, columns = x.axes.shape
+        out, _, *kernel = weight.shape
         if padding == "valid":
             padding = 0
         if padding == "same":

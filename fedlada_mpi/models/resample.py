@@ -59,9 +59,9 @@ def average(
     if divisor_override is not None:
         return None
     settings = (_each(value, x.dim() - 2) for value in (kernel_size, stride or kernel_size, padding))
+    edges: Any = dict(ceil_mode=ceil_mode, count_include_pad=count_include_pad)
     return [
-        lambda e, k=k, s=s, p=p: F.avg_pool1d(e, k, s, p, ceil_mode, count_include_pad)
-        for k, s, p in zip(*settings, strict=True)
+        partial(F.avg_pool1d, kernel_size=k, stride=s, padding=p, **edges) for k, s, p in zip(*settings, strict=True)
     ]
 
 
@@ -80,11 +80,11 @@ SEPARABLE: dict[Any, Callable[..., list[Along] | None]] = {
 }
 
 
-def repeatable(function: Any) -> Callable[..., Tensor]:
+def repeatable(function: Any) -> Any:
     """The function, with gradients that are the same every time on a GPU."""
     sides_of = SEPARABLE.get(function)
     if sides_of is None:
-        return function  # type: ignore[no-any-return]
+        return function
 
     def run(x: Tensor, *others: Any, **options: Any) -> Tensor:
         sides = sides_of(x, *others, **options) if x.is_cuda else None

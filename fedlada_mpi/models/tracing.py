@@ -17,6 +17,7 @@ from torch.fx.node import map_aggregate
 from ..support.errors import first_line
 from .form import Form
 from .parameters import dtype_of, names_by_id, tensors
+from .recurrent_dropout import is_recurrent
 from .written_out import written_out
 
 PROBES = (3, 2)  # images of two batches; what differs between them depends on the number of images
@@ -118,6 +119,9 @@ class _Tracer(fx.Tracer):
         self.names, self.thread, self.recorded = names, threading.get_ident(), Tensor if buffers else nn.Parameter
         self.untraceable_layer = ""  # the innermost one that raised
 
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return is_recurrent(m) or super().is_leaf_module(m, module_qualified_name)
+
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self.thread:
             return forward(*args, **kwargs)
@@ -184,7 +188,7 @@ class Graph:
         if form.single is None:
             self.inputs = {node: str(node.target) for node in arguments if node.target in form.names}
         else:
-            self.inputs = {node: "" for node in arguments[:1]}
+            self.inputs = dict.fromkeys(arguments[:1], "")
         for node in arguments:
             if node not in self.inputs:  # its value is in the trace, together with checks of it
                 for user in list(node.users):

@@ -137,16 +137,17 @@ def conv_transpose(
         apart = conv_transpose(*_groups_apart(x, weight, groups), None, stride, padding, output_padding, 1, dilation)
         return _with_bias(_groups_together(apart, groups), bias)
     (channels, *kernel), sides = weight.shape[2:], weight.dim() - 3
-    steps, apart, more, border = (_each(value, sides) for value in (stride, dilation, output_padding, padding))
+    steps, taps_apart, more, border = (_each(value, sides) for value in (stride, dilation, output_padding, padding))
     rows = _product(x.movedim(2, -1), weight.flatten(2))
-    if steps == tuple(kernel) and not any(more) and not any(border) and set(apart) == {1}:
+    if steps == tuple(kernel) and not any(more) and not any(border) and set(taps_apart) == {1}:
         # Taps do not overlap: [C, N, *sides, channels, *kernel] in another order.
         order = [n for side in range(sides) for n in (2 + side, 3 + sides + side)]
         blocks = rows.unflatten(-1, (channels, *kernel)).permute(0, 1, 2 + sides, *order)
-        return _with_bias(blocks.reshape(*x.shape[:2], channels, *(n * s for n, s in zip(x.shape[3:], steps))), bias)
-    sizes = zip(x.shape[3:], steps, apart, kernel, more, strict=True)
+        whole = [n * s for n, s in zip(x.shape[3:], steps, strict=True)]
+        return _with_bias(blocks.reshape(*x.shape[:2], channels, *whole), bias)
+    sizes = zip(x.shape[3:], steps, taps_apart, kernel, more, strict=True)
     whole = [(n - 1) * s + d * (k - 1) + 1 + m for n, s, d, k, m in sizes]
-    taps = _Taps(tuple(kernel), steps, apart, tuple(x.shape[3:]))
+    taps = _Taps(tuple(kernel), steps, taps_apart, tuple(x.shape[3:]))
     maps = _ToMaps.apply(rows.unflatten(-1, (channels, -1)), taps, whole)
     inner = tuple(slice(b, n - b) for n, b in zip(whole, border, strict=True))
     return _with_bias(maps[(slice(None),) * 3 + inner], bias)

@@ -34,7 +34,11 @@ def test_a_model_that_torch_fx_cannot_trace():
 class Maps(nn.Module):
     def __init__(self):
         super().__init__()
-        self.conv, self.norm, self.up = nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ConvTranspose2d(4, 3, 2, 2)
+        self.conv, self.norm, self.up = (
+            nn.Conv2d(2, 4, 3, padding=1),
+            nn.GroupNorm(2, 4),
+            nn.ConvTranspose2d(4, 3, 2, 2),
+        )
         self.line, self.fc = nn.Conv1d(3, 2, 3), nn.Linear(4, 5)
         self.register_buffer("order", torch.tensor([1, 0]))
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sequence_zoo import GPT, LENGTH, TEXT, TOKENS, ZOO, DistilBERT, UNet, ViT
-from stacked_checks import built, check_stacked
-from tiers import slow
+from stacked_checks import check_stacked
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlada_mpi.models import by_autograd
 from fedlada_mpi.models.resample import adaptive_average, average, border, by_products, interpolation
@@ -135,7 +135,7 @@ LAYERS = {
     "conv3d of groups": (lambda self, x: self.conv(x), VOLUME, dict(conv=nn.Conv3d(2, 4, 3, groups=2, dilation=1))),
     "transposed 1d": (lambda self, x: self.up(x), LINE, dict(up=nn.ConvTranspose1d(4, 3, 4, 3, 1, output_padding=2))),
     "transposed 2d": (lambda self, x: self.up(x), MAP, dict(up=nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2))),
-    "transposed 2d without overlap": (lambda self, x: self.up(x), MAP, dict(up=nn.ConvTranspose2d(4, 3, (2, 3), (2, 3)))),
+    "transposed 2d without overlap": (lambda self, x: self.up(x), MAP, dict(up=nn.ConvTranspose2d(4, 3, 2, 2))),
     "transposed 3d": (lambda self, x: self.up(x), VOLUME, dict(up=nn.ConvTranspose3d(2, 3, 3, 2, dilation=2))),
     "upsampling": (lambda self, x: self.b(self.a(x)), MAP, dict(a=nn.Upsample(scale_factor=2), b=nn.Upsample((9, 5)))),
     "bilinear": (lambda self, x: self.a(x), MAP, dict(a=nn.Upsample((9, 10), mode="bilinear", align_corners=True))),
@@ -152,7 +152,7 @@ LAYERS = {
         lambda self, x: self.c(self.a(x)).flatten(1).sum(1, keepdim=True), LINE,
         dict(a=nn.AdaptiveMaxPool1d(3), c=nn.Conv1d(4, 2, 1)),
     ),
-    "borders": (lambda self, x: self.b(self.a(x)), MAP, dict(a=nn.ReflectionPad2d(2), b=nn.ReplicationPad2d((1, 0, 2, 1)))),
+    "borders": (lambda self, x: self.b(self.a(x)), MAP, dict(a=nn.ReflectionPad2d(2), b=nn.ReplicationPad2d(1))),
     "dropout of channels": (lambda self, x: self.b(self.a(x)), MAP, dict(a=nn.Dropout2d(0.4), b=nn.Conv2d(4, 2, 1))),
     "bilinear product": (lambda self, x: x @ self.a.weight @ self.a.weight.T, ROWS, dict(a=nn.Linear(8, 8))),
 }  # fmt: skip
@@ -165,11 +165,12 @@ def test_layers(name):
 
 
 OPERATIONS = {
-    "einsum": lambda x, w: torch.einsum("btd,de->bte", x, w) + torch.einsum("btd, bsd -> bts", x, x).sum(2, keepdim=True),
+    "einsum": lambda x, w: torch.einsum("btd,de->bte", x, w) + torch.einsum("btd, bsd -> bt", x, x)[..., None],
     "implicit einsum": lambda x, w: torch.einsum("...ij,...kj", x, x),
     "examples and tokens as one axis": lambda x, w: torch.tanh(x.reshape(-1, 8) @ w).view(-1, 6, 8),
     "tokens first": lambda x, w: (x.permute(1, 0, 2) * torch.arange(6, device=x.device).view(6, 1, 1)).transpose(0, 1),
-    "indices": lambda x, w: x[:, [0, 2, 2]].cumsum(1)[:, 1:, ::2] * x[:, None, -1, ::2] + x[:, torch.tensor([1, 1])][..., ::2],
+    "indices": lambda x, w: x[:, [0, 2, 2]].cumsum(1)[:, 1:, ::2] * x[:, None, -1, ::2],
+    "tensors as indices": lambda x, w: x[:, torch.tensor([1, 1])] + x[torch.arange(x.size(0)), x[..., 0].argmax(1)][:, None],
     "comparisons": lambda x, w: torch.where(x > w.mean(), x, -2 * x).masked_fill(x.abs() < 0.1, 0.5).clamp(min=-1),
     "stacks": lambda x, w: torch.stack([x, x.roll(1, 1), x.flip(2)], 2).logsumexp(2).softmax(1),
     "parts": lambda x, w: x.chunk(2, -1)[0].tanh() * x.split([4, 4], 2)[1] + x.unbind(2)[3][..., None],
@@ -202,6 +203,18 @@ def test_recurrent_layers(kind, batch_first, bidirectional):
     check_stacked(Of(forward, layer=layer), ROWS)
 
 
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_dropout_between_recurrent_layers(kind, batch_first):
+    def forward(self, x):
+        out = self.layer(x if batch_first else x.transpose(0, 1))[0]
+        return (out if batch_first else out.transpose(0, 1))[:, -1]
+
+    layer = kind(8, 5, 3, dropout=0.4, batch_first=batch_first, bidirectional=True)
+    assert check_stacked(Of(forward, layer=layer), ROWS).draws
+    assert type(layer) is kind  # the run has a copy
+
+
 def test_a_recurrent_layer_from_given_states():
     def forward(self, x):
         h = torch.zeros(1, x.size(0), 5, dtype=x.dtype, device=x.device) + self.h
@@ -211,6 +224,57 @@ def test_a_recurrent_layer_from_given_states():
     module = Of(forward, layer=nn.LSTM(8, 5, bias=False, batch_first=True))
     module.h = nn.Parameter(torch.randn(5))
     check_stacked(module, ROWS)
+
+
+class Products(TorchDispatchMode):
+    """The rows of every product, and how many models it is of."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.models, self.largest = [], [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name, out = func.overloadpacket.__name__, func(*args, **(kwargs or {}))
+        if name in ("mm", "addmm"):
+            self.rows.append(args[-2].shape[0])
+        elif name in ("bmm", "baddbmm"):
+            self.models.append(args[-2].shape[0])
+        if isinstance(out, torch.Tensor) and name not in ("expand", "view", "slice", "select", "as_strided", "detach"):
+            self.largest = max(self.largest, out.untyped_storage().nbytes() // out.element_size())
+        return out
+
+
+def test_frozen_layers_are_computed_once_for_all_clients():
+    """A product takes the tokens of all clients, and no client has a copy of a weight."""
+    body = GPT(tokens=400, width=16, written_out=True).requires_grad_(False)
+
+    class Adapted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.conv = body, nn.Conv1d(16, 16, 1).requires_grad_(False)
+            self.norm, self.attention = nn.LayerNorm(16), nn.MultiheadAttention(16, 2, batch_first=True)
+            self.norm.requires_grad_(False)
+            self.attention.requires_grad_(False)
+            self.a, self.b = nn.Linear(16, 2, bias=False), nn.Linear(2, 16, bias=False)
+
+        def forward(self, tokens):
+            x = self.body.wte(tokens)
+            x = self.body.h[0](x + self.b(self.a(x)))
+            x = self.attention(x, x, x)[0] + self.conv(x.transpose(1, 2)).transpose(1, 2)
+            return self.body.lm_head(self.norm(x))
+
+    about = About(Array("int64", (LENGTH,), 400), Array("int64", (LENGTH,)), classes=400)
+    network = check_stacked(Adapted(), about)
+    clients, examples = 3, 2
+    values = network.initial().expand(clients, -1).contiguous()
+    stack = network.stack(values, torch.zeros_like(values))
+    with Products() as products:
+        network.forward(stack, torch.zeros(clients, examples, LENGTH, dtype=torch.int64))[..., :1].sum().backward()
+    # Forward: four layers of the block, two of attention, the convolution and the head; backward: to their inputs.
+    assert products.rows == [clients * examples * LENGTH] * 16
+    adapters = [count for count in products.models if count == clients]
+    assert len(adapters) == 5  # two products forward, of which the first needs no gradient of its inputs
+    assert products.largest < clients * 400 * 16
 
 
 def test_embeddings_with_padding_and_frequencies():
