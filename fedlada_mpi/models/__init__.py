@@ -35,6 +35,7 @@ from .form import Form
 from .layout import Layout
 from .network import Network
 from .parameters import tensors
+from .recurrent_dropout import draw_by_example
 from .sequences import gpt, lstm, vit_tiny
 from .tracing import NotTraceable
 from .translate import translate
@@ -156,6 +157,8 @@ def _by_name(
             notes.append(f"{count} BatchNorm layer{'s' * (count > 1)} exchanged, --norm {wanted}")
         elif norm:
             raise UserError(f"--norm {norm}: {name} has no BatchNorm to exchange: leave it out")
+    if isinstance(module, nn.Module):
+        draw_by_example(module)
     return module, notes
 
 

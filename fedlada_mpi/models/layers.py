@@ -8,6 +8,7 @@ the specification of the GPU kernels in ``gpu/layer_kernels.py``, which replace 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, Protocol
@@ -87,8 +88,10 @@ class Stack:
         self.grad: dict[str, Tensor | None] = dict.fromkeys(self.value)
         if grads is not None:
             self.grad.update(layout.views(grads))
+        self.frozen = {None, *(constants or {})}  # the names of what all clients have in common; None: no parameter
         for name, constant in (constants or {}).items():
             self.value[name], self.grad[name] = constant.expand(len(values), *constant.shape), None
+        self.count, self.dtype, self.device = len(values), values.dtype, values.device
         self.training = grads is not None
         self.draws: Draws | None = None  # the random numbers of a step, where layers draw some
         self.kernels = kernels
@@ -97,6 +100,13 @@ class Stack:
         # Ties layers whose input needs no gradient into the backward pass.
         self.anchor = torch.zeros((), dtype=values.dtype, device=values.device, requires_grad=grads is not None)
         self.fixed = self.anchor.detach()
+
+    @property
+    def of_one_client(self) -> Stack:
+        """With the first client's parameters alone, for what all clients have in common."""
+        one = copy.copy(self)
+        one.value, one.count = {name: self.value[name][:1] for name in self.frozen if name is not None}, 1
+        return one
 
     def anchor_of(self, *names: str | None) -> Tensor:
         """For a layer with these parameters: what needs a gradient if one of them does."""
@@ -110,7 +120,8 @@ class Stack:
     def affine(self, name: str | None, channels: int, value: float) -> tuple[Tensor, Tensor | None]:
         """Scale or shift [C, channels] of a norm and its gradient; ``value`` for one that has none."""
         if name is not None:
-            return self.value[name], self.grad[name]
+            grad = self.grad[name]
+            return self.value[name].flatten(1), None if grad is None else grad.flatten(1)
         count = len(next(iter(self.value.values())))
         return self.anchor.detach().new_full((1, channels), value).expand(count, channels), None
 
@@ -450,6 +461,9 @@ def conv(
     p: Stack, x: Tensor, weight: str, bias: str | None, window: Window, groups: int = 1, activation: str = ""
 ) -> Tensor:
     """[C, N, rows, columns, in] -> [C, N, rows', columns', out]."""
+    if len(x) > 1 and {weight, bias} <= p.frozen:  # one product for all clients
+        together = conv(p.of_one_client, x.flatten(0, 1).unsqueeze(0), weight, bias, window, groups, activation)
+        return together.view(*x.shape[:2], *together.shape[2:])
     parameters = (p.value[weight], p.grad[weight], p.value.get(bias or ""), p.grad.get(bias or ""))
     anchor, after = p.anchor_of(weight, bias), ACTIVATIONS[activation]
     depthwise = groups == x.shape[-1] > 1 and parameters[0].dim() == 3

@@ -62,8 +62,7 @@ class Network:
     def activation_bytes(self, examples: int, dtype: torch.dtype) -> int:
         """What the stacked forward saves for the backward pass, and the largest columns once more; 0 where unknown."""
         assert self.forward is not None
-        values, alive, example = torch.zeros(1, self.layout.live), [], self.form.zeros(1, 1)
-        assert isinstance(example, Tensor)
+        values, alive, example = torch.zeros(1, self.layout.live), list[Tensor](), self.form.zeros(1, 1)
         stack = self.stack(values, values)
         if self.draws:
             stack.draws = Draws(torch.zeros(1, dtype=torch.int64), stacked=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from .axes import Axes
+from .form import Stored
 from .layers import Stack
 
 
@@ -17,7 +18,8 @@ class Value:
     """The result of a step, by its ``kind``.
 
     ``batch``: activations [C, N, ...]; ``parameter``: a parameter, or what was computed from parameters alone,
-    [C, ...]; ``any``: other tensors with a row for every client; ``other``: anything else, such as a size.
+    [C, ...]; ``any``: other tensors with a row for every client; ``constant``: a tensor that all clients have in
+    common, such as a buffer, without such rows; ``other``: anything else, such as a size.
     """
 
     slot: int
@@ -53,10 +55,13 @@ class StackedProgram:
     steps: list[Step]
     slots: int
     result: int
+    inputs: list[str]  # the arrays that the first slots hold; without a name where there is only one
+    vmapped: list[str]  # the operations that no stacked step has
 
-    def __call__(self, p: Stack, images: Tensor) -> Tensor:
+    def __call__(self, p: Stack, inputs: Stored) -> Tensor:
         held: list[Any] = [None] * self.slots
-        held[0] = images
+        for slot, name in enumerate(self.inputs):
+            held[slot] = inputs[name] if isinstance(inputs, dict) else inputs
         for step in self.steps:
             held[step.slot] = step.run(p, *[held[slot] for slot in step.reads])
             for slot in step.last_use:
@@ -68,9 +73,10 @@ class StackedProgram:
 class Builder:
     """Adds steps to a program."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Sequence[str] = ("",)) -> None:
+        self.inputs, self.vmapped = list(inputs), list[str]()
         self.steps: list[Step] = []
-        self.slots = 1  # the first holds the images
+        self.slots = len(inputs)  # the first hold the inputs
         self.used: set[str] = set()  # parameters
 
     def program(self, result: Value) -> StackedProgram:
@@ -79,7 +85,7 @@ class Builder:
         for held, i in last.items():
             if held != slot:
                 self.steps[i].last_use.append(held)
-        return StackedProgram(self.steps, self.slots, slot)
+        return StackedProgram(self.steps, self.slots, slot, self.inputs, self.vmapped)
 
     def emit(self, run: Run, reads: Sequence[Value], axes: Axes) -> Value:
         """A step that gives activations."""
@@ -97,6 +103,9 @@ class Builder:
             self.used.add(value.name)
             name = value.name
             value.slot = self.new(lambda p: p.parameter(name), [], "parameter").slot
+        elif value.kind == "constant" and value.slot < 0:
+            name = value.name
+            value.slot = self.new(lambda p: p.value[name][0], [], "constant").slot
         return value.slot
 
     def arranged(self, value: Value, order: Sequence[int]) -> Value:

@@ -163,7 +163,7 @@ class StackedEngine(Engine):
         stack.training = keys is not None
         stack.draws = Draws(keys, stacked=True) if keys is not None and self.network.draws else None
         with torch.enable_grad():
-            outputs = self.forward(stack, inputs)  # type: ignore[arg-type]  # several arrays have another engine
+            outputs = self.forward(stack, inputs)
             if self.kernels is None or not isinstance(self.loss, CrossEntropy):
                 losses = self.loss.backward(outputs, targets, weight)
             else:
@@ -181,8 +181,8 @@ class StackedEngine(Engine):
     @torch.no_grad()
     def outputs(self, x: Tensor, inputs: Stored, dtype: torch.dtype | None = None) -> Tensor:
         live = x[: self.network.layout.live].to(dtype or x.dtype)
-        assert isinstance(inputs, Tensor)
-        return self.forward(self._stack(live.unsqueeze(0), None), inputs.unsqueeze(0))[0]
+        one_client = form.each(inputs, lambda value: value.unsqueeze(0))
+        return self.forward(self._stack(live.unsqueeze(0), None), one_client)[0]
 
     def _stack(self, values: Tensor, grads: Tensor | None) -> Stack:
         if values.dtype not in self._constants:  # kept, as a captured graph must not copy them from the host
