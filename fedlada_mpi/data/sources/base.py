@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ...support.errors import UserError
+from ...support.errors import UserError, shortened
 from ...support.suggestions import did_you_mean
 from ..manifest import DTYPES, IGNORED, MOST_DIMENSIONS, is_name
 from ..rows import Inputs, Ragged, Rows, is_finite, length, named, unnamed, values_of, with_values
@@ -287,6 +287,10 @@ def _check_classes(examples: ArraySet, where: Path | str) -> None:
         if largest >= max(2, rows):
             raise UserError(f"{where}: got class {largest} among {rows} rows, expected 0 to K-1; numbers: {REGRESSION}")
         examples.class_names = [str(label) for label in range(max(2, largest + 1))]
+    if len(examples.class_names) < 2:
+        raise UserError(
+            f"{where}: all rows are of class {shortened(examples.class_names[0])}, expected at least 2 classes"
+        )
     for part in (examples.targets, examples.test_targets):
         if part.max() >= len(examples.class_names):
             names = len(examples.class_names)
