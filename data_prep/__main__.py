@@ -19,10 +19,9 @@ from fedlada_mpi.data.picture import PICTURE
 from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import DEFAULT_SILOS, IMAGES_PER_CLIENT, STRATA, PrepareSettings
 from fedlada_mpi.data.sources import LOADERS, table
-from fedlada_mpi.data.sources.base import TASKS
 from fedlada_mpi.data.sources.imagefolder import TEST_SHARE
 from fedlada_mpi.data.sources.text import LENGTH
-from fedlada_mpi.settings import Parser
+from fedlada_mpi.settings import TASKS, Parser
 from fedlada_mpi.support.errors import UserError
 
 

@@ -39,7 +39,7 @@ DTYPES += tuple(f"float{bits}" for bits in (16, 32, 64))
 IGNORED = 255  # the pixels of a mask that count for nothing
 NORMALISE = ("none", "pooled", "client")
 POOLED = ("csv", *SHIPPED)  # normalised so unless told otherwise
-LARGEST = 1e38  # of numbers that arrays are normalised by
+LARGEST = 1e38  # of the numbers of arrays, and of those that they are normalised by
 MOST_DIMENSIONS = 16
 MOST_VALUES = 2**31  # that tokens may have
 ANY = (-1,)  # for the length of a list
@@ -572,7 +572,7 @@ def _share(value: object, what: str, of: str) -> float:
 
 def _real(value: object, what: str) -> float:
     """A number of any size that a float32 can have."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < LARGEST:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
         raise ValueError(f"{what} is {_short(value)}, expected a number")
     return value
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..settings import MOST, PRESETS, SETTINGS, SHIPPED, check_value
+from ..settings import MOST, PRESETS, SETTINGS, SHIPPED, TASKS, check_value
 from ..support.errors import UserError
 from ..support.suggestions import did_you_mean
 from .manifest import NORMALISE, POOLED, READING, data_root
 from .partition import Rule
 from .sources import LOADERS
-from .sources.base import TASKS
 from .sources.text import LENGTH
 
 DEFAULT_CLIENTS = 100

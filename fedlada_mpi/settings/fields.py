@@ -16,6 +16,7 @@ from ..support.errors import UserError, printable, shortened
 
 SHIPPED = ("digits", "randhie", "dd", "shakespeare", "digit-masks", "digit-mosaics")  # with the package
 DATASETS = (*SHIPPED[:1], "cifar10", "cifar100", "tinyimagenet", *SHIPPED[1:])
+TASKS = ("classification", "multilabel", "regression", "segmentation", "next-token", "survival")
 FEW = 10  # clients of data of one's own who all take part in a round
 # Of settings without a limit of their own: counts fit into 32 bits, products of three rates into a float32.
 MOST: dict[type, int] = {int: 2**31 - 1, float: 10**12}
@@ -112,8 +113,7 @@ class Config:
     algorithm: str = _method("fedlada", "the federated method, or your own as package.module:Class or file.py:Class")
     task: str = _method(
         "classification",
-        "what is learned: classification, multilabel, regression, segmentation, next-token, survival, or your own as "
-        "package.module:Class or file.py:Class",
+        f"what is learned: {', '.join(TASKS)}, or your own as package.module:Class or file.py:Class",
     )
     loss: str = _method(
         "", "of the task, where it has several: regression: squared, absolute, huber, poisson; survival: discrete, cox"

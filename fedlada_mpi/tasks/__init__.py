@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+from .. import settings
 from ..support.errors import UserError, shortened
 from ..support.suggestions import did_you_mean
 from ..support.user_code import users_code
@@ -18,9 +19,8 @@ from .scores import ClassScores, Scores
 from .segmentation import Segmentation
 from .survival import Survival
 
-TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Classification, Multilabel, Regression, Segmentation, NextToken, Survival)
-}
+_BUILT_IN: tuple[type[Task], ...] = (Classification, Multilabel, Regression, Segmentation, NextToken, Survival)
+TASKS = dict(zip(settings.TASKS, _BUILT_IN, strict=True))
 
 
 def find(name: str) -> type[Task]:

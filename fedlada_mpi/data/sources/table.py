@@ -13,6 +13,7 @@ import numpy as np
 
 from ...support.errors import UserError, shortened
 from ...support.suggestions import did_you_mean
+from ..manifest import LARGEST
 from .base import ArraySet
 from .bounds import check_memory
 
@@ -124,9 +125,11 @@ def numbers(name: str, column: list[str], raw: Path) -> np.ndarray | None:
         if all(DECIMAL_COMMA.fullmatch(cell) for cell in column):
             raise UserError(f"{raw}: column {name!r} has decimal commas, expected points, as in 2.5") from None
         return None
-    if (odd := np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))).size:
+    if (odd := np.flatnonzero(~(np.abs(values) <= LARGEST))).size:
         got = column[odd[0]]
-        raise UserError(f"{raw}: column {name!r} has {shortened(got)} in row {odd[0] + 1}, expected a finite number")
+        raise UserError(
+            f"{raw}: column {name!r} has {shortened(got)} in row {odd[0] + 1}, expected a number up to {LARGEST:g}"
+        )
     return values
 
 
