@@ -287,7 +287,7 @@ class Run:
             classes = len(self._images["classes"])
             if truth.min() < 0 or truth.max() >= classes:
                 raise UserError(f"evaluate: got labels {truth.min()} to {truth.max()}, expected 0 to {classes - 1}")
-        self.task.check_targets(truth, "evaluate")
+        tasks.check_targets(self.task, truth, "evaluate")
         outputs = torch.cat(list(self._outputs(inputs)))
         if len(outputs) != len(truth):
             raise UserError(f"evaluate: got {len(outputs)} inputs and {len(truth)} targets, expected as many")

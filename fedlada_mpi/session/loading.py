@@ -14,7 +14,7 @@ from ..data.rows import Inputs
 from ..data.shards import Shard, padded_inputs, read_clients, read_test
 from ..models.form import Stored, as_stored
 from ..rounds.batches import LocalData, Normalise, Normaliser, on_device, tensor_of
-from ..tasks import Task
+from ..tasks import Task, check_targets
 
 
 @dataclass
@@ -52,6 +52,6 @@ class Loading:
         """On the device, in the types that a run computes with; images stay as they are."""
         m = self.manifest
         arrays = padded_inputs(m.arrays, inputs)
-        self.task.check_targets(targets, str(m.root))
+        check_targets(self.task, targets, str(m.root))
         floats = None if m.image else self.dtype
         return on_device(arrays, self.device, floats), tensor_of(targets, self.device, self.dtype)

@@ -14,6 +14,7 @@ from .classification import Classification
 from .client_loss import CROSS_ENTROPY, ClientLoss
 from .multilabel import Multilabel
 from .next_token import NextToken
+from .own import check_targets
 from .regression import Regression
 from .scores import ClassScores, Scores
 from .segmentation import Segmentation
@@ -44,6 +45,7 @@ def create(name: str, about: About, loss: str = "", metrics: str = "") -> Task:
         raise UserError(f"--loss: got {shortened(loss)} for task {name}, {known}{did_you_mean(loss, kind.losses)}")
     with nullcontext() if kind.name else users_code(f"--task {name}", "a subclass of fedlada_mpi.Task"):
         task = kind(about, loss)
+        own.check(name, task)
     asked = [word.strip() for word in metrics.split(",") if word.strip()]
     for word in asked:
         if word not in (*task.metrics, *kind.optional):
@@ -74,6 +76,7 @@ __all__ = [
     "Metric",
     "Scores",
     "Task",
+    "check_targets",
     "client_loss",
     "create",
     "find",

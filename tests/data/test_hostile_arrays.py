@@ -1,10 +1,11 @@
-"""Arrays as they come from elsewhere: byte orders, sizes and types that a run cannot take are refused, or made to fit."""
+"""Arrays as they come from elsewhere: what a run cannot take is refused, or made to fit."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from fedlada_mpi.data.arrays import Data, shards
 from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import PrepareSettings
 from fedlada_mpi.data.shards import read_manifest, read_silos
@@ -69,3 +70,53 @@ def test_integers_that_fit_become_masks_and_times(tmp_path):
     times = np.stack([np.ones(6, int), np.arange(6)], axis=1)
     changes = dict(train_targets=times, test_targets=times[:2])
     assert prepared(tmp_path, changes, task="survival", force=True).targets.dtype == "float64"
+
+
+def test_integers_that_are_no_classes_need_a_task(tmp_path):
+    counts = np.array([-3, 70, 5, 900, 2, 8])
+    data = Data(inputs=X, targets=counts, clients=[0, 0, 0, 1, 1, 1], test=(X, counts))
+    with pytest.raises(UserError, match="got class -3 in targets, expected 0 to K-1; numbers: task regression"):
+        shards(data, {"data_dir": str(tmp_path)})
+    manifest = read_manifest(shards(data, {"data_dir": str(tmp_path), "task": "regression"}))
+    assert (manifest.task, manifest.classes, manifest.targets.dtype) == ("", 0, "int64")
+    with pytest.raises(UserError, match="got class -3"):
+        Data(inputs=X, targets=counts, clients=[0, 0, 0, 1, 1, 1], test=(X, counts), task="classification")
+
+
+class Failing:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, row):
+        raise OSError("disk")
+
+
+class Endless:
+    def __getitem__(self, row):
+        return X[0], Y[0]
+
+
+PAIRS = [*zip(X, Y, strict=True)]
+NAMED = [({"a": x, "b": x}, y) for x, y in PAIRS]
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        ({"a": PAIRS, "b": Failing()}, "training data set 'b': OSError: disk"),
+        (Endless(), "expected a data set for each client, by name or in a list"),
+        ({"1": PAIRS, 1: PAIRS}, "got names that read the same"),
+        ({("a", 1): PAIRS}, "got the name .*, expected text or an integer"),
+        ({"a": [*NAMED, ({"a": X[0]}, 1.0)]}, "training inputs: got a, b in one row and a in another"),
+        ({"a": [*NAMED, ({"a": X[0], "b": X[0], "c": X[0]}, 1.0)]}, "got a, b in one row and a, b, c in another"),
+        ({"a": NAMED, "b": PAIRS}, "got a, b in one row and one array in another"),
+    ],
+)
+def test_data_sets_that_do_not_fit(train, words):
+    with pytest.raises(UserError, match=words):
+        Data.from_datasets(train, PAIRS)
+
+
+def test_the_order_of_names_is_free():
+    turned = [({"b": x["b"], "a": x["a"]}, y) for x, y in NAMED]
+    assert {*Data.from_datasets({"p": NAMED, "q": turned}, turned).examples.inputs} == {"a", "b"}
