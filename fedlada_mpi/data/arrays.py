@@ -125,7 +125,7 @@ class Data:
         try:
             check_arrays(examples, "data")
         except UserError as error:
-            if self.task or examples.task != "classification":
+            if self.task or self.class_names or examples.task != "classification":
                 raise
             examples = replace(examples, task="")
             check_arrays(examples, "data")
@@ -435,7 +435,7 @@ def shards(data: Data, settings: Mapping[str, Any]) -> str:
     for name, value in asked.items():
         check_value(SETTINGS[name], value, name)
     share, seed = asked["validation"], asked["partition_seed"] if asked["validation"] else PrepareSettings.seed
-    if data.no_classes is not None and not settings.get("task"):
+    if data.no_classes is not None and settings.get("task") in (None, "", "classification"):
         raise data.no_classes
     root, digest = data_root(asked["data_dir"]), data.digest
     held_out = f"-validation{share!r}-seed{seed}" if share else ""
