@@ -25,7 +25,7 @@ from .data.sources.npz import channels_last
 from .models.form import Form
 from .models.initial import load_initial
 from .rounds.batches import on_device, tensor_of
-from .rounds.evaluate import BATCH, batches
+from .rounds.evaluate import BATCH, batch_size, batches
 from .rundir import checkpoint
 from .rundir.results import BEST, MODEL, SUMMARY
 from .settings import SETTINGS, Config, recorded_code
@@ -302,8 +302,7 @@ class Run:
         """The sums of the scores; a loss of a batch is that of the batches that a run evaluates."""
         if not scores.of_batches:
             return scores.totals(outputs, targets).tolist()
-        batch = BATCH.get(outputs.device.type, BATCH["cpu"])
-        parts = batches([*starts, len(outputs)], batch)
+        parts = batches([*starts, len(outputs)], batch_size(scores, outputs.device))
         return torch.stack([scores.totals(outputs[part], targets[part]) for part in parts]).sum(0).tolist()
 
     def _test_examples(self) -> tuple[Any, np.ndarray, list[int]]:

@@ -71,7 +71,7 @@ class Evaluation:
         )
         kind = torch.float64 if evaluator.dtype == torch.float64 else torch.float32
         self.outputs = torch.zeros(self.examples, *scores.output_shape, dtype=kind, device=device) if outputs else None
-        self.batch = BATCH[device.type]
+        self.batch = batch_size(scores, device)
         self.run = self._captured(evaluator.capture) if evaluator.capture else self._run
 
     def _captured(self, capture: Capture) -> Callable[[], None]:
@@ -80,7 +80,7 @@ class Evaluation:
             try:
                 return capture(self._run).replay
             except torch.cuda.OutOfMemoryError:
-                if self.batch < MIN_BATCH:
+                if self.batch < MIN_BATCH or self.evaluator.scores.of_batches:
                     raise
                 self.batch //= 2
 
@@ -114,6 +114,11 @@ class Evaluation:
             self.totals += scores.totals(outputs, targets)
             if self.each is not None:
                 self.each[:, part] = scores.each(outputs, targets)
+
+
+def batch_size(scores: Scores, device: torch.device) -> int:
+    """Examples at once. A loss of batches is that of the same ones on every device, however full it is."""
+    return BATCH["cpu"] if scores.of_batches else BATCH.get(device.type, BATCH["cpu"])
 
 
 def batches(bounds: Sequence[int], most: int) -> Iterator[slice]:
