@@ -16,7 +16,15 @@ from ..support.errors import UserError, printable, shortened
 
 SHIPPED = ("digits", "randhie", "dd", "shakespeare", "digit-masks", "digit-mosaics")  # with the package
 DATASETS = (*SHIPPED[:1], "cifar10", "cifar100", "tinyimagenet", *SHIPPED[1:])
-TASKS = ("classification", "multilabel", "regression", "segmentation", "next-token", "survival")
+# The built-in tasks and their losses, the first of which is the default; here, where nothing needs torch.
+TASKS: dict[str, tuple[str, ...]] = {
+    "classification": ("cross-entropy",),
+    "multilabel": ("binary-cross-entropy",),
+    "regression": ("squared", "absolute", "huber", "poisson"),
+    "segmentation": ("cross-entropy",),
+    "next-token": ("cross-entropy",),
+    "survival": ("discrete", "cox"),
+}
 FEW = 10  # clients of data of one's own who all take part in a round
 # Of settings without a limit of their own: counts fit into 32 bits, products of three rates into a float32.
 MOST: dict[type, int] = {int: 2**31 - 1, float: 10**12}
@@ -116,7 +124,9 @@ class Config:
         f"what is learned: {', '.join(TASKS)}, or your own as package.module:Class or file.py:Class",
     )
     loss: str = _method(
-        "", "of the task, where it has several: regression: squared, absolute, huber, poisson; survival: discrete, cox"
+        "",
+        "of the task, where it has several: "
+        + "; ".join(f"{task}: {', '.join(losses)}" for task, losses in TASKS.items() if len(losses) > 1),
     )
     metrics: str = _method("", "further metrics of the task, separated by commas: classification: auc, balanced_acc")
     objective: str = _method(
