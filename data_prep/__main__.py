@@ -67,7 +67,7 @@ def parser() -> Parser:
         "--validation",
         type=float,
         metavar="SHARE",
-        help="of the training images, held out before the partition to choose the best round by [0 = none]",
+        help="of the training examples, held out before the partition to choose the best round by [0 = none]",
     )
     add("--workers", type=int, metavar="W", help="processes that decode images [0 = all cores this process may use]")
     add("--force", action="store_true", help="replace shards that are already there")

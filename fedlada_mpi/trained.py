@@ -175,7 +175,9 @@ class Run:
     @property
     def _why_missing(self) -> str:
         if self._file == BEST and not self.config.get("validation"):
-            return "as it had no validation images to choose the best round by: train with validation=0.1, for instance"
+            return (
+                "as it had no validation examples to choose the best round by: train with validation=0.1, for instance"
+            )
         return "as the run has not ended: go on with resume=True"
 
     def _check_code(self, setting: str) -> None:
@@ -265,7 +267,7 @@ class Run:
         if expected and expected != manifest.digest:
             raise UserError(
                 f"{self.dir} was trained on other data: got {manifest.digest[:12]} in {manifest.root}, expected "
-                f"{expected[:12]}: put those shards there again, or give evaluate images and labels"
+                f"{expected[:12]}: put those shards there again, or give evaluate inputs and targets"
             )
         return manifest
 
@@ -410,7 +412,7 @@ def load(
     """The run in a directory; ``model`` is the module or function it was trained with, where that cannot be imported,
     and ``task`` the class of its task.
 
-    ``best``: with the model of the round that was best on the validation images, not that of the last round.
+    ``best``: with the model of the round that was best on the validation examples, not that of the last round.
 
     A model of a user's own is made by its code: what this user has not run by name on this machine is refused without
     ``trust``, what has changed since the training without ``accept_changed_code``.

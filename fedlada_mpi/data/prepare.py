@@ -155,7 +155,7 @@ def divide(
     if settings.clients is not None and len(owned) != settings.clients:
         raise UserError(
             f"--clients: got {settings.clients}, but the data has {len(owned)} owners: leave it out, or divide all "
-            "images anew with --partition dirichlet"
+            "examples anew with --partition dirichlet"
         )
     check_silos(settings.silos_for(len(owned)), len(owned))
     return owned

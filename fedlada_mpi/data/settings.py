@@ -169,7 +169,7 @@ class PrepareSettings:
         if not 0 <= self.resize <= LARGEST:
             raise UserError(f"--resize: got {self.resize}, expected 1 to {LARGEST} pixels, such as 32")
         if self.test_share is not None and not 0 < self.test_share < 1:
-            raise UserError(f"--test-share: got {self.test_share}, expected a share of the images, such as 0.1")
+            raise UserError(f"--test-share: got {self.test_share}, expected a share of the rows, such as 0.1")
         if self.task and self.task not in TASKS:
             raise UserError(
                 f"--task: got {self.task!r}, expected one of {', '.join(TASKS)}{did_you_mean(self.task, TASKS)}"

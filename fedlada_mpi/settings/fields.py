@@ -98,7 +98,7 @@ class Config:
     data_dir: str = _data("", "where the shards are (default: $FEDLADA_DATA, else data/)", runtime=True, path=True)
     clients: int = _data(50, "number of clients m", least=1)
     partition: str = _data(
-        "dirichlet", "how clients get their images", choices=("dirichlet", "iid", "pathological", "natural")
+        "dirichlet", "how clients get their examples", choices=("dirichlet", "iid", "pathological", "natural")
     )
     dirichlet: float = _data(0.6, "concentration of the label priors", above=0)
     exhausted: str = _data("refill", "when a class runs out", choices=("refill", "exact"))
@@ -106,7 +106,7 @@ class Config:
     size_sigma: float = _data(0.0, "spread of the clients' sizes (lognormal); 0 = equal", least=0, most=10)
     partition_seed: int = _data(20, "seed of the partition", least=0, most=2**32 - 1)
     validation: float = _data(
-        0.0, "share of the training images that chooses the best round (best.pt); 0 = none", least=0, below=1
+        0.0, "share of the training examples that chooses the best round (best.pt); 0 = none", least=0, below=1
     )
     augment: str = _data(
         "none",
@@ -191,7 +191,7 @@ class Config:
     eval_every: int = _evaluation(1, "evaluate every this many rounds; 0 = only at the end", least=0, runtime=True)
     eval_train_every: int = _evaluation(
         -1,
-        "evaluate on the training images every this many rounds; 0 = only at the end, -1 = as eval_every",
+        "evaluate on the training examples every this many rounds; 0 = only at the end, -1 = as eval_every",
         least=-1,
         runtime=True,
     )
@@ -205,7 +205,7 @@ class Config:
         0, "record drift, true gradient and step directions every this many rounds; 0 = never", least=0, runtime=True
     )
     diagnose_images: int = _evaluation(
-        0, "about so many of all training images for the true gradient of --diagnose; 0 = all", least=0, runtime=True
+        0, "about so many of all training examples for the true gradient of --diagnose; 0 = all", least=0, runtime=True
     )
 
     device: str = _machine("auto", "where to train", choices=("auto", "cpu", "cuda"), runtime=True)

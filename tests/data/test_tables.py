@@ -229,7 +229,7 @@ def test_npz_of_arrays(tmp_path):
         (dict(test_inputs=None), "expected also test_inputs"),
         (dict(test_targets=None), "expected also test_targets"),
         (dict(train_targets=np.ones(3)), "4 rows of train_inputs and 3 of train_targets"),
-        (dict(train_inputs=np.array([{}] * 4, object)), "not a complete .npz"),
+        (dict(train_inputs=np.array([{}] * 4, object)), "train_inputs has Python objects"),
         (dict(train_inputs=np.full((4, 4), np.nan)), "training inputs: got nan in row 0"),
         (dict(test_clients=np.ones(2)), "test_clients alone"),
         (dict(train_clients=np.ones(3)), "one owner per training row"),

@@ -94,7 +94,7 @@ def mixing(classes, image_shape):
     ("inner", "words"),
     [
         (Branching, ["1 (Branching) cannot be traced", "control flow"]),
-        (mixing, ["1.0 (Flatten) moves or mixes the images of a batch"]),
+        (mixing, ["1.0 (Flatten) moves or mixes the examples of a batch"]),
     ],
 )
 def test_the_untraceable_layer_is_named(monkeypatch, inner, words):
