@@ -236,7 +236,7 @@ def test_a_share_of_the_arrays_chooses_the_best_round(settings, arrays, shared_t
     assert equal(best, last) == (chosen["round"] == settings["rounds"])
     refused = refusal(**given, data=Data(**arrays), validation=0.9, overwrite=True)
     assert re.fullmatch(
-        "validation: got 0.9, which leaves (client . no image|no training image of .*): give less", refused
+        "validation: got 0.9, which leaves (client . no row|no training example of .*): give less", refused
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..settings import SETTINGS, check_value, coerce
 from ..support.errors import UserError, first_line, shortened
+from ..support.user_code import users_code
 from .datasets import PREPARING
 from .manifest import ARRAYS, MANIFEST, NORMALISE, Stored, data_root, is_name, read_manifest
 from .normalise import by_client
@@ -91,11 +92,11 @@ class Data:
             raise UserError("data: got no clients, expected the owner of each row, or a list of index arrays")
         self.client_names: list[str] = []
         self.tested: list[np.ndarray] | None = None
+        self.no_classes: UserError | None = None  # why targets that look like classes are none
         self.examples = self._array_set() if others else self._image_set()
         owners = self.examples.test_owners
         if isinstance(self.examples, ArraySet):
-            checked = replace(self.examples, test_owners=None)
-            check_arrays(checked, "data")
+            checked = self._checked(replace(self.examples, test_owners=None))
             self.examples = simplest(checked) if owners is None else checked
         if isinstance(self.examples, ImageSet):
             check(self.examples, ARRAYS, "data")
@@ -108,6 +109,9 @@ class Data:
 
         ``test``: a data set, or one for each of some clients by name. ``more`` are the other arguments of ``Data``.
         """
+        if not isinstance(train, (Mapping, list, tuple)):
+            got = shortened(train)
+            raise UserError(f"data: got {got}, expected a data set for each client, by name or in a list")
         sets = dict(train) if isinstance(train, Mapping) else dict(enumerate(train))
         if not sets:
             raise UserError("data: got no training data sets, expected one for each client")
@@ -115,6 +119,18 @@ class Data:
         if isinstance(test, Mapping):
             return cls(inputs=inputs, targets=targets, clients=owners, test=_stacked(dict(test), "test"), **more)
         return cls(inputs=inputs, targets=targets, clients=owners, test=_stacked({"": test}, "test")[:2], **more)
+
+    def _checked(self, examples: ArraySet) -> ArraySet:
+        """Integers that cannot be classes are numbers of a task that a run must name."""
+        try:
+            check_arrays(examples, "data")
+        except UserError as error:
+            if self.task or self.class_names or examples.task != "classification":
+                raise
+            examples = replace(examples, task="")
+            check_arrays(examples, "data")
+            self.no_classes = error
+        return examples
 
     def _image_set(self) -> ImageSet:
         for name in _IMAGES[:4]:
@@ -217,13 +233,13 @@ class Data:
         what = f"data: client {client}"
         indices = array(given, what)
         if indices.size == 0:
-            raise UserError(f"{what} has no images, expected at least one index: leave the client out")
+            raise UserError(f"{what} has no rows, expected at least one index: leave the client out")
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             shape = list(indices.shape)
             raise UserError(f"{what}: got {indices.dtype} of shape {shape}, expected a list of integer indices")
         if indices.min() < 0 or indices.max() >= count:
             odd = indices.min() if indices.min() < 0 else indices.max()
-            raise UserError(f"{what}: got index {odd}, expected 0 to {count - 1}, for {count} training images")
+            raise UserError(f"{what}: got index {odd}, expected 0 to {count - 1}, for {count} training rows")
         return indices.astype(np.int64)
 
     def _per_channel(self, name: str, channels: int) -> tuple[float, ...] | None:
@@ -368,11 +384,16 @@ def _names(given: Any, what: str) -> np.ndarray:
 def _stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, np.ndarray]:
     """All pairs of some data sets: inputs, targets and the owner of each."""
     xs, ys, owners = [], [], []
+    if odd := next((name for name in sets if not isinstance(name, (str, int))), None):
+        raise UserError(f"data: {what} data sets: got the name {shortened(odd)}, expected text or an integer")
+    if len({str(name) for name in sets}) < len(sets):
+        raise UserError(f"data: {what} data sets: got names that read the same, such as 1 and '1', expected others")
     for name, dataset in sets.items():
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise UserError(f"data: {what} data set {name!r}: got {shortened(dataset)}, expected one with a length")
         for i in range(len(dataset)):
-            pair = dataset[i]
+            with users_code(f"data: {what} data set {name!r}", "pairs (x, y)"):
+                pair = dataset[i]
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                 raise UserError(f"data: {what} data set {name!r}: got {shortened(pair)}, expected pairs (x, y)")
             xs.append(pair[0])
@@ -380,6 +401,10 @@ def _stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, np.ndarray]:
             owners.append(name)
         if not len(dataset):
             raise UserError(f"data: {what} data set {name!r} has no rows, expected at least one: leave it out")
+    kinds = [sorted(map(str, x)) if isinstance(x, Mapping) else None for x in xs]
+    if odd := next((i for i, kind in enumerate(kinds) if kind != kinds[0]), 0):
+        found = [", ".join(kind) if kind else "one array" for kind in (kinds[0], kinds[odd])]
+        raise UserError(f"data: {what} inputs: got {found[0]} in one row and {found[1]} in another, expected the same")
     if isinstance(xs[0], Mapping):
         inputs: Any = {key: [array(x[key], f"data: {what} inputs") for x in xs] for key in xs[0]}
     else:
@@ -410,6 +435,8 @@ def shards(data: Data, settings: Mapping[str, Any]) -> str:
     for name, value in asked.items():
         check_value(SETTINGS[name], value, name)
     share, seed = asked["validation"], asked["partition_seed"] if asked["validation"] else PrepareSettings.seed
+    if data.no_classes is not None and settings.get("task") in (None, "", "classification"):
+        raise data.no_classes
     root, digest = data_root(asked["data_dir"]), data.digest
     held_out = f"-validation{share!r}-seed{seed}" if share else ""
     out = root / f"{ARRAYS}-{digest[:12]}{held_out}"
@@ -426,7 +453,7 @@ def _write(data: Data, digest: str, out: Path, validation: float, seed: int) -> 
     held = trained_on[hold_out(validation, labels[trained_on], seed)[1]]
     owned = [indices[~np.isin(indices, held)] for indices in data.clients]
     if empty := [client for client, indices in enumerate(owned) if not len(indices)]:
-        raise UserError(f"--validation: got {validation:g}, which leaves client {empty[0]} no image: give less")
+        raise UserError(f"--validation: got {validation:g}, which leaves client {empty[0]} no row: give less")
     kept = np.setdiff1d(np.arange(len(examples.targets)), held)
     settings = PrepareSettings(
         ARRAYS,

@@ -39,7 +39,7 @@ DTYPES += tuple(f"float{bits}" for bits in (16, 32, 64))
 IGNORED = 255  # the pixels of a mask that count for nothing
 NORMALISE = ("none", "pooled", "client")
 POOLED = ("csv", *SHIPPED)  # normalised so unless told otherwise
-LARGEST = 1e38  # of numbers that arrays are normalised by
+LARGEST = 1e38  # of the numbers of arrays, and of those that they are normalised by
 MOST_DIMENSIONS = 16
 MOST_VALUES = 2**31  # that tokens may have
 ANY = (-1,)  # for the length of a list
@@ -309,8 +309,8 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
         raise ValueError(f"'dataset' is {_short(dataset)}, expected a name")
     version, clients = data["format"], field("clients", _integer, 1)
     silos = field("silos", _integer, 1, clients)
-    validation = _share(data.get("validation", 0.0), "'validation'", "of the training images")
-    test_share = _share(data.get("test_share", 0.0), "'test_share'", "of the images")
+    validation = _share(data.get("validation", 0.0), "'validation'", "of the training examples")
+    test_share = _share(data.get("test_share", 0.0), "'test_share'", "of the examples")
     about = (_images if version == 1 else _arrays)(data, clients)
     sizes, test_sizes, names = about["sizes"], about["test_sizes"], [silo_file(silo) for silo in range(silos)]
     files = _files(data.get("files"), names, _sets(data, bool(validation), test_sizes), about, version)
@@ -493,7 +493,7 @@ def _counts(value: object, clients: int, classes: int) -> np.ndarray:
     rows = _list(value, "'counts'", _sequence, (clients,), classes)
     counts = np.array(rows)
     if counts.shape != (clients, classes) or counts.dtype.kind != "i" or counts.min() < 0 or counts.max() > MANY:
-        raise ValueError(f"'counts' are not {clients} rows of {classes} numbers of images")
+        raise ValueError(f"'counts' are not {clients} rows of {classes} numbers of examples")
     return counts.astype(np.int64)
 
 
@@ -572,7 +572,7 @@ def _share(value: object, what: str, of: str) -> float:
 
 def _real(value: object, what: str) -> float:
     """A number of any size that a float32 can have."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < LARGEST:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= LARGEST:
         raise ValueError(f"{what} is {_short(value)}, expected a number")
     return value
 

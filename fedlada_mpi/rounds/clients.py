@@ -68,8 +68,8 @@ class ClientBuffers:
         needed = self.max_steps * self.batch_width * max(1.0, together) * PLAN_BYTES
         if needed > (memory := machine_memory()):
             raise UserError(
-                f"{self.max_steps} local steps of {self.batch_width} images take {needed:.1e} bytes for the batches of "
-                f"a round, and this machine has {memory:.1e}: lower --local-steps, --local-epochs or "
+                f"{self.max_steps} local steps of {self.batch_width} examples take {needed:.1e} bytes for the batches "
+                f"of a round, and this machine has {memory:.1e}: lower --local-steps, --local-epochs or "
                 "--max-clients-at-once"
             )
 

@@ -69,7 +69,7 @@ class Evaluation:
         self.each = torch.zeros(len(scores.columns), count, dtype=torch.float64, device=device) if single else None
         kind = torch.float64 if evaluator.dtype == torch.float64 else torch.float32
         self.outputs = torch.zeros(count, *scores.output_shape, dtype=kind, device=device) if outputs else None
-        self.batch = BATCH[device.type]
+        self.batch = batch_size(scores, device)
         capture = evaluator.capture if examples.resident else None
         self.run = self._captured(capture) if capture else self._run
 
@@ -79,7 +79,7 @@ class Evaluation:
             try:
                 return capture(self._run).replay
             except torch.cuda.OutOfMemoryError:
-                if self.batch < MIN_BATCH:
+                if self.batch < MIN_BATCH or self.evaluator.scores.of_batches:
                     raise
                 self.batch //= 2
 
@@ -113,6 +113,11 @@ class Evaluation:
             self.totals += scores.totals(outputs, targets)
             if self.each is not None:
                 self.each[:, part] = scores.each(outputs, targets)
+
+
+def batch_size(scores: Scores, device: torch.device) -> int:
+    """Examples at once. A loss of batches is that of the same ones on every device, however full it is."""
+    return BATCH["cpu"] if scores.of_batches else BATCH.get(device.type, BATCH["cpu"])
 
 
 def batches(bounds: Sequence[int], most: int) -> Iterator[slice]:

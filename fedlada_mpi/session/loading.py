@@ -24,7 +24,7 @@ from ..rounds.batches import LocalData, Normalise, Normaliser, on_device, tensor
 from ..rounds.examples import Examples, Resident, Streamed
 from ..support.errors import UserError
 from ..support.processes import available_memory
-from ..tasks import Task
+from ..tasks import Task, check_targets
 
 SHARE = 0.5  # of the memory that is free, for data: clients' models and activations have the rest
 
@@ -83,7 +83,7 @@ class Loading:
 
     def _examples(self, parts: list[Part], place: str) -> Examples:
         for _, targets in parts:
-            self.task.check_targets(targets, str(self.manifest.root))
+            check_targets(self.task, targets, str(self.manifest.root))
         if place != "device":
             return Streamed(StoredRows(self, parts), self.device)
         try:

@@ -85,7 +85,7 @@ def test_a_concentration_asks_for_a_dirichlet_partition(mine):
     config, directory = asked(mine, dirichlet=0.1)
     assert (config.partition, directory.name) == ("dirichlet", "mine-4clients-dirichlet0.1")
     assert ensure(config, directory, 1).partition["dirichlet"] == 0.1
-    with pytest.raises(UserError, match="the data has 4 owners: leave it out, or divide all images anew"):
+    with pytest.raises(UserError, match="the data has 4 owners: leave it out, or divide all examples anew"):
         ensure(*asked(directory, partition="natural", clients=5), 1)
 
 

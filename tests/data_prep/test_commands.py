@@ -67,7 +67,7 @@ MISTAKES = {
     "a zip that is none": ("--dataset tinyimagenet --raw JUNK", "truncated or not a zip"),
     "a folder with no images": ("--dataset imagefolder --raw FOLDER", "no images, expected folder/CLASS/IMAGE"),
     "images of another shape": ("--dataset cifar100 --raw MINE", "2x2x3, expected 32x32x3"),
-    "more clients than images": ("--dataset npz --raw MINE --clients 5 --silos 1", "5 clients for 4 training images"),
+    "more clients than images": ("--dataset npz --raw MINE --clients 5 --silos 1", "5 clients for 4 training examples"),
     "more silos than clients": ("--dataset digits --clients 3 --silos 4", "4 silos for 3 clients"),
     "no clients": ("--dataset digits --clients 0", "got 0, expected at least 1"),
     "too many classes": ("--dataset digits --partition pathological --classes-per-client 11",

@@ -218,7 +218,7 @@ def test_prepared_data_is_found_and_a_cut_file_too(digits_dir, tmp_path, monkeyp
     shutil.copytree(digits_dir, tmp_path / "digits")
     status, found = machine.data(Here())
     assert status == OK
-    assert found.endswith("digits (1500 images, 50 clients)")
+    assert found.endswith("digits (1500 examples, 50 clients)")
     file = tmp_path / "digits" / "silo_0002.h5"
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-1])

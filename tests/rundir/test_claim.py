@@ -125,7 +125,7 @@ def test_garbage_in_the_metrics_of_a_run_that_goes_on(data, tmp_path, capsys):
 
 def test_a_batch_plan_larger_than_the_memory_is_refused(data, tmp_path, refused):
     words = refused("--overwrite", local_steps=2**31 - 1)
-    assert "local steps of 6 images take" in words
+    assert "local steps of 6 examples take" in words
     assert "lower --local-steps" in words
 
 
