@@ -23,7 +23,9 @@ from .data.sources.base import check_shapes
 from .data.sources.imagefolder import read_photos
 from .data.sources.npz import channels_last
 from .models.form import Form
-from .models.initial import load_initial
+from .models.initial import load_initial, load_trained
+from .models.lora import Lora, merged
+from .models.parameters import in_type
 from .rounds.batches import on_device, tensor_of
 from .rounds.evaluate import BATCH, batch_size, batches
 from .rundir import checkpoint
@@ -133,7 +135,7 @@ class Run:
     def _from_disk(self, given: str | None) -> Model | ArrayModel:
         if not (self.dir / self._file).is_file():
             raise UserError(f"{self.dir} has no {self._file}, {self._why_missing}")
-        config = self.config
+        config, lora = self.config, Lora.of(self.config)
         if given is None:
             self._check_code("model")
         else:
@@ -144,9 +146,11 @@ class Run:
                 self.task.outputs(),
                 self._about,
                 config["activation"],
+                config.get("seed", 0) if lora else 0,  # of which a base without a file is made
                 stacked=False,
                 norm=config.get("norm", ""),
                 smu_mu=config.get("smu_mu", Config.smu_mu),
+                lora=lora,
             )
         except UserError as error:
             if given is not None or ":" not in config["model"]:
@@ -157,12 +161,24 @@ class Run:
             ) from None
         dtype = torch.float64 if config["precision"] == "fp64" else torch.float32
         try:
-            load_initial(self.dir / self._file, network, dtype)
+            if lora and config["init"]:
+                self._load_base(network, dtype)
+            load_trained(self.dir / self._file, network, dtype)
         except UserError as error:
             raise UserError(str(error).removeprefix("--init: ")) from None
+        module = merged(in_type(network.module, dtype))
         if not self._about.image:
-            return ArrayModel(network.module, self._arrays, dtype)
-        return Model(network.module, self._images["mean"], self._images["std"], dtype)
+            return ArrayModel(module, self._arrays, dtype)
+        return Model(module, self._images["mean"], self._images["std"], dtype)
+
+    def _load_base(self, network: models.Network, dtype: torch.dtype) -> None:
+        try:
+            load_initial(Path(self.config["init"]), network, dtype, self.config["init_partial"])
+        except UserError as error:
+            file = self.config["init"]
+            raise UserError(
+                f"{self.dir}: its model is made of adapters and of --init {file}, which is to be there again ({error})"
+            ) from None
 
     @cached_property
     def task(self) -> tasks.Task:

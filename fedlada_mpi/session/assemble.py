@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import platform
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,7 +20,8 @@ from ..data.shards import check_files, files_of
 from ..gpu.graphs import capture_on
 from ..models.form import each
 from ..models.initial import load_initial
-from ..models.parameters import dtype_of, tensors
+from ..models.lora import Lora, merged
+from ..models.parameters import dtype_of, in_type, tensors
 from ..mpi.plan import plan_transport
 from ..rounds import aggregate
 from ..rounds.augmentation import Augmentation
@@ -88,7 +90,7 @@ class Session:
         work = 0 if config.sums == "exact" else self.network.work * self._images_per_step()
         limit_threads(world, self.device, work, threads)
         self.digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
-        if ":" in config.model:
+        if ":" in config.model or config.lora:
             self._refuse_different_models()
         self.algorithm = world.collectively(lambda: algorithms.create(config, self.network.layout.tensors))
         if ":" in config.task:  # before any other use of it: a rank without clients has no examples to try it on
@@ -183,8 +185,8 @@ class Session:
 
     def _network(self) -> models.Network:
         c = self.config
-        about = (c.model, self.task.outputs(), self.about)
-        network = models.build(*about, c.activation, c.seed, c.engine != "generic", c.norm, c.smu_mu)
+        about, lora = (c.model, self.task.outputs(), self.about), Lora.of(c.record())
+        network = models.build(*about, c.activation, c.seed, c.engine != "generic", c.norm, c.smu_mu, lora)
         if c.init and (network.constants or (self.world.rank == 0 and not self.start)):
             load_initial(Path(c.init), network, self.dtype, c.init_partial)
         return network
@@ -208,7 +210,7 @@ class Session:
         return max(round(c.participation * most) * batch, BATCH["cpu"] // 3)
 
     def _refuse_different_models(self) -> None:
-        """A user's function may read files, or depend on the machine."""
+        """A user's function may read files, or depend on the machine; and so may the values of frozen parameters."""
         first, *others = self.world.allgather_json(self.digests[checkpoint.MODEL])
         different = [rank for rank, other in enumerate(others, 1) if other != first]
         if different:
@@ -229,13 +231,15 @@ class Session:
         return data
 
     def trained_module(self) -> nn.Module:
-        """The network's own module, on the CPU, with the values of the last round."""
+        """The network's own module, on the CPU, with the values of the last round; adapters are merged."""
         module = self.network.module.cpu()
+        if self.network.lora:
+            module = copy.deepcopy(module)
         values = self.network.state_dict(self.silo.s.x.cpu())
         for name, tensor in tensors(module).items():
             if name in values:
                 tensor.data = values[name]
-        return module
+        return merged(in_type(module, self.dtype))
 
 
 def root_only_serves(world: mpi.World, config: Config) -> bool:

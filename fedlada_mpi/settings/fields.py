@@ -137,7 +137,8 @@ class Config:
     )
     model: str = _method(
         "cnn",
-        "resnet18, lenet, lenet3, cnn, torchvision:NAME, or your own as package.module:function or file.py:function",
+        "resnet18, lenet, lenet3, cnn, torchvision:NAME, hf:FOLDER (transformers' format), or your own as "
+        "package.module:function or file.py:function",
     )
     norm: str = _method(
         "", "exchange BatchNorm by group:N, layer, instance or none (torchvision:NAME: group:2 unless given)"
@@ -146,6 +147,17 @@ class Config:
     smu_mu: float = _method(2.5, "mu of --activation smu; the larger, the closer to ReLU", above=0)
     init: str = _method("", "start from this model.pt instead of a fresh initialisation", path=True)
     init_partial: bool = _method(False, "take from --init what fits by name and shape, and leave the rest")
+    lora: int = _method(
+        0, "train adapters of this rank on linear layers, and freeze the model's own parameters; 0 = none", least=0
+    )
+    lora_on: str = _method(
+        "", "regular expression of the layers' names that --lora adapts (default: all that share no weights)"
+    )
+    lora_alpha: float = _method(16.0, "adapters are scaled by alpha / rank", above=0)
+    lora_fixed_a: bool = _method(False, "train and send B of the adapters alone; A stays as it was drawn")
+    lora_train: str = _method(
+        "", "regular expression of parameters' names that --lora trains as they are, such as a new head"
+    )
     server_lr: float = _method(1.0, "server rate eta_g", above=0)
     participation: float = _method(
         0.2, f"share of the clients in a round; data of your own: 1 for up to {FEW} clients", above=0, most=1
