@@ -159,6 +159,10 @@ class Workload:
     data: Images | Text
     config: Config
 
+    @classmethod
+    def of_images(cls, config: Config) -> Workload:
+        return cls(Images(config.dataset), config)
+
     def network(self) -> models.Network:
         c = self.config
         about = (c.model, self.data.task.outputs(), self.data.about, c.activation)

@@ -15,7 +15,7 @@ from training_runs import SHAPE, make_data, run_here
 
 from fedlada_mpi import models
 from fedlada_mpi.algorithms import Round, Vectors, create, resolve
-from fedlada_mpi.bench import Bench
+from fedlada_mpi.bench import Bench, Workload
 from fedlada_mpi.rounds.aggregate import RankSums
 from fedlada_mpi.rounds.batches import LocalData, Normaliser
 from fedlada_mpi.rounds.examples import Resident
@@ -227,7 +227,7 @@ def test_no_client_of_this_rank_was_drawn():
 
 
 def test_evaluation_takes_smaller_batches_on_a_full_gpu():
-    bench = Bench(resolve({"dataset": "digits"}).config, 20, torch.device("cpu"))
+    bench = Bench(Workload.of_images(resolve({"dataset": "digits"}).config), 20, torch.device("cpu"))
     (loss, correct, count), tried, room = bench.evaluation()(), [], 100
 
     def capture(work):
@@ -246,7 +246,7 @@ def test_evaluation_takes_smaller_batches_on_a_full_gpu():
 
 def test_a_trainer_is_freed_at_once():
     """With a reference cycle, the garbage collector could free its CUDA graphs while another one is captured."""
-    bench = Bench(resolve({"dataset": "digits"}).config, 2, torch.device("cpu"))
+    bench = Bench(Workload.of_images(resolve({"dataset": "digits"}).config), 2, torch.device("cpu"))
     bench.round()
     trainer = weakref.ref(bench.trainer)
     gc.disable()
