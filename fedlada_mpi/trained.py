@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from . import models, tasks
 from .analysis.load import read
-from .data.arrays import array, like
 from .data.datasets import directory_of
+from .data.given import array, like
 from .data.manifest import Manifest, Stored, about_of, read_manifest
 from .data.rows import count, joined_inputs, take
 from .data.shards import padded_inputs, read_clients, read_test

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from fedlada_mpi.data.arrays import Data, shards
 from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import PrepareSettings
 from fedlada_mpi.data.shards import read_manifest, read_silos
+from fedlada_mpi.data.sources.text import text_files
 from fedlada_mpi.support.errors import UserError
 
 X, Y = np.arange(12.0).reshape(6, 2), np.arange(6.0)
@@ -56,6 +59,18 @@ def test_tokens(tmp_path, tokens, words):
     np.savez(tmp_path / "a.npz", train_inputs=rows, test_inputs=rows, train_clients=np.arange(6) % 2)
     with pytest.raises(UserError, match=words or "all targets are -1, which is none, expected rows of at least 2"):
         prepare(PrepareSettings("npz", tmp_path / "out", raw=tmp_path / "a.npz"))
+
+
+def test_several_inputs_are_for_python(tmp_path):
+    np.savez(tmp_path / "a.npz", train_inputs_a=X, train_targets=Y, test_inputs_a=X, test_targets=Y)
+    with pytest.raises(UserError, match="expected also train_inputs, test_inputs; several inputs by name: from Python"):
+        prepare(PrepareSettings("npz", tmp_path / "out", raw=tmp_path / "a.npz"))
+
+
+def test_texts_whose_names_are_not_utf8_are_two_clients(tmp_path):
+    for name in (b"\xfe.txt", b"\xff.txt"):
+        (tmp_path / os.fsdecode(name)).write_bytes(b"to be or not")
+    assert [*text_files(tmp_path)] == ["\\xfe", "\\xff"]
 
 
 def test_the_largest_numbers_are_normalised(tmp_path):

@@ -13,7 +13,8 @@ import numpy as np
 from ...settings import TASKS
 from ...support.errors import UserError, shortened
 from ...support.suggestions import did_you_mean
-from ..manifest import DTYPES, IGNORED, LARGEST, MOST_DIMENSIONS, MOST_VALUES, is_name
+from ..json_checks import LARGEST
+from ..manifest import DTYPES, IGNORED, MOST_DIMENSIONS, MOST_VALUES, is_name
 from ..rows import Inputs, Ragged, Rows, is_finite, length, named, unnamed, values_of, with_values
 
 __all__ = ["ArraySet", "ImageSet", "Inputs", "Ragged"]

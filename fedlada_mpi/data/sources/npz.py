@@ -38,7 +38,10 @@ def load_npz(raw: Path, workers: int = 1, class_names: tuple[str, ...] = (), tas
             pair = TARGETS if any(name in members for name in TARGETS) else ()
             required = (*ARRAYS, *pair) if general else REQUIRED
             if missing := [name for name in required if name not in members]:
-                raise UserError(f"{raw}: got arrays {', '.join(members) or 'none'}, expected also {', '.join(missing)}")
+                several = any(name.startswith("train_inputs") for name in members) and missing[0] == "train_inputs"
+                advice = "; several inputs by name: from Python, fedlada_mpi.Data(inputs={...})" if several else ""
+                got = ", ".join(members) or "none"
+                raise UserError(f"{raw}: got arrays {got}, expected also {', '.join(missing)}{advice}")
             optional = (*OPTIONAL, "task") if general else OPTIONAL
             used = {name: members[name] for name in (*required, *optional) if name in members}
             headers = {name: _header(archive, info) for name, info in used.items()}

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...support.errors import UserError, shortened
 from ...support.suggestions import did_you_mean
-from ..manifest import LARGEST
+from ..json_checks import LARGEST
 from .base import ArraySet
 from .bounds import check_memory
 
