@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_aggregate
 
-from . import by_autograd, client_axis
+from . import by_autograd, client_axis, vocabulary
 from .axes import Axes
 from .layers import Stack
 from .program import Builder, Value
@@ -26,6 +26,12 @@ RESHAPING: set[Any] = {torch.flatten, torch.reshape, torch.squeeze, torch.unflat
 RESHAPING |= {"flatten", "reshape", "view", "squeeze", "unflatten", "view_as", "reshape_as"}
 NEW = ("new_zeros", "new_ones", "new_full", "new_empty", "new_tensor")  # which are like a tensor in their type alone
 ATTRIBUTES = ("shape", "dtype", "device", "ndim", "T", "mT")
+
+
+def gives_large_outputs(node: fx.Node, weight: Any) -> bool:
+    """Whether a linear layer is the last one, over a large vocabulary."""
+    large = isinstance(weight, Value) and len(weight.shape) == 2 and weight.shape[0] >= vocabulary.LARGE
+    return large and all(user.op == "output" for user in node.users)
 
 
 def is_batch(value: Any) -> bool:
@@ -85,7 +91,10 @@ class General(Builder):
         if function is operator.getitem:
             return self._indexed(node, *arguments)
         run = client_axis.OPERATIONS.get(function) or by_autograd.LAYERS.get(function)
-        return None if run is None else self.step(node, run, arguments, options)
+        value = None if run is None else self.step(node, run, arguments, options)
+        if value is not None and run is by_autograd.linear and gives_large_outputs(node, arguments[1]):
+            self.heads[value.slot] = self.steps[-1].reads
+        return value
 
     def step(self, node: fx.Node, function: Callable[..., Any], arguments: Any, options: Any) -> Any:
         """A function of tensors with an axis of clients."""

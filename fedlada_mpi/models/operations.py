@@ -24,7 +24,7 @@ from .axes import Axes
 from .client_axis import ELEMENTWISE
 from .columns import Window, pair
 from .fuse_steps import ADDITIONS, FusableStep, Fusion
-from .general import RESHAPING, General, filled, is_batch, picked, values_in
+from .general import RESHAPING, General, filled, gives_large_outputs, is_batch, picked, values_in
 from .layers import Stack
 from .layout import Kernel
 from .parameters import tensors
@@ -221,7 +221,7 @@ class Operations(General):
         )  # fmt: skip
 
     def linear(self, node: fx.Node, x: Value, weight: Any, bias: Any = None) -> Value | None:
-        if not self.used_once(weight, bias) or weight.kind == "constant":
+        if not self.used_once(weight, bias) or weight.kind == "constant" or gives_large_outputs(node, weight):
             return None
         out, inner = weight.shape
         axes, last = x.axes, len(x.axes.shape) - 1

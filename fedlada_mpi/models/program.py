@@ -57,17 +57,29 @@ class StackedProgram:
     result: int
     inputs: list[str]  # the arrays that the first slots hold; without a name where there is only one
     vmapped: list[str]  # the operations that no stacked step has
+    head: list[int] | None = None  # what the last step reads, where it is a layer over a large vocabulary
 
     def __call__(self, p: Stack, inputs: Stored) -> Tensor:
+        logits: Tensor = self._held(p, inputs, self.steps)[self.result]
+        return logits
+
+    def before_head(self, p: Stack, inputs: Stored) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The inputs, weights and biases of the last layer."""
+        assert self.head is not None
+        held = self._held(p, inputs, self.steps[:-1])
+        hidden, table, *bias = (held[slot] for slot in self.head)
+        return hidden, table, bias[0] if bias else None
+
+    def _held(self, p: Stack, inputs: Stored, steps: Sequence[Step]) -> list[Any]:
+        """What is left in the slots after these steps."""
         held: list[Any] = [None] * self.slots
         for slot, name in enumerate(self.inputs):
             held[slot] = inputs[name] if isinstance(inputs, dict) else inputs
-        for step in self.steps:
+        for step in steps:
             held[step.slot] = step.run(p, *[held[slot] for slot in step.reads])
             for slot in step.last_use:
                 held[slot] = None
-        logits: Tensor = held[self.result]
-        return logits
+        return held
 
 
 class Builder:
@@ -75,6 +87,7 @@ class Builder:
 
     def __init__(self, inputs: Sequence[str] = ("",)) -> None:
         self.inputs, self.vmapped = list(inputs), list[str]()
+        self.heads: dict[int, list[int]] = {}  # what a last layer over a large vocabulary reads, by its slot
         self.steps: list[Step] = []
         self.slots = len(inputs)  # the first hold the inputs
         self.used: set[str] = set()  # parameters
@@ -85,7 +98,8 @@ class Builder:
         for held, i in last.items():
             if held != slot:
                 self.steps[i].last_use.append(held)
-        return StackedProgram(self.steps, self.slots, slot, self.inputs, self.vmapped)
+        head = self.heads.get(slot) if self.steps and self.steps[-1].slot == slot else None
+        return StackedProgram(self.steps, self.slots, slot, self.inputs, self.vmapped, head)
 
     def emit(self, run: Run, reads: Sequence[Value], axes: Axes) -> Value:
         """A step that gives activations."""

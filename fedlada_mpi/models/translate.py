@@ -40,7 +40,10 @@ class Traced:
     used: set[str]  # parameters that have a gradient in training
 
     def __call__(self, p: Stack, inputs: Stored) -> Tensor:
-        return (self.training if p.training else self.evaluation)(p, inputs)
+        return self.program(p)(p, inputs)
+
+    def program(self, p: Stack) -> StackedProgram:
+        return self.training if p.training else self.evaluation
 
 
 def translate(module: nn.Module, form: Form) -> Traced:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from ..gpu.side_stream import SideStream
-from ..models import Network, form
+from ..models import Network, form, vocabulary
 from ..models.agreement import perturbed
 from ..models.form import Stored
 from ..models.layers import Kernels, Stack
@@ -162,7 +162,13 @@ class StackedEngine(Engine):
             unused.live(grads).zero_()
         stack.training = keys is not None
         stack.draws = Draws(keys, stacked=True) if keys is not None and self.network.draws else None
+        program = self.forward.program(stack)
+        tokens = None if program.head is None else self.loss.token_weights(targets, weight)
         with torch.enable_grad():
+            if tokens is not None:
+                losses = vocabulary.backward(*program.before_head(stack, inputs), targets, tokens)
+                self.side_stream.join()
+                return losses
             outputs = self.forward(stack, inputs)
             if self.kernels is None or not isinstance(self.loss, CrossEntropy):
                 losses = self.loss.backward(outputs, targets, weight)

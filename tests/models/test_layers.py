@@ -170,9 +170,8 @@ OPERATIONS = {
     "examples and tokens as one axis": lambda x, w: torch.tanh(x.reshape(-1, 8) @ w).view(-1, 6, 8),
     "tokens first": lambda x, w: (x.permute(1, 0, 2) * torch.arange(6, device=x.device).view(6, 1, 1)).transpose(0, 1),
     "indices": lambda x, w: x[:, [0, 2, 2]].cumsum(1)[:, 1:, ::2] * x[:, None, -1, ::2],
-    "tensors as indices": lambda x, w: (
-        x[:, torch.tensor([1, 1])] + x[torch.arange(x.size(0)), x[..., 0].argmax(1)][:, None]
-    ),
+    "a tensor as index": lambda x, w: x[:, torch.tensor([1, 1])].flatten(1),
+    "tensors as indices": lambda x, w: x[torch.arange(x.size(0)), x[..., 0].argmax(1)],
     "comparisons": lambda x, w: torch.where(x > w.mean(), x, -2 * x).masked_fill(x.abs() < 0.1, 0.5).clamp(min=-1),
     "stacks": lambda x, w: torch.stack([x, x.roll(1, 1), x.flip(2)], 2).logsumexp(2).softmax(1),
     "parts": lambda x, w: x.chunk(2, -1)[0].tanh() * x.split([4, 4], 2)[1] + x.unbind(2)[3][..., None],
