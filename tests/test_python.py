@@ -242,7 +242,7 @@ def test_a_share_of_the_arrays_chooses_the_best_round(settings, arrays, shared_t
 
 def test_the_best_model_of_a_run_without_validation(settings):
     run = train(**settings)
-    with pytest.raises(UserError, match=r"has no best\.pt, as it had no validation images"):
+    with pytest.raises(UserError, match=r"has no best\.pt, as it had no validation examples"):
         _ = load(run.dir, best=True).model
 
 
@@ -270,8 +270,8 @@ def test_where_arrays_cannot_be_written(settings, arrays):
         (dict(train_images=None), "got no train_images, expected Data(train_images="),
         (dict(clients=[]), "got no clients"),
         (dict(clients=7), "data: got clients 7, expected the owner of each row, or a list of index arrays"),
-        (dict(clients=[[0, 1], []]), "client 1 has no images"),
-        (dict(clients=[[0, 18]]), "client 0: got index 18, expected 0 to 17, for 18 training images"),
+        (dict(clients=[[0, 1], []]), "client 1 has no rows"),
+        (dict(clients=[[0, 18]]), "client 0: got index 18, expected 0 to 17, for 18 training rows"),
         (dict(clients=[[-1]]), "client 0: got index -1"),
         (dict(clients=[np.ones(18, bool)]), "client 0: got bool of shape [18], expected a list of integer indices"),
         (dict(clients=[0, 1]), "got 2 owners for 18 rows, expected one for each"),
