@@ -215,6 +215,10 @@ def indexed(x: Tensor, *indices: Tensor) -> Tensor:
     return x[places]
 
 
+def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    return torch.gather(*of_clients(x, shifted(dim), index))
+
+
 def einsum(equation: str, *operands: Any) -> Tensor:
     left, arrow, right = equation.replace(" ", "").partition("->")
     if not arrow:
@@ -284,7 +288,7 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     **{function: _broadcasting(function) for function in OPERATORS},
     **{function: _broadcasting(plain) for function, plain in IN_PLACE_OPERATORS.items()},
     **_under_their_names(permute, transpose, movedim, unbind, chunk, split, select, narrow, unsqueeze, flip, roll),
-    **_under_their_names(repeat_interleave, expand, expand_as, repeat, cat, stack, matmul, addmm, einsum, norm),
+    **_under_their_names(repeat_interleave, expand, expand_as, repeat, cat, stack, matmul, addmm, gather, einsum, norm),
     torch.linalg.vector_norm: norm,
     **dict.fromkeys((torch.concat, torch.concatenate), cat),
     **dict.fromkeys((torch.swapaxes, "swapaxes", torch.swapdims, "swapdims"), transpose),

@@ -60,9 +60,10 @@ def filled(places: Any, held: Sequence[Any] | Mapping[int, Any]) -> Any:
 class General(Builder):
     """Adds the steps of operations on tensors with an axis of clients."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, at_once: bool):
+        """``at_once``: for all clients, where there is a way; otherwise only what depends on no client has a step."""
         super().__init__(graph.form.names)
-        self.graph = graph
+        self.graph, self.at_once = graph, at_once
 
     def general(self, node: fx.Node, arguments: Any, options: Any) -> Any:
         """The value of a node, or values; None if the operation has no such step."""
@@ -71,6 +72,8 @@ class General(Builder):
             return None
         if not any(value.kind in OF_CLIENTS for value in values_in((arguments, options))):
             return self.once(node, arguments, options)
+        if not self.at_once:
+            return None
         first = arguments[0] if arguments else None
         if function in RESHAPING:
             return self._reshaped(node, first) if isinstance(first, Value) else None

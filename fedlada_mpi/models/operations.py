@@ -49,8 +49,8 @@ ON_IMAGES: set[Any] = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adap
 class Operations(General):
     """Adds the steps of a graph's operations to a program, and notes how these store the weights of products."""
 
-    def __init__(self, graph: Graph, shared: set[str]):
-        super().__init__(graph)
+    def __init__(self, graph: Graph, shared: set[str], general: bool = True):
+        super().__init__(graph, general)
         self.shared = shared
         self.fusion = Fusion()
         self.parameters: dict[str, Value] = {}

@@ -46,8 +46,11 @@ class Traced:
         return self.training if p.training else self.evaluation
 
 
-def translate(module: nn.Module, form: Form) -> Traced:
-    """The module, which takes examples of this form, on stacked layers."""
+def translate(module: nn.Module, form: Form, general: bool = True) -> Traced:
+    """The module, which takes examples of this form, on stacked layers.
+
+    Without ``general``, operations that are no layer of ``operations.py`` run under vmap.
+    """
     graphs = {}
     for training in (True, False):
         with mode_of(module, training):
@@ -55,7 +58,7 @@ def translate(module: nn.Module, form: Form) -> Traced:
     shared = {name for graph in graphs.values() for name, count in graph.uses().items() if count > 1}
     translations, programs = {}, {}
     for training, graph in graphs.items():
-        translations[training] = _Translation(graph, shared)
+        translations[training] = _Translation(graph, shared, general)
         with mode_of(module, training):
             programs[training] = translations[training].translated()
     a, b = translations[True], translations[False]

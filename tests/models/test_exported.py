@@ -90,7 +90,16 @@ def bert(transformers):
     return MaskedLogits(transformers.BertForSequenceClassification(config)), MASKED
 
 
-@pytest.mark.parametrize("make", [gpt2, bert])
+def llama(transformers):
+    config = transformers.LlamaConfig(
+        vocab_size=TOKENS, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+        intermediate_size=12, max_position_embeddings=LENGTH, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return Logits(transformers.LlamaForCausalLM(config)), TEXT
+
+
+@pytest.mark.parametrize("make", [gpt2, bert, llama])
 def test_models_of_hugging_face(make):
     torch.manual_seed(0)
-    check_stacked(*make(pytest.importorskip("transformers")))
+    # Llama's norms and positions are computed in float32, whatever the type of the rest.
+    check_stacked(*make(pytest.importorskip("transformers")), close=1e-9 if make is llama else 1e-12)
