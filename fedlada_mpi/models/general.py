@@ -163,9 +163,15 @@ class General(Builder):
             indices = index if isinstance(index, tuple) else (index,)
             tensors = all(isinstance(value, Value) and value.kind != "other" for value in indices)
             return self.step(node, client_axis.indexed, (x, *indices), {}) if tensors else None
-        reads, places = self.placed(index, clients=False)
+        reads, places = self.placed(self._without_lists(index), clients=False)
         (tensor,), _ = self.placed((x,))
         return self.results(node, lambda p, t, *held: client_axis.getitem(t, filled(places, held)), [tensor, *reads])
+
+    def _without_lists(self, index: Any) -> Any:
+        """Numbers as tensors that are on the device already, as a graph must not copy them."""
+        if isinstance(index, tuple):
+            return tuple(map(self._without_lists, index))
+        return self.tensor(torch.tensor(index)) if isinstance(index, list) and not values_in(index) else index
 
     def _reshaped(self, node: fx.Node, x: Value) -> Value | None:
         """In the shape that the probes have, where at most one axis depends on the number of images."""

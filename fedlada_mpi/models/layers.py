@@ -92,6 +92,7 @@ class Stack:
         for name, constant in (constants or {}).items():
             self.value[name], self.grad[name] = constant.expand(len(values), *constant.shape), None
         self.count, self.dtype, self.device = len(values), values.dtype, values.device
+        self.on_gpu = values.is_cuda  # where layers compute as a GPU does
         self.training = grads is not None
         self.draws: Draws | None = None  # the random numbers of a step, where layers draw some
         self.kernels = kernels

@@ -98,7 +98,7 @@ def _by_library(
 
 
 def recurrent(
-    layer: nn.RNNBase, parameters: Mapping[str, Tensor], x: Tensor, initial: Any, drop: Drop
+    layer: nn.RNNBase, parameters: Mapping[str, Tensor], x: Tensor, initial: Any, drop: Drop, on_gpu: bool
 ) -> tuple[Tensor, Any]:
     """What ``layer`` gives for x [C, N, T, in], or [C, T, N, in]; parameters are [C, ...], or [1, ...] if frozen."""
     x = x if layer.batch_first else x.transpose(1, 2)
@@ -110,7 +110,7 @@ def recurrent(
     h0, c0 = initial if lstm else (initial, None)
     last: list[Tensor] = []
     cells: list[Tensor] = []
-    large = parameters["weight_hh_l0"][0].nbytes > LARGE and not x.is_cuda
+    large = parameters["weight_hh_l0"][0].nbytes > LARGE and not on_gpu
     for depth in range(layer.num_layers):
         outputs = []
         if large:

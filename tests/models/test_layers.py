@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlada_mpi.models import by_autograd, recurrent
 from fedlada_mpi.models.form import as_stored, each
+from fedlada_mpi.models.layers import Stack
 from fedlada_mpi.models.resample import adaptive_average, average, border, by_products, interpolation
 from fedlada_mpi.support.randomness import Draws
 from fedlada_mpi.tasks import About, Array
@@ -77,6 +78,18 @@ def test_what_they_drop(model):
 
 def test_attention_written_out_with_a_mask_in_a_buffer():
     check_stacked(GPT(written_out=True, dropout=0.2), TEXT)
+
+
+def test_attention_written_out_as_on_a_gpu(monkeypatch):
+    """The same numbers by products and a softmax; its weights are then part of what a client takes in memory."""
+    network = built(ViT(), ZOO["vit"][1])
+    fused = gradients(network, torch.arange(3), torch.float64)
+    whole = [network.activation_bytes(4, torch.float32, on_gpu) for on_gpu in (False, True)]
+    scores = 2 * 3 * 17 * 17 * 4 * 4  # layers, heads, tokens, tokens, examples, bytes
+    assert whole[1] - whole[0] > 0.8 * scores
+    monkeypatch.setattr(Stack, "on_gpu", property(lambda self: True, lambda self, value: None), raising=False)
+    written = gradients(network, torch.arange(3), torch.float64)
+    torch.testing.assert_close(written, fused, rtol=1e-11, atol=1e-12)
 
 
 def test_a_unet_of_volumes():
