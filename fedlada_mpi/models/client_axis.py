@@ -252,6 +252,11 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
     return F.glu(x, shifted(dim))
 
 
+def convert(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """To another type, on the same device."""
+    return x if dtype is None else x.to(dtype)
+
+
 def on_first_axis(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose first axis is a batch: clients are folded into it."""
     return lambda x, *others, **options: function(x.flatten(0, 1), *others, **options).unflatten(0, x.shape[:2])
@@ -295,6 +300,7 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((torch.bmm, "bmm", torch.mm, "mm", operator.matmul), matmul),
     added_mask: added_mask,
     mask_of_heads: lambda mask, heads: mask.unflatten(1, (-1, heads)) if mask.dim() == 4 else mask,
+    convert: convert,
     operator.getitem: getitem,
     operator.invert: torch.bitwise_not,
     F.softmax: softmax,

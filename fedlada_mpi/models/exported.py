@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_aggregate
 
-from .client_axis import OPERATIONS
+from .client_axis import OPERATIONS, convert
 from .form import Form
 from .parameters import dtype_of
 
@@ -30,7 +30,7 @@ FUNCTIONS: dict[str, tuple[Any, int]] = {
     "group_norm": (F.group_norm, 5),
     "dropout": (F.dropout, 3),
     "scaled_dot_product_attention": (F.scaled_dot_product_attention, 6),
-    **{name: (getattr(F, name), 2) for name in ("gelu", "silu", "elu", "leaky_relu", "hardtanh", "mish", "selu")},
+    "elu": (F.elu, 2),
     **dict.fromkeys(("view", "reshape", "_unsafe_view"), (torch.reshape, 2)),
     "squeeze": (torch.squeeze, 2),
     "flatten": (torch.flatten, 3),
@@ -44,6 +44,7 @@ FUNCTIONS: dict[str, tuple[Any, int]] = {
 }
 # Without an effect on numbers.
 PASSED_ON = ("alias", "lift_fresh_copy", "lift_fresh", "detach_")
+CREATING = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
 CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size")
 
 
@@ -134,6 +135,8 @@ class _Rewriting:
             node.target, node.args = function, node.args[:count]
         elif getattr(torch, name, None) in OPERATIONS or name in CREATING:
             node.target = getattr(torch, name)
+        elif getattr(F, name, None) in OPERATIONS:
+            node.target = getattr(F, name)
         elif name in OPERATIONS and hasattr(Tensor, name):
             node.target, node.op = name, "call_method"
 
@@ -151,9 +154,6 @@ class _Rewriting:
             return value
 
         return map_aggregate(arguments, own)
-
-
-CREATING = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
 
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -188,12 +188,6 @@ def _operator(function: Any, *arguments: Any) -> Call:
     return function, arguments, {}
 
 
-def convert(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """To another type; the device is the run's."""
-    return x if dtype is None else x.to(dtype)
-
-
-OPERATIONS[convert] = convert
 REWRITTEN: dict[str, Callable[..., Call]] = {
     "embedding": _embedding,
     "slice": _slice,
@@ -203,5 +197,5 @@ REWRITTEN: dict[str, Callable[..., Call]] = {
     "sym_size": lambda x, dim: ("size", (x, dim), {}),
     "addmm": lambda bias, a, b: (torch.addmm, (bias, a, b), {}),
     **{f"__{name}__": partial(_operator, getattr(operator, f"{name}_")) for name in ("and", "or")},
-    "rsub": lambda x, other, alpha=1: (torch.sub, (other, x), {}),
+    "rsub": lambda x, other, alpha=1: (operator.sub, (other, x), {}),
 }

@@ -81,16 +81,7 @@ class General(Builder):
             return self._attribute(node, first, *arguments[1:], **options)
         options = {name: value for name, value in options.items() if name != "inplace"}
         if function in NEW and isinstance(first, Value):
-            (like,), _ = self.placed((first,))
-            reads, places = self.placed((arguments[1:], options), clients=False)
-
-            def made(p: Stack, x: Tensor, *held: Any) -> Tensor:
-                a, o = filled(places, held)
-                tensor: Tensor = getattr(x, function)(*a, **o)
-                return tensor
-
-            a, b = (probe[node] for probe in self.graph.probes)
-            return self._result(a, b, made, [like, *reads], reads)
+            return self._new(node, first, arguments[1:], options)
         if function is operator.getitem:
             return self._indexed(node, *arguments)
         run = client_axis.OPERATIONS.get(function) or by_autograd.LAYERS.get(function)
@@ -98,6 +89,19 @@ class General(Builder):
         if value is not None and run is by_autograd.linear and gives_large_outputs(node, arguments[1]):
             self.heads[value.slot] = self.steps[-1].reads
         return value
+
+    def _new(self, node: fx.Node, like: Value, arguments: Any, options: Any) -> Value:
+        """A tensor that is the same for all clients, of the type of ``like``."""
+        (source,), _ = self.placed((like,))
+        reads, places = self.placed((arguments, options), clients=False)
+
+        def run(p: Stack, x: Tensor, *held: Any) -> Tensor:
+            a, o = filled(places, held)
+            tensor: Tensor = getattr(x, str(node.target))(*a, **o)
+            return tensor
+
+        first, second = (probe[node] for probe in self.graph.probes)
+        return self._result(first, second, run, [source, *reads], reads)
 
     def step(self, node: fx.Node, function: Callable[..., Any], arguments: Any, options: Any) -> Any:
         """A function of tensors with an axis of clients."""

@@ -2,7 +2,7 @@
 
 Common layers become those of ``layers.py``; operations without parameters act on all clients at once. A layer of torch
 is the function that it calls, so ``F.conv2d`` stands for ``nn.Conv2d`` too. A method that returns None has no step for
-these arguments; the operation then runs under ``vmap``.
+these arguments; ``general.py`` may then have one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operations of a module: traced with ``torch.fx``, and tried on two batches for the shapes that they give."""
+"""The operations of a module: traced with ``torch.fx``, or exported, and tried on two batches for their shapes."""
 
 from __future__ import annotations
 

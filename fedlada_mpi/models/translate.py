@@ -1,7 +1,8 @@
 """A plain module put onto the stacked layers, operation by operation.
 
-``operations.py`` has the operations that act on all clients at once; every other one runs under ``vmap``. A module that
-cannot be traced or translated is refused with the layer that is the reason, and trains on the generic engine.
+``operations.py`` has the stacked layers and ``general.py`` the operations that act on all clients at once; every other
+one runs under ``vmap``. A module that cannot be traced or translated is refused with the layer that is the reason, and
+trains on the generic engine.
 """
 
 from __future__ import annotations
