@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from . import models, tasks
 from .analysis.load import read
-from .data.arrays import array, like
 from .data.datasets import directory_of
+from .data.given import array, like
 from .data.manifest import Manifest, Stored, about_of, read_manifest
 from .data.rows import count, joined_inputs, take
 from .data.shards import padded_inputs, read_clients, read_test
@@ -23,9 +23,11 @@ from .data.sources.base import check_shapes
 from .data.sources.imagefolder import read_photos
 from .data.sources.npz import channels_last
 from .models.form import Form
-from .models.initial import load_initial
+from .models.initial import load_initial, load_trained
+from .models.lora import Lora, merged
+from .models.parameters import in_type
 from .rounds.batches import on_device, tensor_of
-from .rounds.evaluate import BATCH, batches
+from .rounds.evaluate import BATCH, batch_size, batches
 from .rundir import checkpoint
 from .rundir.results import BEST, MODEL, SUMMARY
 from .settings import SETTINGS, Config, recorded_code
@@ -133,7 +135,7 @@ class Run:
     def _from_disk(self, given: str | None) -> Model | ArrayModel:
         if not (self.dir / self._file).is_file():
             raise UserError(f"{self.dir} has no {self._file}, {self._why_missing}")
-        config = self.config
+        config, lora = self.config, Lora.of(self.config)
         if given is None:
             self._check_code("model")
         else:
@@ -144,9 +146,11 @@ class Run:
                 self.task.outputs(),
                 self._about,
                 config["activation"],
+                config.get("seed", 0) if lora else 0,  # of which a base without a file is made
                 stacked=False,
                 norm=config.get("norm", ""),
                 smu_mu=config.get("smu_mu", Config.smu_mu),
+                lora=lora,
             )
         except UserError as error:
             if given is not None or ":" not in config["model"]:
@@ -157,12 +161,24 @@ class Run:
             ) from None
         dtype = torch.float64 if config["precision"] == "fp64" else torch.float32
         try:
-            load_initial(self.dir / self._file, network, dtype)
+            if lora and config["init"]:
+                self._load_base(network, dtype)
+            load_trained(self.dir / self._file, network, dtype)
         except UserError as error:
             raise UserError(str(error).removeprefix("--init: ")) from None
+        module = merged(in_type(network.module, dtype))
         if not self._about.image:
-            return ArrayModel(network.module, self._arrays, dtype)
-        return Model(network.module, self._images["mean"], self._images["std"], dtype)
+            return ArrayModel(module, self._arrays, dtype)
+        return Model(module, self._images["mean"], self._images["std"], dtype)
+
+    def _load_base(self, network: models.Network, dtype: torch.dtype) -> None:
+        try:
+            load_initial(Path(self.config["init"]), network, dtype, self.config["init_partial"])
+        except UserError as error:
+            file = self.config["init"]
+            raise UserError(
+                f"{self.dir}: its model is made of adapters and of --init {file}, which is to be there again ({error})"
+            ) from None
 
     @cached_property
     def task(self) -> tasks.Task:
@@ -175,7 +191,9 @@ class Run:
     @property
     def _why_missing(self) -> str:
         if self._file == BEST and not self.config.get("validation"):
-            return "as it had no validation images to choose the best round by: train with validation=0.1, for instance"
+            return (
+                "as it had no validation examples to choose the best round by: train with validation=0.1, for instance"
+            )
         return "as the run has not ended: go on with resume=True"
 
     def _check_code(self, setting: str) -> None:
@@ -265,7 +283,7 @@ class Run:
         if expected and expected != manifest.digest:
             raise UserError(
                 f"{self.dir} was trained on other data: got {manifest.digest[:12]} in {manifest.root}, expected "
-                f"{expected[:12]}: put those shards there again, or give evaluate images and labels"
+                f"{expected[:12]}: put those shards there again, or give evaluate inputs and targets"
             )
         return manifest
 
@@ -287,7 +305,7 @@ class Run:
             classes = len(self._images["classes"])
             if truth.min() < 0 or truth.max() >= classes:
                 raise UserError(f"evaluate: got labels {truth.min()} to {truth.max()}, expected 0 to {classes - 1}")
-        self.task.check_targets(truth, "evaluate")
+        tasks.check_targets(self.task, truth, "evaluate")
         outputs = torch.cat(list(self._outputs(inputs)))
         if len(outputs) != len(truth):
             raise UserError(f"evaluate: got {len(outputs)} inputs and {len(truth)} targets, expected as many")
@@ -302,8 +320,7 @@ class Run:
         """The sums of the scores; a loss of a batch is that of the batches that a run evaluates."""
         if not scores.of_batches:
             return scores.totals(outputs, targets).tolist()
-        batch = BATCH.get(outputs.device.type, BATCH["cpu"])
-        parts = batches([*starts, len(outputs)], batch)
+        parts = batches([*starts, len(outputs)], batch_size(scores, outputs.device))
         return torch.stack([scores.totals(outputs[part], targets[part]) for part in parts]).sum(0).tolist()
 
     def _test_examples(self) -> tuple[Any, np.ndarray, list[int]]:
@@ -411,7 +428,7 @@ def load(
     """The run in a directory; ``model`` is the module or function it was trained with, where that cannot be imported,
     and ``task`` the class of its task.
 
-    ``best``: with the model of the round that was best on the validation images, not that of the last round.
+    ``best``: with the model of the round that was best on the validation examples, not that of the last round.
 
     A model of a user's own is made by its code: what this user has not run by name on this machine is refused without
     ``trust``, what has changed since the training without ``accept_changed_code``.

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from limits import LIMIT
 from PIL import Image
 from ranks import SIZE, barrier, is_root
 from repository import ROOT
@@ -102,7 +103,7 @@ def test_importing_the_package_is_cheap():
     code = (
         "import sys, fedlada_mpi; sys.exit(bool({'torch', 'numpy', 'mpi4py', 'fedlada_mpi.settings'} & {*sys.modules}))"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=150)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=LIMIT)
 
 
 def test_public_names():
@@ -235,7 +236,7 @@ def test_a_share_of_the_arrays_chooses_the_best_round(settings, arrays, shared_t
     assert equal(best, last) == (chosen["round"] == settings["rounds"])
     refused = refusal(**given, data=Data(**arrays), validation=0.9, overwrite=True)
     assert re.fullmatch(
-        "validation: got 0.9, which leaves (client . no image|no training image of .*): give less", refused
+        "validation: got 0.9, which leaves (client . no row|no training example of .*): give less", refused
     )
 
 
@@ -555,7 +556,7 @@ def test_at_once_is_each_alone(settings, out):
     }
     expected = {name: train(**{**settings, **kind, "out": out / name}) for name, kind in kinds.items()}
     before = surroundings()
-    meeting = threading.Barrier(len(kinds), timeout=150)
+    meeting = threading.Barrier(len(kinds), timeout=LIMIT)
     found, failures = {}, []
 
     def work(name: str) -> None:

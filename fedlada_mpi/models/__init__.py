@@ -1,4 +1,4 @@
-"""Models by name: built-in ones (``built_in``), ``torchvision:NAME``, or a user's own ``package.module:function``.
+"""Models by name: built-in (``built_in``), ``torchvision:NAME``, ``hf:FOLDER``, or one's own ``module:function``.
 
 A user's function takes ``(outputs, shape)``, the number of outputs (classes) and the shape of an example, for images
 (rows, columns, channels); or a single argument, the data's ``tasks.About``. It returns an ``nn.Module``, which gets
@@ -25,21 +25,24 @@ from ..settings import Config
 from ..support.errors import UserError, shortened
 from ..support.rng import torch_seeded
 from ..support.suggestions import did_you_mean
-from ..support.user_code import TORCHVISION, load_object, users_code
+from ..support.user_code import HUGGING_FACE, TORCHVISION, load_object, users_code
 from ..tasks.base import About, Array
 from . import norms, vision
 from .agreement import disagreement
 from .architectures import Activation, MakeActivation, causal_cnn, cnn, fcn, lenet, lenet3, linear, mlp, resnet18
 from .dry_run import dry_run
 from .form import Form
+from .hugging_face import hf_model
 from .layout import Layout
+from .lora import Lora, refuse_unused
 from .network import Network
 from .parameters import tensors
 from .recurrent_dropout import draw_by_example
+from .sequences import gpt, lstm, vit_tiny
 from .tracing import NotTraceable
 from .translate import translate
 
-__all__ = ["OF_ARRAYS", "OF_IMAGES", "Network", "build", "built_in"]
+__all__ = ["OF_ARRAYS", "OF_IMAGES", "Lora", "Network", "build", "built_in"]
 
 ImageShape: TypeAlias = tuple[int, int, int]  # rows, columns, channels
 Outputs: TypeAlias = "int | tuple[int, ...] | None"  # of a model for one example; None: any
@@ -49,12 +52,15 @@ OF_IMAGES: dict[str, Callable[[int, ImageShape, MakeActivation], nn.Module]] = {
     "lenet": lenet,
     "lenet3": lenet3,
     "cnn": cnn,
+    "vit_tiny": vit_tiny,
 }
 OF_ARRAYS: dict[str, Callable[[tuple[int, ...], Form, MakeActivation], nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "fcn": fcn,
     "causal_cnn": causal_cnn,
+    "gpt": gpt,
+    "lstm": lstm,
 }
 
 
@@ -72,27 +78,38 @@ def build(
     stacked: bool = True,
     norm: str = "",
     smu_mu: float = Config.smu_mu,
+    lora: Lora | None = None,
 ) -> Network:
-    """The network ``name`` with so many outputs, initialised from ``seed`` alone; a shape is that of an image."""
+    """The network ``name`` with so many outputs, initialised from ``seed`` alone; a shape is that of an image.
+
+    ``lora``: with adapters, which alone are trained.
+    """
     form, shape = Form.of(inputs), (outputs,) if isinstance(outputs, int) else outputs
     with torch_seeded(seed), _without_fast_path():
         notes: list[str] = []
         if ":" in name:
             module, notes = _by_name(name, shape, form, inputs, norm)
+            if lora and isinstance(module, nn.Module):
+                notes.append(lora.attach(name, module, seed, getattr(module, "fresh", ())))
+                refuse_unused(name, module, form)
             module = dry_run(name, module, shape, form)
         elif name in built_in():
             try:
                 module = _built_in(name, shape, form, partial(Activation, activation, smu_mu))
             except ValueError as error:
                 raise UserError(f"--model {name}: {error}") from None
+            if lora:
+                notes.append(lora.attach(name, module, seed))
         else:
-            known = f"{', '.join(built_in())}, torchvision:NAME, package.module:function or path/file.py:function"
+            names = ", ".join(built_in())
+            known = f"{names}, torchvision:NAME, hf:FOLDER, package.module:function or path/file.py:function"
             raise UserError(f"--model: got {shortened(name)}, expected one of {known}{did_you_mean(name, built_in())}")
         network = _generic(name, module, form, notes)
+        network.lora = lora
         if not stacked:
             return network
         try:
-            return _stacked(network, users_own=name not in built_in())
+            return _stacked(network, users_own=name not in built_in() or lora is not None)
         except NotTraceable as error:
             network.untraceable_because = str(error)
             return network
@@ -127,20 +144,22 @@ def _built_in(name: str, outputs: tuple[int, ...] | None, form: Form, activation
 def _generic(name: str, module: nn.Module, form: Form, notes: list[str]) -> Network:
     parameters = [(n, p.shape) for n, p in module.named_parameters() if p.requires_grad]
     trained = {n for n, _ in parameters}
-    constants = {n: t.detach().clone() for n, t in tensors(module).items() if n not in trained}
+    constants = {n: t.detach() for n, t in tensors(module).items() if n not in trained}
     return Network(name, module, form, Layout(parameters), constants=constants, notes=notes)
 
 
 def _by_name(
     name: str, outputs: tuple[int, ...] | None, form: Form, inputs: ImageShape | About, norm: str
 ) -> tuple[Any, list[str]]:
-    """torchvision's or a user's own model with its BatchNorm layers exchanged, and what is to be said of it."""
+    """A model from elsewhere, or a user's own, with its BatchNorm layers exchanged, and what is to be said of it."""
     notes: list[str] = []
     if name.startswith(TORCHVISION):
         if not form.image or outputs is None or len(outputs) != 1:
             raise UserError(f"--model {name} classifies images, got {form.seen_shape}: give a model of your own")
         assert isinstance(form.arrays, Array)
         module, notes = vision.torchvision_model(name, outputs[0], form.arrays.shape[2])
+    elif name.startswith(HUGGING_FACE):
+        module, notes = hf_model(name, outputs, form)
     else:
         function = load_object("--model", name, "package.module:function or path/file.py:function")
         with users_code(f"--model {name}", "a function of (outputs, shape) that returns an nn.Module"):

@@ -14,14 +14,15 @@ from .network import Network
 from .parameters import outputs_with, tensors, tied
 
 CLIENTS, IMAGES = 2, 2
-DOUBLE = 2_000_000  # parameters up to which double precision is tried; beyond, it would take too much memory
+DOUBLE = 2_000_000  # numbers of a model up to which double precision is tried; beyond, it would take too much memory
 CLOSE = {torch.float64: 1e-8, torch.float32: 1e-2}  # of a tensor's norm
 NEGLIGIBLE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 def disagreement(network: Network) -> str:
     """In what the stacked forward differs from the module; sets whether its layers draw random numbers."""
-    dtype = torch.float64 if network.layout.numel <= DOUBLE else torch.float32
+    size = sum(value.numel() for value in tensors(network.module).values())
+    dtype = torch.float64 if size <= DOUBLE else torch.float32
     draw = torch.Generator().manual_seed(0)
     images = network.form.random(CLIENTS, IMAGES, draw=draw, dtype=dtype)
     keys = torch.arange(CLIENTS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..support.errors import UserError, first_line
+from ..support.errors import UserError, first_line, some
 from ..support.inputs import reason, require_regular
+from .lora import adapters
 from .network import Network
 from .parameters import tensors
 
@@ -24,11 +25,16 @@ def load_initial(path: Path, network: Network, dtype: torch.dtype, partial: bool
     ``partial``: what has the same name, shape and kind; the rest stays as it is.
     """
     state = _read(path)
+    if _has_adapters(state):
+        raise UserError(
+            f"--init: {path} has the adapters of a run with --lora alone: expected a state_dict of a whole model; "
+            "torch.save(fedlada_mpi.load(DIR).model.module.state_dict(), FILE) merges them"
+        )
     if partial:
         state = _fitting(path, network, state)
     elif not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"--init: {path} is not a state_dict of tensors: expected one such as a run's model.pt")
-    own = network.module.state_dict()
+    own = _own(network)
     expected = {name: tuple(value.shape) for name, value in own.items()}
     given = {name: tuple(value.shape) for name, value in state.items()}
     if not partial and given != expected:
@@ -41,6 +47,39 @@ def load_initial(path: Path, network: Network, dtype: torch.dtype, partial: bool
         if name in state:
             value.data = state[name]
     network.constants |= {name: state[name] for name in network.constants if name in state}
+
+
+def load_trained(path: Path, network: Network, dtype: torch.dtype) -> None:
+    """Give ``network`` the values of a run's model file; adapters only where it has the base that they belong to."""
+    if network.lora is None:
+        load_initial(path, network, dtype)
+        return
+    state = _read(path)
+    if not _has_adapters(state) or not isinstance(state.get("state_dict"), dict):
+        raise UserError(f"--init: {path} has no adapters: expected a file of a run with --lora {network.lora.rank}")
+    if state["base"] != network.digest():
+        raise UserError(
+            f"--init: {path} has adapters of a model with other frozen values: got {network.digest()[:12]}, expected "
+            f"{state['base'][:12]}: give the run the base and the --init that it was trained with"
+        )
+    given, own = state["state_dict"], tensors(network.module)
+    names = {*(entry.name for entry in network.layout.entries), *adapters(network.module)} & own.keys()
+    expected = {name: tuple(own[name].shape) for name in names}
+    if {name: tuple(value.shape) for name, value in given.items()} != expected:
+        raise UserError(f"--init: {path} does not fit the adapters of {network.name}")
+    for name, value in given.items():
+        _check_values(f"--init: {path}: {name}", value, own[name], dtype)
+        own[name].data = value
+
+
+def _has_adapters(state: Any) -> bool:
+    return isinstance(state, dict) and isinstance(state.get("lora"), dict) and isinstance(state.get("base"), str)
+
+
+def _own(network: Network) -> dict[str, Tensor]:
+    """What a file of a whole model has: adapters are not among it."""
+    added = adapters(network.module)
+    return {name: value for name, value in network.module.state_dict().items() if name not in added}
 
 
 def _read(path: Path) -> Any:
@@ -61,7 +100,7 @@ WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which training s
 
 def _fitting(path: Path, network: Network, state: Any) -> dict[str, Tensor]:
     """The tensors of a file that fit the network, in its types; its notes say which these are."""
-    own, about = network.module.state_dict(), path.name
+    own, about = _own(network), path.name
     for wrapper in WRAPPERS:
         if isinstance(state, dict) and isinstance(state.get(wrapper), dict):
             state, about = state[wrapper], f"{about}[{wrapper!r}]"
@@ -78,12 +117,13 @@ def _fitting(path: Path, network: Network, state: Any) -> dict[str, Tensor]:
     taken = _fits(own, given)
     if not taken:
         raise UserError(
-            f"--init-partial: nothing in {path} fits {network.name}: got {_names(given)}; expected {_names(own)}"
+            f"--init-partial: nothing in {path} fits {network.name}: got {some(given) or 'no tensors'}; expected "
+            f"{some(own)}"
         )
     left, unused = ([name for name in names if name not in taken] for names in (own, given))
     note = f"--init-partial: {len(taken)} of {len(own)} tensors from {about}"
-    note += f"; at their initial values: {_names(left)}" if left else ""
-    note += f"; not used: {_names(unused)}" if unused else ""
+    note += f"; at their initial values: {some(left)}" if left else ""
+    note += f"; not used: {some(unused)}" if unused else ""
     network.notes.append(note)
     return {name: value.to(own[name].dtype) for name, value in taken.items()}
 
@@ -95,12 +135,6 @@ def _fits(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, T
         for name, value in given.items()
         if name in own and value.shape == own[name].shape and _is_plain(value) and _same_kind(value, own[name])
     }
-
-
-def _names(names: Iterable[str], most: int = 3) -> str:
-    every = list(names)
-    more = f" and {len(every) - most} more" if len(every) > most else ""
-    return (", ".join(every[:most]) or "no tensors") + more
 
 
 def _is_plain(value: Tensor) -> bool:

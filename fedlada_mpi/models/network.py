@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from ..support.randomness import Draws
 from .form import Form
 from .layers import Stack
 from .layout import Layout
+from .lora import Lora, adapters
 from .parameters import names_by_id
 from .translate import Traced
 from .work import multiply_adds
@@ -39,6 +41,7 @@ class Network:
     constants: dict[str, Tensor] = field(default_factory=dict)  # frozen parameters and buffers
     draws: bool = False  # whether stacked layers draw random numbers in training
     untraceable_because: str = ""  # why there is no stacked forward
+    lora: Lora | None = None  # whose adapters the module has
     notes: list[str] = field(default_factory=list)  # how it differs from what its name says
 
     def stack(self, values: Tensor, grads: Tensor | None = None) -> Stack:
@@ -100,9 +103,22 @@ class Network:
             value.update(data.reshape(-1).view(torch.uint8).numpy().tobytes())
         return value.hexdigest()
 
+    @cached_property
+    def _base(self) -> str:
+        """The digest of what adapters belong to, which takes a while."""
+        return self.digest()
+
+    def saved(self, x: Tensor) -> dict[str, Any]:
+        """What a run writes of the parameters in ``x``: a state_dict, or adapters and what they belong to."""
+        if self.lora is None:
+            return self.state_dict(x)
+        parameters = self.layout.unpack(x)
+        fixed = {name: self.constants[name].cpu() for name in sorted(adapters(self.module)) if name in self.constants}
+        return {"lora": self.lora.record(), "base": self._base, "state_dict": {**parameters, **fixed}}
+
     def state_dict(self, x: Tensor) -> dict[str, Tensor]:
         """What the module's ``load_state_dict`` takes: the parameters in ``x``, and the constants."""
-        values = {**self.constants, **self.layout.unpack(x)}
+        values = {name: value.cpu() for name, value in self.constants.items()} | self.layout.unpack(x)
         names = names_by_id(self.module)
         # A tensor that several layers share has a name in each of them.
         return {key: values[names[id(value)]] for key, value in self.module.state_dict(keep_vars=True).items()}

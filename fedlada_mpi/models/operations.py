@@ -109,7 +109,7 @@ class Operations(General):
         """Of activations, without the batch."""
         shape = self.graph.activation_shape(node)
         if shape is None:
-            raise NotTraceable(f"{described(node)} moves or mixes the images of a batch")
+            raise NotTraceable(f"{described(node)} moves or mixes the examples of a batch")
         return shape
 
     # Parameters.

@@ -38,6 +38,14 @@ def dtype_of(module: nn.Module) -> torch.dtype:
     return next((t.dtype for t in module.parameters() if t.is_floating_point()), torch.float32)
 
 
+def in_type(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module with all its numbers in one type, as a run computes; ``Module.to`` would cut complex ones."""
+    for value in tensors(module).values():
+        if value.is_floating_point():
+            value.data = value.data.to(dtype)
+    return module
+
+
 def tied(module: nn.Module) -> dict[str, str]:
     """Further names of tensors that several layers share, each with the tensor's name in ``tensors``."""
     names = names_by_id(module)

@@ -90,7 +90,7 @@ class _Translation(Operations):
             except Exception as error:
                 raise NotTraceable(f"{described(node)}: {first_line(error)}") from None
         if not isinstance(result, Value) or result.kind != "batch":
-            raise NotTraceable("its outputs are not one tensor of the images")
+            raise NotTraceable("its outputs are not one tensor of the examples")
         return self.program(result)
 
     def _evaluated(self, arguments: Any) -> Any:

@@ -21,7 +21,7 @@ from ..models import Network, form, vocabulary
 from ..models.agreement import perturbed
 from ..models.form import Stored
 from ..models.layers import Kernels, Stack
-from ..models.parameters import outputs_with, tied
+from ..models.parameters import outputs_with, tensors, tied
 from ..settings import Config
 from ..support.errors import UserError, first_line
 from ..support.randomness import Draws
@@ -218,6 +218,9 @@ class GenericEngine(Engine):
         """Tried with numbers of the type ``computed_in``, as a run has them."""
         self.network, self.device, self.loss = network, torch.device(device), loss
         network.module.to(device)
+        for name, value in tensors(network.module).items():  # on a GPU, once for the module and the constants
+            if name in network.constants and value.dtype == network.constants[name].dtype:
+                network.constants[name] = value.detach()
         self.tied = tied(network.module)
         self.constants: dict[torch.dtype, dict[str, Tensor]] = {}
         self._rows: dict[tuple[int, int, int], list[tuple[dict[str, Tensor], list[Tensor]]]] = {}
@@ -255,14 +258,16 @@ class GenericEngine(Engine):
             self.network.module.train(training)
 
     def _forward(self, parameters: dict[str, Tensor], inputs: Stored) -> Tensor:
-        dtype = next(iter(parameters.values())).dtype
+        values = {**self._constants(next(iter(parameters.values())).dtype), **parameters}
+        return outputs_with(self.network.module, values, self.tied, self.network.form, inputs)
+
+    def _constants(self, dtype: torch.dtype) -> dict[str, Tensor]:
         if dtype not in self.constants:
             self.constants[dtype] = {
                 name: value.to(self.device, dtype if value.is_floating_point() else value.dtype)
                 for name, value in self.network.constants.items()
             }
-        values = {**self.constants[dtype], **parameters}
-        return outputs_with(self.network.module, values, self.tied, self.network.form, inputs)
+        return self.constants[dtype]
 
     def _loss(self, parameters: dict[str, Tensor], inputs: Stored, targets: Tensor, weight: Tensor) -> Tensor:
         """Of one client."""
@@ -297,6 +302,7 @@ class GenericEngine(Engine):
         self, values: Tensor, grads: Tensor, inputs: Stored, targets: Tensor, weight: Tensor, keys: Tensor | None
     ) -> Tensor:
         self._set_mode(training=keys is not None)
+        self._constants(values.dtype)  # outside of vmap, whose tensors are no longer valid behind it
         layout = self.network.layout
         gradient = vmap(grad_and_value(self._loss), randomness="different")
         with self._draws(keys, stacked=True):

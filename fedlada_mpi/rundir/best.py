@@ -24,17 +24,17 @@ _X, _RECORD = "run/best", "run/best_record"
 
 
 class Best:
-    """The best round so far; ``state_dict`` makes the content of a model file from a vector ``x``."""
+    """The best round so far; ``saved`` makes the content of a model file from a vector ``x``."""
 
     def __init__(
         self,
         out: Path,
         resumed_at: int,
         like: Tensor,
-        state_dict: Callable[[Tensor], Mapping[str, Tensor]],
+        saved: Callable[[Tensor], Mapping[str, Any]],
         columns: Columns = CLASSIFICATION,
     ):
-        self.path, self.state_dict, self.objective = out / BEST, state_dict, columns.objective
+        self.path, self.saved, self.objective = out / BEST, saved, columns.objective
         self.x: Tensor | None = None
         self.record: dict[str, Any] | None = None
         self.changed = False
@@ -65,7 +65,7 @@ class Best:
     def write(self) -> None:
         """Replace the file, if there is something new."""
         if self.changed and self.x is not None:
-            write_model(self.path, self.state_dict(self.x.cpu()))
+            write_model(self.path, self.saved(self.x.cpu()))
             self.changed = False
 
     def is_missing(self) -> bool:

@@ -61,7 +61,7 @@ class Journal(Watcher):
     def _read(self) -> History:
         """As it was at the round that the run goes on from."""
         session, start = self.session, self.session.start
-        about = (session.silo.s.x, session.network.state_dict, session.columns)
+        about = (session.silo.s.x, session.network.saved, session.columns)
         best = Best(self.out, start, *about) if session.manifest.validation else None
         clients = ClientValues(self.out, start, session.clients)
         stored = checkpoint.read_more(self.out, start, checkpoint.SEGMENTS) if start else None
@@ -122,7 +122,7 @@ class Journal(Watcher):
             "data": {**session.manifest.described, "digest": session.manifest.digest},
             **history.segments.summary(history.records[-1]["round"] if history.records else 0),
         }
-        model = session.network.state_dict(session.silo.s.x.cpu())
+        model = session.network.saved(session.silo.s.x.cpu())
         self._write_results(model, summary)
         if self.saved and not checkpoint.complete(self.out):
             raise disk.WriteError(

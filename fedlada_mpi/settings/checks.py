@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Mapping, Set
 from typing import Any
 
@@ -61,6 +62,7 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
         raise UserError(f"--smu-mu has no effect on --activation {values['activation']}, only on smu: leave it out")
     if values["init_partial"] and not values["init"]:
         raise UserError("--init-partial: got no --init, expected --init FILE with the values to take")
+    _check_lora(values, by_hand)
     if values["diagnose_images"] and not values["diagnose"]:
         raise UserError("--diagnose-images: got no --diagnose, expected --diagnose N, every how many rounds")
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:
@@ -114,6 +116,19 @@ def _check_robust(values: Mapping[str, Any], by_hand: Set[str]) -> None:
         raise UserError(
             f"--trim {values['trim']} of {number} participants leaves out none: expected at least {1 / number:.3g}"
         )
+
+
+def _check_lora(values: Mapping[str, Any], by_hand: Set[str]) -> None:
+    for name in ("lora_on", "lora_alpha", "lora_fixed_a", "lora_train"):
+        if name in by_hand and not values["lora"]:
+            raise UserError(f"--{flag(name)}: got no --lora, expected --lora N, the rank of the adapters, such as 8")
+    for name in ("lora_on", "lora_train"):
+        try:
+            re.compile(values[name])
+        except (re.error, RecursionError, OverflowError) as error:
+            raise UserError(
+                f"--{flag(name)}: got {shortened(values[name])}, expected a regular expression: {error}"
+            ) from None
 
 
 def norm_groups(norm: str) -> int:

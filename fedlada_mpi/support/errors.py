@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def printable(text: str) -> str:
     """The text with all characters escaped that are not printable, line breaks too."""
@@ -16,6 +18,12 @@ def shortened(value: object, length: int = 80) -> str:
     """The value as ``repr`` shows it, cut where it is long."""
     text = repr(value)
     return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def some(names: Iterable[str], most: int = 3) -> str:
+    """The first of many names, and how many more there are."""
+    every = list(names)
+    return ", ".join(every[:most]) + (f" and {len(every) - most} more" if len(every) > most else "")
 
 
 def first_line(error: BaseException) -> str:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-SAMPLE, SHUFFLE, AUGMENT, LAYERS, FULL_GRADIENT, COIN, DIAGNOSE, CLIENT_HOOKS, SERVER_HOOKS = range(9)
+SAMPLE, SHUFFLE, AUGMENT, LAYERS, FULL_GRADIENT, COIN, DIAGNOSE, CLIENT_HOOKS, SERVER_HOOKS, ADAPTERS = range(10)
 
 
 def bits(count: int, seed: int, purpose: int, t: int, client: int = 0) -> np.ndarray:

@@ -18,7 +18,8 @@ from typing import Any
 from .errors import UserError, first_line, shortened
 from .inputs import check_path, read_bytes
 
-TORCHVISION = "torchvision:"  # before the name of one of its models, which is not a user's code
+# Before the name of a model that is not a user's code: of one of torchvision's, or of a folder in transformers' format.
+TORCHVISION, HUGGING_FACE = "torchvision:", "hf:"
 _LIBRARIES = (
     Path(__file__).resolve().parents[1],
     *(Path(os.path.realpath(sysconfig.get_path(name))) for name in ("stdlib", "platstdlib")),
@@ -39,7 +40,7 @@ class Given(str):
 
 def is_own(name: str) -> bool:
     """Whether a setting names code of a user, not a built-in method or model."""
-    return ":" in name and not name.startswith(TORCHVISION)
+    return ":" in name and not name.startswith((TORCHVISION, HUGGING_FACE))
 
 
 def is_library(file: str | Path) -> bool:

@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from limits import LIMIT
 from model_zoo import MODELS
 from ranks import python
 from tiers import slow
@@ -175,7 +176,7 @@ def test_a_users_model_waits_for_no_compiler():
         "print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=150, env=environment)
+    done = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=LIMIT, env=environment)
     assert done.stdout.split() == ["True", "False"], done.stderr
 
 

@@ -1,4 +1,4 @@
-"""docs/tasks.md and docs/tasks/: every command and program runs, and prints what the page shows."""
+"""docs/tasks.md, docs/tasks/ and docs/adapters.md: every command and program runs, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from limits import LIMIT
 from ranks import programs, python
 from repository import ROOT
 
-PAGES = ["tasks.md", *(f"tasks/{path.name}" for path in sorted((ROOT / "docs/tasks").glob("*.md")))]
+PAGES = ["tasks.md", "adapters.md", *(f"tasks/{path.name}" for path in sorted((ROOT / "docs/tasks").glob("*.md")))]
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?")
 CLOSE = 0.05  # results differ from machine to machine by rounding, which training amplifies
 
@@ -35,7 +36,6 @@ def texts(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page(name, tmp_path):
     texts(tmp_path)
@@ -56,7 +56,7 @@ def test_the_page(name, tmp_path):
             continue
         (tmp_path / "block.py").write_text(code)
         words = ["bash", "-euc", code] if kind == "bash" else [python(), "block.py"]
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, code + done.stdout + done.stderr
         assert "Warning" not in done.stderr
         printed = done.stdout

@@ -141,7 +141,7 @@ class SurvivableTraining(Training):
             silo.broadcast([silo.x_previous])
         best = None
         if session.manifest.validation:
-            best = Best(self.out, 0, silo.s.x, session.network.state_dict, session.columns)
+            best = Best(self.out, 0, silo.s.x, session.network.saved, session.columns)
             if known["best"]:
                 x = torch.zeros_like(silo.s.x)
                 if of_root and of_root.best and of_root.best.x is not None:

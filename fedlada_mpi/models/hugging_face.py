@@ -1,0 +1,138 @@
+"""``--model hf:FOLDER``: a model in the format of transformers from a folder of this machine; nothing is downloaded.
+
+Next tokens are predicted by the folder's causal language model, all else by its model for classifying sequences.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..support.errors import UserError, first_line, some
+from ..support.inputs import check_path, read_bytes
+from ..support.user_code import HUGGING_FACE, users_code
+from ..tasks.base import Array
+from .form import Form
+
+TOKENS, MASK = "input_ids", "attention_mask"
+CONFIG = "config.json"
+PADDING = 0  # what rows of different lengths are filled up with
+
+
+class HuggingFace(nn.Module):
+    """The logits of a model of transformers, ``model``.
+
+    Where the data has no mask, places with the token ``padding`` are left out, but for the first, as a row that has
+    none but such would have no outputs. ``config`` is the content of config.json.
+    """
+
+    def __init__(
+        self, model: nn.Module, config: bytes, outputs: int, padding: int | None = None, fresh: tuple[str, ...] = ()
+    ):
+        super().__init__()
+        # A constant, like the weights: a run goes on with the same.
+        digest = torch.tensor(list(hashlib.sha256(config).digest()), dtype=torch.uint8)
+        self.register_buffer("config_digest", digest, persistent=False)
+        self.model, self.outputs, self.padding = model, outputs, padding
+        self.fresh = fresh  # the names of parameters that the folder has no values of
+
+    def logits(self, arrays: dict[str, Tensor]) -> Tensor:
+        if self.padding is not None and MASK not in arrays:
+            known = arrays[TOKENS] != self.padding
+            arrays[MASK] = torch.cat((torch.ones_like(known[:, :1]), known[:, 1:]), 1).long()
+        logits: Tensor = self.model(**arrays).logits
+        return logits[..., : self.outputs]
+
+
+class OfTokens(HuggingFace):
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.logits({TOKENS: input_ids})
+
+
+class OfArrays(HuggingFace):
+    """Of several arrays by name, such as a mask of the data's own."""
+
+    def forward(self, **arrays: Tensor) -> Tensor:
+        return self.logits(arrays)
+
+
+def hf_model(name: str, outputs: tuple[int, ...] | None, form: Form) -> tuple[HuggingFace, list[str]]:
+    """The model in the folder that ``name`` gives, and what is to be said of it."""
+    folder, what = Path(name.removeprefix(HUGGING_FACE)), f"--model {name}"
+    check_path(str(folder), "--model")
+    try:
+        import transformers  # here, as it is optional and takes seconds to import
+    except ImportError as error:
+        raise UserError(
+            f"{what}: cannot import transformers ({first_line(error)}): pip install 'fedlada_mpi[hf]'"
+        ) from None
+    if not (folder / CONFIG).is_file():
+        raise UserError(f"{what}: got no file {CONFIG} in {folder}, expected a folder that save_pretrained wrote")
+    tokens = _tokens(what, form)
+    if outputs is None or not (len(outputs) == 1 or (len(outputs) == 2 and outputs[0] == tokens.shape[0])):
+        shape = "any shape" if outputs is None else list(outputs)
+        raise UserError(f"{what}: the task asks for outputs of {shape}, expected those of next-token or classification")
+    language = len(outputs) == 2
+    with _quiet(transformers), users_code(what, "a folder that save_pretrained wrote"):
+        how: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+        config = transformers.AutoConfig.from_pretrained(folder, **how)
+        _check_config(what, config, tokens)
+        config.use_cache = False
+        if not language:
+            config.num_labels = outputs[-1]
+            config.pad_token_id = PADDING if config.pad_token_id is None else config.pad_token_id
+        kind = transformers.AutoModelForCausalLM if language else transformers.AutoModelForSequenceClassification
+        if has_weights := any(folder.glob("*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+            model, found = kind.from_pretrained(folder, config=config, output_loading_info=True, **how)
+            fresh = tuple(f"model.{key}" for key in sorted(found["missing_keys"]))
+        else:
+            model, fresh = kind.from_config(config, trust_remote_code=False), ()
+        model.float()
+    notes = [] if has_weights else [f"{folder} has no weights: random ones, by --seed"]
+    if fresh:
+        notes.append(f"{folder} has no values of {some(fresh)}: random ones, by --seed")
+    if language and config.vocab_size > outputs[-1]:
+        notes.append(f"logits of the first {outputs[-1]} of {config.vocab_size} tokens, as the data has no others")
+    # A causal model sees no padding, which is behind a row's tokens.
+    masked = not language and MASK in inspect.signature(model.forward).parameters
+    wrapped = OfArrays if form.single is None else OfTokens
+    return wrapped(
+        model, read_bytes(folder / CONFIG), outputs[-1], config.pad_token_id if masked else None, fresh
+    ), notes
+
+
+def _tokens(what: str, form: Form) -> Array:
+    tokens = form.arrays.get(TOKENS) if isinstance(form.arrays, Mapping) else form.arrays
+    if tokens is None or not form.integers(tokens) or len(tokens.shape) != 1:
+        raise UserError(f"{what}: got {form.seen_shape}, expected rows of tokens, or several arrays with {TOKENS}")
+    return tokens
+
+
+def _check_config(what: str, config: Any, tokens: Array) -> None:
+    if tokens.values > config.vocab_size:
+        raise UserError(f"{what} has {config.vocab_size} tokens, and the data {tokens.values}: use its own tokenizer")
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest and tokens.shape[0] > longest:
+        raise UserError(f"{what} takes rows of up to {longest} tokens, got {tokens.shape[0]}: make them shorter")
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Without progress bars and reports: notes say what matters of them."""
+    logging = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
