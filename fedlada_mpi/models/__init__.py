@@ -204,10 +204,18 @@ def _takes_one(function: Callable[..., Any]) -> bool:
 
 def _stacked(network: Network, users_own: bool) -> Network:
     """The network with a stacked forward; a user's own is compared with the plain module."""
-    traced = translate(network.module, network.form)
-    parameters = [(e.name, e.shape) for e in network.layout.entries]
-    layout = Layout(parameters, traced.kernels, traced.dead, traced.groups)
-    stacked = replace(network, layout=layout, forward=traced)
-    if users_own and (found := disagreement(stacked)):
-        raise NotTraceable(found)
-    return stacked
+    parameters, found = [(e.name, e.shape) for e in network.layout.entries], ""
+    for general in (True, False):  # a single operation may have arguments that only vmap takes
+        try:
+            traced = translate(network.module, network.form, general)
+        except NotTraceable:
+            if found:
+                break
+            raise
+        layout = Layout(parameters, traced.kernels, traced.dead, traced.groups)
+        stacked = replace(network, layout=layout, forward=traced)
+        differs = disagreement(stacked) if users_own else ""
+        if not differs:
+            return stacked
+        found = found or differs
+    raise NotTraceable(found)

@@ -27,7 +27,7 @@ def attention(
     q, k, v = (x.expand(p.count, *x.shape[1:]).flatten(0, 1) for x in (query, key, value))
     if enable_gqa:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
-    if dropout_p == 0 and not q.is_cuda:
+    if dropout_p == 0 and not p.on_gpu:
         out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale)
         return out.unflatten(0, shape)
     scores = torch.matmul(q * (1 / sqrt(q.shape[-1]) if scale is None else scale), k.mT)

@@ -215,6 +215,10 @@ def indexed(x: Tensor, *indices: Tensor) -> Tensor:
     return x[places]
 
 
+def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    return torch.gather(*of_clients(x, shifted(dim), index))
+
+
 def einsum(equation: str, *operands: Any) -> Tensor:
     left, arrow, right = equation.replace(" ", "").partition("->")
     if not arrow:
@@ -246,6 +250,11 @@ def log_softmax(x: Tensor, dim: int, _stacklevel: int = 3, dtype: torch.dtype | 
 
 def glu(x: Tensor, dim: int = -1) -> Tensor:
     return F.glu(x, shifted(dim))
+
+
+def convert(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """To another type, on the same device."""
+    return x if dtype is None else x.to(dtype)
 
 
 def on_first_axis(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -284,13 +293,14 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     **{function: _broadcasting(function) for function in OPERATORS},
     **{function: _broadcasting(plain) for function, plain in IN_PLACE_OPERATORS.items()},
     **_under_their_names(permute, transpose, movedim, unbind, chunk, split, select, narrow, unsqueeze, flip, roll),
-    **_under_their_names(repeat_interleave, expand, expand_as, repeat, cat, stack, matmul, addmm, einsum, norm),
+    **_under_their_names(repeat_interleave, expand, expand_as, repeat, cat, stack, matmul, addmm, gather, einsum, norm),
     torch.linalg.vector_norm: norm,
     **dict.fromkeys((torch.concat, torch.concatenate), cat),
     **dict.fromkeys((torch.swapaxes, "swapaxes", torch.swapdims, "swapdims"), transpose),
     **dict.fromkeys((torch.bmm, "bmm", torch.mm, "mm", operator.matmul), matmul),
     added_mask: added_mask,
     mask_of_heads: lambda mask, heads: mask.unflatten(1, (-1, heads)) if mask.dim() == 4 else mask,
+    convert: convert,
     operator.getitem: getitem,
     operator.invert: torch.bitwise_not,
     F.softmax: softmax,

@@ -5,6 +5,7 @@ It follows assertions, loops and branches on shapes, but takes seconds, most of 
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable
 from functools import partial
@@ -13,12 +14,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_aggregate
 
-from .client_axis import OPERATIONS
+from .client_axis import OPERATIONS, convert
 from .form import Form
 from .parameters import dtype_of
 
+TRACED = torch.float64
 # Those whose arguments are torch's, but for further ones at the end.
 FUNCTIONS: dict[str, tuple[Any, int]] = {
     **{name: (getattr(F, name), 7) for name in ("linear", "conv1d", "conv2d", "conv3d")},
@@ -27,7 +30,7 @@ FUNCTIONS: dict[str, tuple[Any, int]] = {
     "group_norm": (F.group_norm, 5),
     "dropout": (F.dropout, 3),
     "scaled_dot_product_attention": (F.scaled_dot_product_attention, 6),
-    **{name: (getattr(F, name), 2) for name in ("gelu", "silu", "elu", "leaky_relu", "hardtanh", "mish", "selu")},
+    "elu": (F.elu, 2),
     **dict.fromkeys(("view", "reshape", "_unsafe_view"), (torch.reshape, 2)),
     "squeeze": (torch.squeeze, 2),
     "flatten": (torch.flatten, 3),
@@ -41,24 +44,43 @@ FUNCTIONS: dict[str, tuple[Any, int]] = {
 }
 # Without an effect on numbers.
 PASSED_ON = ("alias", "lift_fresh_copy", "lift_fresh", "detach_")
+CREATING = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
 CHECKS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range", "sym_constrain_range_for_size")
 
 
 def exported(module: nn.Module, form: Form, examples: int) -> fx.Graph:
     """The operations of a module; tensors that it makes become attributes of it."""
-    positional, named = form.seen(form.zeros(examples, dtype=dtype_of(module)))
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    positional, named = form.seen(form.zeros(examples, dtype=TRACED))
     batch = torch.export.Dim("batch", min=2)
     shapes = {name: {0: batch} for name in named} if named else tuple({0: batch} for _ in positional)
     with torch.no_grad():
-        program = torch.export.export(module, positional, named, dynamic_shapes=shapes, strict=False)
+        program = torch.export.export(
+            _in_double(module, mode), tuple(map(mode.from_tensor, positional)),
+            {name: mode.from_tensor(value) for name, value in named.items()}, dynamic_shapes=shapes, strict=False,
+        )  # fmt: skip
     return _Rewriting(module, program).graph
+
+
+def _in_double(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
+    """A copy of a module in double precision, whose tensors take no memory.
+
+    In its trace the module's own type then differs from types that its code names, such as float32 for a norm.
+    """
+    memo: dict[int, Any] = {}
+    for tensor in (*module.parameters(), *module.buffers()):
+        value: Tensor = mode.from_tensor(tensor.detach())
+        value = value.to(TRACED) if value.is_floating_point() else value
+        parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(value, tensor.requires_grad) if parameter else value
+    return copy.deepcopy(module, memo)
 
 
 class _Rewriting:
     """An exported program with parameters as attributes, and with torch's functions in place of its operators."""
 
     def __init__(self, module: nn.Module, program: Any):
-        self.module, self.graph, self.dtype = module, program.graph, dtype_of(module)
+        self.module, self.graph = module, program.graph
         signature = program.graph_signature
         tensors = {
             **signature.inputs_to_parameters, **signature.inputs_to_buffers,
@@ -87,7 +109,9 @@ class _Rewriting:
         owner, _, attribute = name.rpartition(".")
         if not hasattr(self.module.get_submodule(owner), attribute):  # a tensor that the module makes
             value, name = constants[name], f"_exported_{node.name}"
-            setattr(self.module, name, value)
+            if isinstance(value, FakeTensor):
+                raise TypeError(f"the values of {name} are not in the trace")
+            setattr(self.module, name, value.to(dtype_of(self.module)) if value.dtype is TRACED else value)
         with self.graph.inserting_before(node):
             read = self.graph.create_node("get_attr", name)
         node.replace_all_uses_with(read)
@@ -111,15 +135,17 @@ class _Rewriting:
             node.target, node.args = function, node.args[:count]
         elif getattr(torch, name, None) in OPERATIONS or name in CREATING:
             node.target = getattr(torch, name)
+        elif getattr(F, name, None) in OPERATIONS:
+            node.target = getattr(F, name)
         elif name in OPERATIONS and hasattr(Tensor, name):
             node.target, node.op = name, "call_method"
 
     def _own_types(self, node: fx.Node, arguments: Any) -> Any:
         """Types and their limits, which a trace has as numbers, as those of the run."""
-        limits = torch.finfo(self.dtype)
+        limits = torch.finfo(TRACED)
 
         def own(value: Any) -> Any:
-            if value is self.dtype:
+            if value is TRACED:
                 return self.own_dtype
             if isinstance(value, float) and value in (limits.min, limits.max):
                 with self.graph.inserting_before(node):
@@ -128,9 +154,6 @@ class _Rewriting:
             return value
 
         return map_aggregate(arguments, own)
-
-
-CREATING = ("arange", "full", "zeros", "ones", "empty", "eye", "linspace", "scalar_tensor")
 
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -165,12 +188,6 @@ def _operator(function: Any, *arguments: Any) -> Call:
     return function, arguments, {}
 
 
-def convert(x: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """To another type; the device is the run's."""
-    return x if dtype is None else x.to(dtype)
-
-
-OPERATIONS[convert] = convert
 REWRITTEN: dict[str, Callable[..., Call]] = {
     "embedding": _embedding,
     "slice": _slice,
@@ -180,5 +197,5 @@ REWRITTEN: dict[str, Callable[..., Call]] = {
     "sym_size": lambda x, dim: ("size", (x, dim), {}),
     "addmm": lambda bias, a, b: (torch.addmm, (bias, a, b), {}),
     **{f"__{name}__": partial(_operator, getattr(operator, f"{name}_")) for name in ("and", "or")},
-    "rsub": lambda x, other, alpha=1: (torch.sub, (other, x), {}),
+    "rsub": lambda x, other, alpha=1: (operator.sub, (other, x), {}),
 }

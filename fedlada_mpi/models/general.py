@@ -60,9 +60,10 @@ def filled(places: Any, held: Sequence[Any] | Mapping[int, Any]) -> Any:
 class General(Builder):
     """Adds the steps of operations on tensors with an axis of clients."""
 
-    def __init__(self, graph: Graph):
+    def __init__(self, graph: Graph, at_once: bool):
+        """``at_once``: for all clients, where there is a way; otherwise only what depends on no client has a step."""
         super().__init__(graph.form.names)
-        self.graph = graph
+        self.graph, self.at_once = graph, at_once
 
     def general(self, node: fx.Node, arguments: Any, options: Any) -> Any:
         """The value of a node, or values; None if the operation has no such step."""
@@ -71,6 +72,8 @@ class General(Builder):
             return None
         if not any(value.kind in OF_CLIENTS for value in values_in((arguments, options))):
             return self.once(node, arguments, options)
+        if not self.at_once:
+            return None
         first = arguments[0] if arguments else None
         if function in RESHAPING:
             return self._reshaped(node, first) if isinstance(first, Value) else None
@@ -78,16 +81,7 @@ class General(Builder):
             return self._attribute(node, first, *arguments[1:], **options)
         options = {name: value for name, value in options.items() if name != "inplace"}
         if function in NEW and isinstance(first, Value):
-            (like,), _ = self.placed((first,))
-            reads, places = self.placed((arguments[1:], options), clients=False)
-
-            def made(p: Stack, x: Tensor, *held: Any) -> Tensor:
-                a, o = filled(places, held)
-                tensor: Tensor = getattr(x, function)(*a, **o)
-                return tensor
-
-            a, b = (probe[node] for probe in self.graph.probes)
-            return self._result(a, b, made, [like, *reads], reads)
+            return self._new(node, first, arguments[1:], options)
         if function is operator.getitem:
             return self._indexed(node, *arguments)
         run = client_axis.OPERATIONS.get(function) or by_autograd.LAYERS.get(function)
@@ -95,6 +89,19 @@ class General(Builder):
         if value is not None and run is by_autograd.linear and gives_large_outputs(node, arguments[1]):
             self.heads[value.slot] = self.steps[-1].reads
         return value
+
+    def _new(self, node: fx.Node, like: Value, arguments: Any, options: Any) -> Value:
+        """A tensor that is the same for all clients, of the type of ``like``."""
+        (source,), _ = self.placed((like,))
+        reads, places = self.placed((arguments, options), clients=False)
+
+        def run(p: Stack, x: Tensor, *held: Any) -> Tensor:
+            a, o = filled(places, held)
+            tensor: Tensor = getattr(x, str(node.target))(*a, **o)
+            return tensor
+
+        first, second = (probe[node] for probe in self.graph.probes)
+        return self._result(first, second, run, [source, *reads], reads)
 
     def step(self, node: fx.Node, function: Callable[..., Any], arguments: Any, options: Any) -> Any:
         """A function of tensors with an axis of clients."""
@@ -160,9 +167,15 @@ class General(Builder):
             indices = index if isinstance(index, tuple) else (index,)
             tensors = all(isinstance(value, Value) and value.kind != "other" for value in indices)
             return self.step(node, client_axis.indexed, (x, *indices), {}) if tensors else None
-        reads, places = self.placed(index, clients=False)
+        reads, places = self.placed(self._without_lists(index), clients=False)
         (tensor,), _ = self.placed((x,))
         return self.results(node, lambda p, t, *held: client_axis.getitem(t, filled(places, held)), [tensor, *reads])
+
+    def _without_lists(self, index: Any) -> Any:
+        """Numbers as tensors that are on the device already, as a graph must not copy them."""
+        if isinstance(index, tuple):
+            return tuple(map(self._without_lists, index))
+        return self.tensor(torch.tensor(index)) if isinstance(index, list) and not values_in(index) else index
 
     def _reshaped(self, node: fx.Node, x: Value) -> Value | None:
         """In the shape that the probes have, where at most one axis depends on the number of images."""

@@ -92,6 +92,7 @@ class Stack:
         for name, constant in (constants or {}).items():
             self.value[name], self.grad[name] = constant.expand(len(values), *constant.shape), None
         self.count, self.dtype, self.device = len(values), values.dtype, values.device
+        self.on_gpu = values.is_cuda  # where layers compute as a GPU does
         self.training = grads is not None
         self.draws: Draws | None = None  # the random numbers of a step, where layers draw some
         self.kernels = kernels
@@ -363,6 +364,41 @@ class _GroupNorm(torch.autograd.Function):
         return dx, None, None, None, None, None, None, None, dresidual, None, None
 
 
+class _LayerNorm(torch.autograd.Function):
+    """Over the last axis of [C, rows, channels], by torch's own function, which passes over the numbers once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, gamma: Tensor, gamma_grad: Tensor | None, beta: Tensor,
+        beta_grad: Tensor | None, eps: float, p: Stack,
+    ) -> Tensor:  # fmt: skip
+        normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
+        ctx.save_for_backward(x, normal, mean, rstd, gamma)
+        ctx.p, ctx.grads = p, (gamma_grad, beta_grad)
+        return torch.addcmul(beta.unsqueeze(1), normal, gamma.unsqueeze(1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, normal, mean, rstd, gamma = ctx.saved_tensors
+        gamma_grad, beta_grad = ctx.grads
+
+        def of_parameters() -> None:
+            if gamma_grad is not None:
+                ctx.p.steps.column_sums(gamma_grad, dout, normal)
+            if beta_grad is not None:
+                ctx.p.steps.column_sums(beta_grad, dout)
+
+        ctx.p.side_stream.submit(of_parameters, dout, normal)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            scaled, wanted = dout * gamma.unsqueeze(1), [True, False, False]
+            dx, _, _ = torch.ops.aten.native_layer_norm_backward(
+                scaled, x, x.shape[-1:], mean, rstd, None, None, wanted
+            )
+        return dx, None, None, None, None, None, None, None
+
+
 class _Scale(torch.autograd.Function):
     """Channels, the last axis, times a factor of each."""
 
@@ -500,6 +536,10 @@ def norm(
 
 def layer_norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: float) -> Tensor:
     """Over the last axis of x [C, N, ..., channels]: every pixel is an image of its own."""
+    if p.kernels is None:
+        rows, channels = x.reshape(len(x), -1, x.shape[-1]), x.shape[-1]
+        gamma, beta = p.affine(weight, channels, 1.0), p.affine(bias, channels, 0.0)
+        return _LayerNorm.apply(rows, p.anchor_of(weight, bias), *gamma, *beta, eps, p).view(x.shape)
     pixels = x.reshape(len(x), -1, 1, 1, x.shape[-1])
     return norm(p, pixels, weight, bias, 1, eps).view(x.shape)
 

@@ -2,7 +2,7 @@
 
 Common layers become those of ``layers.py``; operations without parameters act on all clients at once. A layer of torch
 is the function that it calls, so ``F.conv2d`` stands for ``nn.Conv2d`` too. A method that returns None has no step for
-these arguments; the operation then runs under ``vmap``.
+these arguments; ``general.py`` may then have one.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ ON_IMAGES: set[Any] = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adap
 class Operations(General):
     """Adds the steps of a graph's operations to a program, and notes how these store the weights of products."""
 
-    def __init__(self, graph: Graph, shared: set[str]):
-        super().__init__(graph)
+    def __init__(self, graph: Graph, shared: set[str], general: bool = True):
+        super().__init__(graph, general)
         self.shared = shared
         self.fusion = Fusion()
         self.parameters: dict[str, Value] = {}
@@ -159,7 +159,7 @@ class Operations(General):
                     return F.dropout(value, dropout) if dropout else value
 
             parameters, inputs, initial = filled(places, held)
-            return recurrent(layer, parameters, inputs, initial, drop)
+            return recurrent(layer, parameters, inputs, initial, drop, p.on_gpu)
 
         return self.results(node, run, reads)
 

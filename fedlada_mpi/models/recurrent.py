@@ -6,7 +6,7 @@ batched product of the states with the weights of all clients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,8 +77,28 @@ def _one_direction(
     return torch.stack(outputs, 2), h, c
 
 
+# On a CPU, weights of more bytes per client than this stay in its cache only if clients run one after another.
+LARGE = 1 << 17
+
+
+def _by_library(
+    layer: nn.RNNBase, x: Tensor, parameters: Mapping[str, Tensor], names: Sequence[str], h: Tensor, c: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """All directions of one layer by torch's own function, for every client in turn."""
+    kinds = ("weight_ih", "weight_hh", *(("bias_ih", "bias_hh") if layer.bias else ()))
+    weights = [parameters[f"{kind}_{name}"] for name in names for kind in kinds]
+    by_client = zip(*(weight.expand(len(x), *weight.shape[1:]).unbind(0) for weight in weights), strict=True)
+    run, training = getattr(torch._VF, layer.mode.lower()), torch.is_grad_enabled()
+    found = []
+    for client, own in enumerate(by_client):
+        initial = h[client] if c is None else (h[client], c[client])
+        found.append(run(x[client], initial, list(own), layer.bias, 1, 0.0, training, layer.bidirectional, True))
+    out, last, *cells = (torch.stack(parts) for parts in zip(*found, strict=True))
+    return out, last, cells[0] if cells else None
+
+
 def recurrent(
-    layer: nn.RNNBase, parameters: Mapping[str, Tensor], x: Tensor, initial: Any, drop: Drop
+    layer: nn.RNNBase, parameters: Mapping[str, Tensor], x: Tensor, initial: Any, drop: Drop, on_gpu: bool
 ) -> tuple[Tensor, Any]:
     """What ``layer`` gives for x [C, N, T, in], or [C, T, N, in]; parameters are [C, ...], or [1, ...] if frozen."""
     x = x if layer.batch_first else x.transpose(1, 2)
@@ -90,8 +110,18 @@ def recurrent(
     h0, c0 = initial if lstm else (initial, None)
     last: list[Tensor] = []
     cells: list[Tensor] = []
+    large = parameters["weight_hh_l0"][0].nbytes > LARGE and not on_gpu
     for depth in range(layer.num_layers):
         outputs = []
+        if large:
+            places = slice(depth * directions, (depth + 1) * directions)
+            names = [f"l{depth}{'_reverse' * direction}" for direction in range(directions)]
+            given = (h0[:, places], None if c0 is None else c0[:, places])
+            x, h, c = _by_library(layer, x, parameters, names, *given)
+            last += h.unbind(1)
+            cells += [] if c is None else c.unbind(1)
+            x = drop(x) if depth < layer.num_layers - 1 else x
+            continue
         for direction in range(directions):
             place, name = depth * directions + direction, f"l{depth}{'_reverse' * direction}"
             c = None if c0 is None else c0[:, place]

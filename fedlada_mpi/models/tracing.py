@@ -1,4 +1,4 @@
-"""The operations of a module: traced with ``torch.fx``, and tried on two batches for the shapes that they give."""
+"""The operations of a module: traced with ``torch.fx``, or exported, and tried on two batches for their shapes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
@@ -107,6 +108,17 @@ def _creation_recorded() -> Iterator[None]:
             setattr(torch, name, function)
 
 
+@contextmanager
+def _without_new_attributes(module: nn.Module) -> Iterator[None]:
+    """Tensors that a trace stores in the module are there inside the block only."""
+    before = set(vars(module))
+    try:
+        yield
+    finally:
+        for name in set(vars(module)) - before:
+            delattr(module, name)
+
+
 class _Tracer(fx.Tracer):
     """Records a layer of torch by its operation if it is a single one, such as ``F.conv2d``, and whole otherwise.
 
@@ -179,12 +191,22 @@ class Graph:
         self.names = names_by_id(module)
         if has_hooks(module) or any(map(has_backward_hooks, module.modules())):
             raise NotTraceable("it has hooks on the whole model, or on gradients")
-        before = set(vars(module))
-        try:
-            self.graph = self._traced(buffers=False)
-        except NotTraceable as error:
-            self.graph = self._traced_otherwise(error)
-        arguments = [node for node in self.graph.nodes if node.op == "placeholder"]
+        # A buffer may be indexed by a traced size; torch.export takes seconds, and follows what torch.fx cannot.
+        ways = (partial(self._traced, buffers=False), partial(self._traced, buffers=True), self._exported)
+        errors = []
+        for way in ways:
+            try:
+                with _without_new_attributes(module):
+                    self._probed(way())
+                return
+            except Exception as error:  # of many kinds
+                errors.append(error)
+        raise errors[0] if isinstance(errors[0], NotTraceable) else NotTraceable(first_line(errors[0]))
+
+    def _probed(self, graph: fx.Graph) -> None:
+        """Take a graph, with what its operations give for the probes."""
+        self.graph, form = graph, self.form
+        arguments = [node for node in graph.nodes if node.op == "placeholder"]
         if form.single is None:
             self.inputs = {node: str(node.target) for node in arguments if node.target in form.names}
         else:
@@ -192,11 +214,9 @@ class Graph:
         for node in arguments:
             if node not in self.inputs:  # its value is in the trace, together with checks of it
                 for user in list(node.users):
-                    self.graph.erase_node(user)
+                    graph.erase_node(user)
         self.probes = [self._probe(images) for images in PROBES]
-        self.captured = {str(n.target): self._attribute(n) for n in self.graph.nodes if n.op == "get_attr"}
-        for name in set(vars(module)) - before:  # tensors that torch.fx has stored there
-            delattr(module, name)
+        self.captured = {str(n.target): self._attribute(n) for n in graph.nodes if n.op == "get_attr"}
 
     def _traced(self, buffers: bool) -> fx.Graph:
         tracer = _Tracer(self.names, buffers)
@@ -207,20 +227,11 @@ class Graph:
             where = tracer.untraceable_layer or type(self.module).__name__
             raise NotTraceable(f"{where} cannot be traced: {first_line(error)}") from None
 
-    def _traced_otherwise(self, error: NotTraceable) -> fx.Graph:
-        """By slower or less common means; raises ``error`` if they fail, too."""
-        try:  # a buffer may be indexed by a traced size
-            return self._traced(buffers=True)
-        except NotTraceable:
-            pass
-        # Here, as it imports torch's compiler, which takes seconds that few models need.
+    def _exported(self) -> fx.Graph:
+        # Here, as it imports torch's compiler, which few models need.
         from .exported import exported
 
-        try:
-            with _own_gradients_refused():
-                return exported(self.module, self.form, PROBES[0])
-        except Exception:  # of many kinds, for what cannot be exported
-            raise error from None
+        return exported(self.module, self.form, PROBES[0])
 
     def _attribute(self, node: fx.Node) -> Tensor:
         owner, _, attribute = str(node.target).rpartition(".")

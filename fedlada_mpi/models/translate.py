@@ -1,7 +1,8 @@
 """A plain module put onto the stacked layers, operation by operation.
 
-``operations.py`` has the operations that act on all clients at once; every other one runs under ``vmap``. A module that
-cannot be traced or translated is refused with the layer that is the reason, and trains on the generic engine.
+``operations.py`` has the stacked layers and ``general.py`` the operations that act on all clients at once; every other
+one runs under ``vmap``. A module that cannot be traced or translated is refused with the layer that is the reason, and
+trains on the generic engine.
 """
 
 from __future__ import annotations
@@ -46,8 +47,11 @@ class Traced:
         return self.training if p.training else self.evaluation
 
 
-def translate(module: nn.Module, form: Form) -> Traced:
-    """The module, which takes examples of this form, on stacked layers."""
+def translate(module: nn.Module, form: Form, general: bool = True) -> Traced:
+    """The module, which takes examples of this form, on stacked layers.
+
+    Without ``general``, operations that are no layer of ``operations.py`` run under vmap.
+    """
     graphs = {}
     for training in (True, False):
         with mode_of(module, training):
@@ -55,7 +59,7 @@ def translate(module: nn.Module, form: Form) -> Traced:
     shared = {name for graph in graphs.values() for name, count in graph.uses().items() if count > 1}
     translations, programs = {}, {}
     for training, graph in graphs.items():
-        translations[training] = _Translation(graph, shared)
+        translations[training] = _Translation(graph, shared, general)
         with mode_of(module, training):
             programs[training] = translations[training].translated()
     a, b = translations[True], translations[False]

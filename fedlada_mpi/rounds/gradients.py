@@ -179,7 +179,8 @@ class StackedEngine(Engine):
         return losses.detach()
 
     def activation_bytes(self, examples: int, dtype: torch.dtype) -> int:
-        return self.network.activation_bytes(examples, dtype) if examples else 0
+        on_gpu = self.side_stream.device.type == "cuda"
+        return self.network.activation_bytes(examples, dtype, on_gpu) if examples else 0
 
     def release_buffers(self) -> None:
         self._stacks.clear()

@@ -21,7 +21,8 @@ def built(module: nn.Module, about: About, outputs: tuple[int, ...] | None = Non
     """The network of a module, which has a stacked forward without an operation under vmap."""
     network = models.build(Given(module), outputs, about)
     assert not network.untraceable_because, network.untraceable_because
-    assert (network.forward.training.vmapped, network.forward.evaluation.vmapped) == ([], [])
+    vmapped = (network.forward.training.vmapped, network.forward.evaluation.vmapped)
+    assert vmapped == ([], []), vmapped
     return network
 
 

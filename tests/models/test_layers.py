@@ -8,12 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sequence_zoo import GPT, LENGTH, TEXT, TOKENS, ZOO, DistilBERT, UNet, ViT
-from stacked_checks import check_stacked
+from stacked_checks import built, check_stacked
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedlada_mpi.models import by_autograd
+from fedlada_mpi.models import by_autograd, recurrent
+from fedlada_mpi.models.form import as_stored, each
+from fedlada_mpi.models.layers import Stack
 from fedlada_mpi.models.resample import adaptive_average, average, border, by_products, interpolation
+from fedlada_mpi.support.randomness import Draws
 from fedlada_mpi.tasks import About, Array
 
 ROWS = About(Array("float32", (6, 8)))  # tokens, width
@@ -23,6 +26,42 @@ LINE, MAP, VOLUME = (About(Array("float32", shape)) for shape in ((4, 9), (4, 6,
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+def gradients(network, clients: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """[C, d] of the sum of all outputs' squares, for some clients in their order, each with its own parameters."""
+    draw = torch.Generator().manual_seed(3)
+    start = network.initial(dtype)
+    values = start + 0.05 * torch.randn(3, len(start), generator=draw, dtype=torch.float64).to(dtype) * (start != 0)
+    inputs = each(network.form.random(3, 2, draw=draw), lambda value: as_stored(value, dtype)[clients])
+    values = values[clients].contiguous()
+    grads = torch.zeros_like(values)
+    stack = network.stack(values, grads)
+    stack.draws = Draws(clients, stacked=True)
+    network.forward(stack, inputs).square().sum().backward()
+    return grads
+
+
+def frozen_gpt() -> GPT:
+    module = GPT(dropout=0.2)
+    module.h[0].requires_grad_(False)
+    return module
+
+
+PLACED = {
+    **{name: (model, about) for name, (model, about) in ZOO.items()},
+    "frozen": (frozen_gpt, TEXT),
+    "gru": (lambda: Of(lambda self, x: self.layer(x)[0], layer=nn.GRU(8, 5, 2, dropout=0.2, batch_first=True)), ROWS),
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_a_clients_bits_do_not_depend_on_its_place_in_the_stack(name):
+    model, about = PLACED[name]
+    network, order = built(model(), about), torch.tensor([2, 0, 1])
+    expected = gradients(network, torch.arange(3), torch.float32)
+    assert expected.norm() > 0
+    assert torch.equal(gradients(network, order, torch.float32), expected[order])
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -39,6 +78,18 @@ def test_what_they_drop(model):
 
 def test_attention_written_out_with_a_mask_in_a_buffer():
     check_stacked(GPT(written_out=True, dropout=0.2), TEXT)
+
+
+def test_attention_written_out_as_on_a_gpu(monkeypatch):
+    """The same numbers by products and a softmax; its weights are then part of what a client takes in memory."""
+    network = built(ViT(), ZOO["vit"][1])
+    fused = gradients(network, torch.arange(3), torch.float64)
+    whole = [network.activation_bytes(4, torch.float32, on_gpu) for on_gpu in (False, True)]
+    scores = 2 * 3 * 17 * 17 * 4 * 4  # layers, heads, tokens, tokens, examples, bytes
+    assert whole[1] - whole[0] > 0.8 * scores
+    monkeypatch.setattr(Stack, "on_gpu", property(lambda self: True, lambda self, value: None), raising=False)
+    written = gradients(network, torch.arange(3), torch.float64)
+    torch.testing.assert_close(written, fused, rtol=1e-11, atol=1e-12)
 
 
 def test_a_unet_of_volumes():
@@ -193,7 +244,10 @@ def test_operations(name):
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("bidirectional", [True, False])
-def test_recurrent_layers(kind, batch_first, bidirectional):
+@pytest.mark.parametrize("large", [True, False])
+def test_recurrent_layers(monkeypatch, kind, batch_first, bidirectional, large):
+    if large:  # as weights of layers that do not stay in the cache
+        monkeypatch.setattr(recurrent, "LARGE", 0)
     layer = kind(8, 5, 2, batch_first=batch_first, bidirectional=bidirectional)
 
     def forward(self, x):
@@ -201,7 +255,9 @@ def test_recurrent_layers(kind, batch_first, bidirectional):
         last = states[0] if kind is nn.LSTM else states
         return torch.cat([out.flatten(1) if batch_first else out.transpose(0, 1).flatten(1), last[-1]], 1)
 
-    check_stacked(Of(forward, layer=layer), ROWS)
+    network = check_stacked(Of(forward, layer=layer), ROWS)
+    double, single = (gradients(network, torch.arange(3), dtype) for dtype in (torch.float64, torch.float32))
+    torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
