@@ -32,7 +32,7 @@ from .agreement import disagreement
 from .architectures import Activation, MakeActivation, causal_cnn, cnn, fcn, lenet, lenet3, linear, mlp, resnet18
 from .dry_run import dry_run
 from .form import Form
-from .hugging_face import hf_model
+from .hugging_face import hf_model, short_rows
 from .layout import Layout
 from .lora import Lora, refuse_unused
 from .network import Network
@@ -92,7 +92,8 @@ def build(
             if lora and isinstance(module, nn.Module):
                 notes.append(lora.attach(name, module, seed, getattr(module, "fresh", ())))
                 refuse_unused(name, module, form)
-            module = dry_run(name, module, shape, form)
+            tried = short_rows(shape, form) if shape and name.startswith(HUGGING_FACE) else (shape, form)
+            module = dry_run(name, module, *tried)
         elif name in built_in():
             try:
                 module = _built_in(name, shape, form, partial(Activation, activation, smu_mu))

@@ -6,9 +6,11 @@ Next tokens are predicted by the folder's causal language model, all else by its
 from __future__ import annotations
 
 import hashlib
+import importlib
 import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from .form import Form
 
 TOKENS, MASK = "input_ids", "attention_mask"
 CONFIG = "config.json"
+TRIED = 16  # tokens of a row, in a dry run
 PADDING = 0  # what rows of different lengths are filled up with
 
 
@@ -68,7 +71,8 @@ def hf_model(name: str, outputs: tuple[int, ...] | None, form: Form) -> tuple[Hu
     folder, what = Path(name.removeprefix(HUGGING_FACE)), f"--model {name}"
     check_path(str(folder), "--model")
     try:
-        import transformers  # here, as it is optional and takes seconds to import
+        # Here, as it is optional and takes seconds.
+        transformers: Any = importlib.import_module("transformers")
     except ImportError as error:
         raise UserError(
             f"{what}: cannot import transformers ({first_line(error)}): pip install 'fedlada_mpi[hf]'"
@@ -106,6 +110,18 @@ def hf_model(name: str, outputs: tuple[int, ...] | None, form: Form) -> tuple[Hu
     return wrapped(
         model, read_bytes(folder / CONFIG), outputs[-1], config.pad_token_id if masked else None, fresh
     ), notes
+
+
+def short_rows(outputs: tuple[int, ...], form: Form) -> tuple[tuple[int, ...], Form]:
+    """Outputs and inputs of a dry run, which takes long on long rows; models of transformers take any length."""
+    length = _tokens("", form).shape[0]
+
+    def cut(array: Array) -> Array:
+        return replace(array, shape=(min(length, TRIED), *array.shape[1:])) if array.shape[:1] == (length,) else array
+
+    arrays = form.arrays
+    short = {name: cut(array) for name, array in arrays.items()} if isinstance(arrays, Mapping) else cut(arrays)
+    return (min(length, TRIED), outputs[1]) if len(outputs) == 2 else outputs, replace(form, arrays=short)
 
 
 def _tokens(what: str, form: Form) -> Array:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # of attention, which does not call it
 from torch.nn.parameter import UninitializedParameter
 
 from ..support.errors import UserError, shortened, some
@@ -60,7 +61,7 @@ class Lora:
     """
 
     rank: int
-    on: str = ""  # a regular expression of layers' names; "": all that share their weights with no other
+    on: str = ""  # a regular expression of layers' names; "": all whose weights they alone use
     alpha: float = 16.0
     fixed_a: bool = False  # A stays as it was drawn
     train: str = ""  # a regular expression of parameters' names that are trained as well
@@ -104,12 +105,22 @@ class Lora:
         uses = _uses(module)
         free = {name: layer for name, layer in known.items() if f"{name}.weight".lstrip(".") not in chosen}
         if not self.on:
-            found = {name: layer for name, layer in free.items() if uses.get(id(layer.weight)) == 1}
+            found = {
+                name: layer
+                for name, layer in free.items()
+                if uses.get(id(layer.weight)) == 1 and not isinstance(layer, NonDynamicallyQuantizableLinear)
+            }
         else:
             found = {name: layer for name, layer in free.items() if re.search(self.on, name)}
+        if not found and free and self.on:
+            raise UserError(
+                f"--lora-on: {shortened(self.on)} matches no linear layer of {model}, which has {some(free)}"
+            )
         if not found:
-            what = shortened(self.on) if self.on else "what is left out"
-            raise UserError(f"--lora-on: {what} matches no linear layer of {model}, which has {some(known)}")
+            raise UserError(
+                f"--lora: no linear layer of {model} is left for adapters: {some(known)} share their weights, or are "
+                "trained as they are"
+            )
         for name, layer in found.items():
             _refuse(f"--lora-on: {name} of {model}", layer, uses)
         return found

@@ -148,7 +148,10 @@ class Config:
     init: str = _method("", "start from this model.pt instead of a fresh initialisation", path=True)
     init_partial: bool = _method(False, "take from --init what fits by name and shape, and leave the rest")
     lora: int = _method(
-        0, "train adapters of this rank on linear layers, and freeze the model's own parameters; 0 = none", least=0
+        0,
+        "train adapters of this rank on linear layers, and freeze the model's own parameters; 0 = none",
+        least=0,
+        most=2**16,
     )
     lora_on: str = _method(
         "", "regular expression of the layers' names that --lora adapts (default: all that share no weights)"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import sys
+import textwrap
 
 import numpy as np
 import pytest
 import torch
+from repository import ROOT
 
 import fedlada_mpi
 from fedlada_mpi import models
@@ -185,15 +186,33 @@ def test_code_in_the_folder_is_not_run(folder, tmp_path):
 
 
 def test_without_transformers(monkeypatch, tmp_path):
-    real = builtins.__import__
-
-    def without(name, *rest):
-        if name.startswith("transformers"):
-            raise ModuleNotFoundError("No module named 'transformers'")
-        return real(name, *rest)
-
-    monkeypatch.delitem(sys.modules, "transformers", raising=False)
-    monkeypatch.setattr(builtins, "__import__", without)
-    words = r"cannot import transformers \(No module named 'transformers'\): pip install 'fedlada_mpi\[hf\]'"
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    words = r"cannot import transformers \(.*\): pip install 'fedlada_mpi\[hf\]'"
     with pytest.raises(UserError, match=words):
         build(str(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_program_for_a_real_checkpoint(folder, transformers, tmp_path, monkeypatch):
+    """Of docs/adapters.md, with a tiny one in its place."""
+    page = (ROOT / "docs/adapters.md").read_text()
+    program = textwrap.dedent(page.partition("`letters/NAME.txt`:\n")[2])
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {f"word{i}": i for i in range(TOKENS)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="word0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    path = folder(GPT2 | {"n_positions": 128}, "AutoModelForCausalLM")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    (tmp_path / "letters").mkdir()
+    random = np.random.default_rng(0)
+    for name in ("Ada", "Bea", "Cas"):
+        (tmp_path / "letters" / f"{name}.txt").write_text(" ".join(random.choice([*words], 700)))
+    monkeypatch.chdir(tmp_path)
+    found: dict = {}
+    exec(program, found)
+    assert len(found["run"].metrics["round"]) == 20
+    merged = transformers.AutoModelForCausalLM.from_pretrained("gpt2-letters").eval()
+    tokens = torch.tensor([found["rows"][0][1]])
+    with torch.no_grad():
+        torch.testing.assert_close(merged(tokens).logits[..., :TOKENS], found["run"].model(tokens))

@@ -142,6 +142,9 @@ def test_the_base_is_in_memory_once():
     network = build(lora=Lora(2), stacked=False)
     engine = GenericEngine(network)
     engine.outputs(network.initial(), torch.zeros(2, *SHAPE))
+    stacked = build(lora=Lora(2))
+    stack = stacked.stack(torch.zeros(3, stacked.layout.live))
+    assert stack.value["head.weight"].stride(0) == 0  # the same for three clients
     assert engine.constants[torch.float32]["head.weight"].data_ptr() == network.module.head.weight.data_ptr()
 
 
@@ -191,6 +194,10 @@ def test_tied_weights():
         build(Tied, Lora(2, "two|head"))
 
 
+def test_by_default_layers_that_attention_does_not_call_are_left_out():
+    assert adapters(build(Packed, Lora(2)).module) == {"head.lora_a", "head.lora_b"}
+
+
 def lazy(classes, image_shape):
     return nn.Sequential(nn.Flatten(), nn.LazyLinear(classes))
 
@@ -215,6 +222,7 @@ def parametrised(classes, image_shape):
         (Block, Lora(2, "head", train="head"), "--lora-on: 'head' matches no linear layer"),
         (Packed, Lora(2, "attn"), "attn.out_proj of .* is not called, so that an adapter would have no effect"),
         (convolution, Lora(2), "has no linear layers"),
+        (Block, Lora(2, train="."), "no linear layer of .* is left for adapters"),
         (lazy, Lora(2), "has no sizes yet"),
         (parametrised, Lora(2, "1"), "has no weights of its own"),
     ],
@@ -236,6 +244,12 @@ def test_a_file_of_base_weights_fits_as_it_is(tmp_path):
     load_initial(tmp_path / "base.pt", network, torch.float32)
     assert torch.equal(network.constants["head.weight"], other.module.head.weight)
     assert network.digest() != before
+    body = {f"module.{name}": value for name, value in other.module.state_dict().items() if "head" not in name}
+    torch.save(body, tmp_path / "part.pt")
+    part = build(lora=Lora(2))
+    load_initial(tmp_path / "part.pt", part, torch.float32, partial=True)
+    assert torch.equal(part.constants["key.weight"], other.module.key.weight)
+    assert part.notes[1].startswith("--init-partial: 10 of 12 tensors from part.pt without 'module'")
     torch.save(network.saved(network.initial()), tmp_path / "model.pt")
     with pytest.raises(UserError, match="has the adapters of a run with --lora alone"):
         load_initial(tmp_path / "model.pt", network, torch.float32)
