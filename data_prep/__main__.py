@@ -19,10 +19,9 @@ from fedlada_mpi.data.picture import PICTURE
 from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import DEFAULT_SILOS, IMAGES_PER_CLIENT, STRATA, PrepareSettings
 from fedlada_mpi.data.sources import LOADERS, table
-from fedlada_mpi.data.sources.base import TASKS
 from fedlada_mpi.data.sources.imagefolder import TEST_SHARE
 from fedlada_mpi.data.sources.text import LENGTH
-from fedlada_mpi.settings import Parser
+from fedlada_mpi.settings import TASKS, Parser
 from fedlada_mpi.support.errors import UserError
 
 
@@ -68,7 +67,7 @@ def parser() -> Parser:
         "--validation",
         type=float,
         metavar="SHARE",
-        help="of the training images, held out before the partition to choose the best round by [0 = none]",
+        help="of the training examples, held out before the partition to choose the best round by [0 = none]",
     )
     add("--workers", type=int, metavar="W", help="processes that decode images [0 = all cores this process may use]")
     add("--force", action="store_true", help="replace shards that are already there")

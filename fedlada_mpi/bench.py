@@ -6,8 +6,10 @@
     python -m fedlada_mpi.bench --baseline                         compared with an ordinary client-by-client loop
     python -m fedlada_mpi.bench --baseline --model lenet mlp my_models:net    built-in models and your own
     mpirun -n 4 python -m fedlada_mpi.bench --baseline --only round           the participants divided among the ranks
+    python -m fedlada_mpi.bench --only round --dataset shakespeare --model gpt --length 128 --batch-size 16    text
+    python -m fedlada_mpi.bench --only round --dataset shakespeare --model hf:FOLDER --tokens 50257 --lora 8   adapters
 
-The data are random images of the data set's shape: the times depend on shapes alone.
+The data are random, of the data set's shape: the times depend on shapes alone.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,17 +37,20 @@ except UserError as missing:
     raise SystemExit(2) from None
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from . import algorithms, models
+from . import algorithms, models, tasks
 from .algorithms import Round, Vectors, resolve
 from .algorithms.fedlada import LocalAdam
 from .algorithms.hook_draws import server_draws
 from .gpu.graphs import capture_on
+from .models.form import Stored, as_stored
+from .models.lora import Lora
 from .mpi import timing
 from .mpi.plan import plan_transport
 from .rounds import aggregate
 from .rounds.aggregate import Part, RankSums, Sent
-from .rounds.batches import LocalData, Normaliser, PlanBuffer, gather, local_steps, plan
+from .rounds.batches import Batch, LocalData, Normalise, Normaliser, PlanBuffer, gather, local_steps, plan
 from .rounds.device import (
     asked_threads,
     choose_device,
@@ -56,15 +61,19 @@ from .rounds.device import (
     synchronize,
 )
 from .rounds.evaluate import Evaluation, Evaluator
+from .rounds.examples import Examples, Resident
 from .rounds.gradients import create_engine
 from .rounds.trainer import Trainer
 from .rounds.vectors import named_rows
 from .settings import Config, Parser
 from .support.processes import start_time
 from .support.version import __version__
+from .tasks import About, Array
 
+# Of images: their shape, the classes, and how many a client has.
 SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cifar100": ((32, 32, 3), 100, 500)}
 SHAPES["tinyimagenet"] = ((64, 64, 3), 200, 1000)
+TEXT = "shakespeare"
 SECTIONS = ("start", "roofline", "round", "evaluation", "transport", "sums")
 
 
@@ -100,34 +109,85 @@ def roofline(device: torch.device, precision: str) -> dict[str, float]:
     return {"copy_bytes_per_s": copy, "product_flop_per_s": product}
 
 
+class Images:
+    """Random images with classes."""
+
+    what = "images"
+
+    def __init__(self, dataset: str):
+        shape, classes, self.of_client = SHAPES[dataset]
+        self.about = About(Array("uint8", shape), Array("int64"), classes=classes, image=True)
+        self.task = tasks.create("classification", self.about)
+
+    def examples(self, count: int, device: torch.device) -> Examples:
+        draw = np.random.default_rng(0)
+        assert isinstance(self.about.inputs, Array)
+        pixels = draw.integers(0, 256, (count, *self.about.inputs.shape), np.uint8)
+        labels = draw.integers(0, self.about.classes, count)
+        return Resident(torch.from_numpy(pixels).to(device), torch.from_numpy(labels).to(device))
+
+    def normalise(self, dtype: torch.dtype, device: torch.device) -> Normalise:
+        assert isinstance(self.about.inputs, Array)
+        channels = self.about.inputs.shape[2]
+        return Normaliser(*(torch.full((channels,), 0.5, dtype=dtype, device=device) for _ in range(2)))
+
+
+class Text:
+    """Random rows of tokens; after each of them comes the next."""
+
+    what, of_client = "rows", 500
+
+    def __init__(self, length: int, tokens: int):
+        row = Array("int64", (length,), tokens)
+        self.about = About(row, row, classes=tokens)
+        self.task = tasks.create("next-token", self.about)
+
+    def examples(self, count: int, device: torch.device) -> Examples:
+        assert isinstance(self.about.inputs, Array)
+        shape = (count, *self.about.inputs.shape)
+        rows = torch.from_numpy(np.random.default_rng(0).integers(0, self.about.classes, shape)).to(device)
+        return Resident(rows, rows.roll(-1, 1))
+
+    def normalise(self, dtype: torch.dtype, device: torch.device) -> Normalise:
+        return as_stored
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is trained: random data, and settings of a run."""
+
+    data: Images | Text
+    config: Config
+
+    @classmethod
+    def of_images(cls, config: Config) -> Workload:
+        return cls(Images(config.dataset), config)
+
+    def network(self) -> models.Network:
+        c = self.config
+        about = (c.model, self.data.task.outputs(), self.data.about, c.activation)
+        lora = Lora.of(c.record())
+        return models.build(*about, stacked=c.engine != "generic", norm=c.norm, smu_mu=c.smu_mu, lora=lora)
+
+
 class Bench:
     """A trainer on random data, as one rank of a run would have it."""
 
-    def __init__(self, config: Config, clients: int, device: torch.device):
-        shape, classes, images = SHAPES[config.dataset]
-        config = replace(config, clients=clients, participation=1.0)  # all of them, every round
-        self.config, self.device, self.clients = config, device, clients
+    def __init__(self, work: Workload, clients: int, device: torch.device):
+        config = replace(work.config, clients=clients, participation=1.0)  # all of them, every round
+        self.config, self.device, self.clients, self.data = config, device, clients, work.data
         dtype = set_precision(config.precision)
-        draw = np.random.default_rng(0)
-        pixels = torch.from_numpy(draw.integers(0, 256, (clients * images, *shape), np.uint8)).to(device)
-        labels = torch.from_numpy(draw.integers(0, classes, clients * images)).to(device)
-        half = Normaliser(*(torch.full((shape[2],), 0.5, dtype=dtype, device=device) for _ in range(2)))
-        starts = np.arange(clients) * images
-        data = LocalData(pixels, labels, np.arange(clients), starts, np.full(clients, images), half)
-        self.network = models.build(
-            config.model,
-            classes,
-            shape,
-            config.activation,
-            stacked=config.engine != "generic",
-            norm=config.norm,
-            smu_mu=config.smu_mu,
-        )
+        each, normalise = work.data.of_client, work.data.normalise(dtype, device)
+        examples, starts = work.data.examples(clients * each, device), np.arange(clients) * each
+        data = LocalData(examples, np.arange(clients), starts, np.full(clients, each), normalise)
+        self.network = work.network()
         self.algorithm = algorithms.create(config, self.network.layout.tensors)
-        engine = create_engine(self.network, config, device)
+        self.loss = tasks.client_loss(work.data.task)
+        engine = create_engine(self.network, config, device, self.loss)
         capture = capture_on(device) if engine.capturable else None
         self.trainer = Trainer(config, self.algorithm, engine, data, device, dtype, capture)
-        self.evaluator = Evaluator(engine, half, self.trainer.compute, capture)
+        scores = tasks.scores(work.data.task, work.data.task.outputs() or ())
+        self.evaluator = Evaluator(engine, normalise, self.trainer.compute, capture, scores)
         a, size = self.algorithm, self.network.layout.size
         self.s = Vectors(**named_rows((*a.down, *a.derived, *a.private), size, dtype, device))
         self.s.x.copy_(self.network.initial(dtype))
@@ -143,55 +203,67 @@ class Bench:
         self.t += 1
 
     def evaluation(self) -> Evaluation:
-        data = self.trainer.data
-        return self.evaluator.of(self.s.x, data.inputs, data.targets)
+        return self.evaluator.of(self.s.x, self.trainer.data.examples)
 
     def floor(self, limits: dict[str, float]) -> float:
         """A lower bound of a round's seconds: the arithmetic at the measured rate plus, at the measured bandwidth, each
-        state vector read and written once per step, weights and gradients twice more for the two passes."""
+        state vector read and written once per step, weights and gradients twice more for the two passes.
+
+        Of frozen weights there is no gradient, which is a third of the arithmetic.
+        """
         images = self.clients * self.steps * self.trainer.buffers.batch_width
         passes = 2 * (1 + len(self.algorithm.slots)) + 1 + len(self.algorithm.client_state) + 4
         size = passes * self.trainer.buffers.live * 4 * self.clients * self.steps
-        return 6 * self.network.work * images / limits["product_flop_per_s"] + size / limits["copy_bytes_per_s"]
+        passes = 4 if self.network.lora else 6
+        return passes * self.network.work * images / limits["product_flop_per_s"] + size / limits["copy_bytes_per_s"]
 
     def _optimizer(self, module: torch.nn.Module) -> torch.optim.Optimizer:
         """Torch's own, for the baseline."""
         lr, decay = self.config.lr, self.config.weight_decay
+        trained = [p for p in module.parameters() if p.requires_grad]
         if isinstance(self.algorithm, LocalAdam):
-            return torch.optim.AdamW(module.parameters(), lr=lr, amsgrad=True, weight_decay=decay)
-        return torch.optim.SGD(module.parameters(), lr=lr, weight_decay=decay)
+            return torch.optim.AdamW(trained, lr=lr, amsgrad=True, weight_decay=decay)
+        return torch.optim.SGD(trained, lr=lr, weight_decay=decay)
 
     def baseline(self) -> None:
         """The round as usually written: one client after another, eager, with torch's own layers; the same batches."""
         config, data, device = self.config, self.trainer.data, self.device
-        augment, width, pixels = config.augment == "paper", self.trainer.buffers.batch_width, data.inputs
-        assert isinstance(pixels, torch.Tensor)
+        width, all_examples = self.trainer.buffers.batch_width, data.examples.take(slice(None))
         module = self.network.module.to(device)
-        start = {n: p.detach().clone() for n, p in module.named_parameters()}
+        start = {n: p.detach().clone() for n, p in module.named_parameters() if p.requires_grad}
         total = {n: torch.zeros_like(p) for n, p in start.items()}
         for client in range(self.clients):
             with torch.no_grad():
-                for n, p in module.named_parameters():
-                    p.copy_(start[n])
+                for n, value in start.items():
+                    module.get_parameter(n).copy_(value)
             optimizer = self._optimizer(module)
             one = slice(client, client + 1)
             whose = (data.client_ids[one], data.starts[one], data.sizes[one])
             batches = PlanBuffer(self.steps, 1, width, torch.float32, device)
-            batches.load(plan(config, self.t, *whose, width, torch.float32), data.labels)
+            batches.load(plan(config, self.t, *whose, width, torch.float32), data.examples.labels)
             for step in range(self.steps):
                 batch = batches.at(step, 1)
-                images = gather(pixels, batch, data.normalise, torch.float32, augment)[0].permute(0, 3, 1, 2)
                 optimizer.zero_grad()
-                F.cross_entropy(module(images), batch.labels[0]).backward()
+                self._loss_of(module, all_examples, batch).backward()
                 torch.nn.utils.clip_grad_norm_(module.parameters(), config.clip)
                 optimizer.step()
-            for n, p in module.named_parameters():
-                total[n] += start[n] - p.detach()
+            for n, value in start.items():
+                total[n] += value - module.get_parameter(n).detach()
+
+    def _loss_of(self, module: torch.nn.Module, examples: tuple[Stored, Tensor], batch: Batch) -> Tensor:
+        (inputs, targets), normalise = examples, self.trainer.data.normalise
+        assert isinstance(inputs, Tensor)
+        if isinstance(normalise, Normaliser):
+            augment = self.config.augment == "paper"
+            images = gather(inputs, batch, normalise, torch.float32, augment)[0].permute(0, 3, 1, 2)
+            return F.cross_entropy(module(images), batch.labels[0])
+        outputs = module(inputs[batch.index[0]])
+        return self.loss(outputs[None], targets[batch.index], batch.weight)[0]
 
 
 def rounds(
     world: mpi.World,
-    config: Config,
+    work: Workload,
     clients: int,
     device: torch.device,
     limits: dict[str, float],
@@ -205,7 +277,7 @@ def rounds(
         torch.cuda.reset_peak_memory_stats(device)
     begin = time.perf_counter()
     mine = len(np.array_split(np.arange(clients), world.size)[world.rank])
-    bench = Bench(config, max(1, mine), device)
+    bench, config = Bench(work, max(1, mine), device), work.config
     limit_threads(world, device, bench.network.work * bench.clients * bench.trainer.buffers.batch_width)
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
 
@@ -227,6 +299,7 @@ def rounds(
         "what": f"{config.algorithm} round, {clients} participant{'s' * (clients > 1)}{on}, {config.precision}",
         "model": config.model,
         "engine": bench.trainer.engine.description,
+        "unit": work.data.what,
         "ranks": world.size,
         "threads": torch.get_num_threads(),
         "seconds": median,
@@ -259,24 +332,25 @@ def add_memory_slopes(rows: list[dict]) -> None:
                 row["measured_bytes_per_client"] = extra / (row["clients"] - other["clients"])
 
 
-def first_step(config: Config, clients: int, device: torch.device) -> dict:
+def first_step(work: Workload, clients: int, device: torch.device) -> dict:
     """From the start of the process, imports included, to the end of the first local step."""
-    Bench(replace(config, local_steps=1), clients, device).round()
+    Bench(replace(work, config=replace(work.config, local_steps=1)), clients, device).round()
     synchronize(device)
     return {
-        "what": f"start to first step, {config.precision}, compile {config.compile}",
+        "what": f"start to first step, {work.config.precision}, compile {work.config.compile}",
         "start_seconds": since_start(),
     }
 
 
-def evaluation(world: mpi.World, config: Config, device: torch.device, repeats: int) -> dict:
+def evaluation(world: mpi.World, work: Workload, device: torch.device, repeats: int) -> dict:
     count = 120 if device.type == "cuda" else 2
-    bench = Bench(config, count, device)
+    bench = Bench(work, count, device)
     limit_threads(world, device, bench.network.work * bench.evaluation().batch // 3)
     seconds = statistics.median(timed(bench.evaluation(), device, repeats))
-    images = len(bench.trainer.data.targets)
+    images = len(bench.trainer.data.examples)
     return {
-        "what": f"evaluating {images:,} images, {config.precision}",
+        "what": f"evaluating {images:,} {work.data.what}, {work.config.precision}",
+        "unit": work.data.what,
         "seconds": seconds,
         "images_per_s": images / seconds,
     }
@@ -348,7 +422,7 @@ def table(report: dict[str, Any]) -> str:
         text = f"{row['model'] + ': ' if several and 'model' in row else ''}{row['what']}"
         text = f"{text:<48}"
         if "seconds" in row:
-            text += f" {row['seconds']:9.4f} s  {row['images_per_s']:11,.0f} images/s"
+            text += f" {row['seconds']:9.4f} s  {row['images_per_s']:11,.0f} {row.get('unit', 'images')}/s"
         if "floor_seconds" in row:
             floor, share, first = (row[k] for k in ("floor_seconds", "fraction_of_floor", "first_round_seconds"))
             text += f"  floor {floor:.4f} s ({share:.0%})  first {first:.1f} s"
@@ -369,7 +443,13 @@ def table(report: dict[str, Any]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     form = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog="python -m fedlada_mpi.bench", description=__doc__, formatter_class=form)
-    parser.add_argument("--dataset", default="cifar10", choices=SHAPES, help="whose shapes and settings [cifar10]")
+    known = (*SHAPES, TEXT)
+    parser.add_argument("--dataset", default="cifar10", choices=known, help="whose shapes and settings [cifar10]")
+    parser.add_argument("--length", type=int, default=80, help="of text: tokens of a row [80]")
+    parser.add_argument("--tokens", type=int, default=90, help="of text: different ones [90]")
+    parser.add_argument("--batch-size", type=int, default=0, help="[the data set's]")
+    parser.add_argument("--lora", type=int, default=0, help="rank of adapters on the model's linear layers [none]")
+    parser.add_argument("--lora-on", default="", help="as for fedlada_mpi.run [all]")
     parser.add_argument("--model", nargs="*", default=[], help="built-in, torchvision:NAME or your own")
     parser.add_argument("--algorithm", nargs="*", default=["fedlada"], help="methods [fedlada]")
     parser.add_argument("--precision", nargs="*", default=[], help="[tf32 bf16 on a GPU, fp32 on a CPU]")
@@ -410,14 +490,20 @@ def measure(world: mpi.World, options: argparse.Namespace) -> None:
         "results": [],
     }
     flags = {"dataset": options.dataset, "engine": options.engine, "compile": options.compile}
-    flags |= {"local_steps": options.local_steps} if options.local_steps else {}
+    asked = {name: getattr(options, name) for name in ("local_steps", "batch_size", "lora", "lora_on")}
+    flags |= {name: value for name, value in asked.items() if value}
+    data = Text(options.length, options.tokens) if options.dataset == TEXT else Images(options.dataset)
+
+    def workload(**more: str) -> Workload:
+        return Workload(data, resolve({**flags, **more}).config)
+
     named = options.model or [resolve(flags).config.model]
     results = report["results"]
     onednn = bool(torch.backends.mkldnn.enabled)
     if "start" in options.only:
-        config = resolve({**flags, "model": named[0], "precision": precisions[0], "algorithm": options.algorithm[0]})
+        work = workload(model=named[0], precision=precisions[0], algorithm=options.algorithm[0])
         set_precision(precisions[0])
-        row = world.on_root(partial(first_step, config.config, options.participants[0], device))
+        row = world.on_root(partial(first_step, work, options.participants[0], device))
         results += [row] if row else []
     for precision in precisions if {"roofline", "round", "evaluation"} & set(options.only) else ():
         set_onednn(onednn)  # which bf16 may have switched off
@@ -425,22 +511,21 @@ def measure(world: mpi.World, options: argparse.Namespace) -> None:
         limits = world.broadcast_json(world.on_root(partial(roofline, device, precision)))
         report["roofline"][precision] = limits
         for model in named:
-            own = {**flags, "model": model, "precision": precision}
             for name in options.algorithm if "round" in options.only else ():
-                config = resolve({**own, "algorithm": name})
+                work = workload(model=model, precision=precision, algorithm=name)
                 for clients in options.participants:
-                    what = (config.config, clients, device, limits, repeats, options.baseline)
-                    results.append(rounds(world, *what))
+                    results.append(rounds(world, work, clients, device, limits, repeats, options.baseline))
             if "evaluation" in options.only:
-                row = world.on_root(partial(evaluation, world, resolve(own).config, device, max(3, repeats // 4)))
+                work = workload(model=model, precision=precision)
+                row = world.on_root(partial(evaluation, world, work, device, max(3, repeats // 4)))
                 results += [row] if row else []
         add_memory_slopes(results)
     if world.size > 1 and "transport" in options.only:
-        network = models.build(named[0], *reversed(SHAPES[options.dataset][:2]))
+        network = workload(model=named[0]).network()
         kinds = ["direct", "shared", "staged"] if cuda else ["shared", "host"]
         results += transport(world, network.layout.size, device, kinds, repeats)
     if "sums" in options.only:
-        size = models.build(named[0], *reversed(SHAPES[options.dataset][:2])).layout.size
+        size = workload(model=named[0]).network().layout.size
         for clients in (n for n in options.participants if n > 2):
             for which in SUMS:
                 config = resolve({**flags, **which, "algorithm": options.algorithm[0], "precision": precisions[0]})

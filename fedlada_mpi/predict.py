@@ -20,7 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", help="directory of the run")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image files, of any size")
     parser.add_argument(
-        "--best", action="store_true", help="by the model of the round that was best on the validation images"
+        "--best", action="store_true", help="by the model of the round that was best on the validation examples"
     )
     parser.add_argument("--trust", action="store_true", help="run a model's code that you have not run here before")
     parser.add_argument("--accept-changed-code", action="store_true", help="take a model's code as it is now")

@@ -83,21 +83,21 @@ def build(
 def tables_of(groups: Sequence[Group]) -> list[Table]:
     """All tables of a report: those of the runs themselves, then the paper's."""
     from . import reproduction
-    from .analysis import client_tables, setups, significance, sweeps, tables
+    from .analysis import client_tables, run_tables, setups, significance, sweeps
     from .reproduction import paper
 
     return [
-        *tables.overview(groups),
-        *tables.results(groups),
+        *run_tables.overview(groups),
+        *run_tables.results(groups),
         *significance.tables(groups),
         *sweeps.tables(groups),
         *client_tables.tables(groups),
-        *(one for one in [tables.diagnostics(groups)] if one.rows),
-        *tables.targets(groups, tables.levels(groups, paper.levels())),
-        tables.cost(groups),
-        tables.phases(groups),
+        *(one for one in [run_tables.diagnostics(groups)] if one.rows),
+        *run_tables.targets(groups, run_tables.levels(groups, paper.levels())),
+        run_tables.cost(groups),
+        run_tables.phases(groups),
         *setups.tables(groups),
-        *tables.runs(groups),
+        *run_tables.runs(groups),
         *reproduction.tables(groups),
     ]
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from . import models, tasks
 from .analysis.load import read
-from .data.arrays import array, like
 from .data.datasets import directory_of
+from .data.given import array, like
 from .data.manifest import Manifest, Stored, about_of, read_manifest
 from .data.rows import count, joined_inputs, take
 from .data.shards import padded_inputs, read_clients, read_test
@@ -27,7 +27,7 @@ from .models.initial import load_initial, load_trained
 from .models.lora import Lora, merged
 from .models.parameters import in_type
 from .rounds.batches import on_device, tensor_of
-from .rounds.evaluate import BATCH, batches
+from .rounds.evaluate import BATCH, batch_size, batches
 from .rundir import checkpoint
 from .rundir.results import BEST, MODEL, SUMMARY
 from .settings import SETTINGS, Config, recorded_code
@@ -191,7 +191,9 @@ class Run:
     @property
     def _why_missing(self) -> str:
         if self._file == BEST and not self.config.get("validation"):
-            return "as it had no validation images to choose the best round by: train with validation=0.1, for instance"
+            return (
+                "as it had no validation examples to choose the best round by: train with validation=0.1, for instance"
+            )
         return "as the run has not ended: go on with resume=True"
 
     def _check_code(self, setting: str) -> None:
@@ -281,7 +283,7 @@ class Run:
         if expected and expected != manifest.digest:
             raise UserError(
                 f"{self.dir} was trained on other data: got {manifest.digest[:12]} in {manifest.root}, expected "
-                f"{expected[:12]}: put those shards there again, or give evaluate images and labels"
+                f"{expected[:12]}: put those shards there again, or give evaluate inputs and targets"
             )
         return manifest
 
@@ -303,7 +305,7 @@ class Run:
             classes = len(self._images["classes"])
             if truth.min() < 0 or truth.max() >= classes:
                 raise UserError(f"evaluate: got labels {truth.min()} to {truth.max()}, expected 0 to {classes - 1}")
-        self.task.check_targets(truth, "evaluate")
+        tasks.check_targets(self.task, truth, "evaluate")
         outputs = torch.cat(list(self._outputs(inputs)))
         if len(outputs) != len(truth):
             raise UserError(f"evaluate: got {len(outputs)} inputs and {len(truth)} targets, expected as many")
@@ -318,8 +320,7 @@ class Run:
         """The sums of the scores; a loss of a batch is that of the batches that a run evaluates."""
         if not scores.of_batches:
             return scores.totals(outputs, targets).tolist()
-        batch = BATCH.get(outputs.device.type, BATCH["cpu"])
-        parts = batches([*starts, len(outputs)], batch)
+        parts = batches([*starts, len(outputs)], batch_size(scores, outputs.device))
         return torch.stack([scores.totals(outputs[part], targets[part]) for part in parts]).sum(0).tolist()
 
     def _test_examples(self) -> tuple[Any, np.ndarray, list[int]]:
@@ -427,7 +428,7 @@ def load(
     """The run in a directory; ``model`` is the module or function it was trained with, where that cannot be imported,
     and ``task`` the class of its task.
 
-    ``best``: with the model of the round that was best on the validation images, not that of the last round.
+    ``best``: with the model of the round that was best on the validation examples, not that of the last round.
 
     A model of a user's own is made by its code: what this user has not run by name on this machine is refused without
     ``trust``, what has changed since the training without ``accept_changed_code``.

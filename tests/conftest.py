@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from limits import LIMIT
 from rank_plugin import RankPlugin
 from ranks import SIZE, barrier, communicator, find_mpirun, is_root, python
 from repository import ROOT
@@ -124,7 +125,7 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
         *arguments: object,
         module: str = "fedlada_mpi.run",
         command: tuple[str, ...] | None = None,
-        timeout: float = 250,
+        timeout: float = LIMIT,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         check: bool = False,

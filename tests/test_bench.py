@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 import torch
+from limits import LIMIT
 from ranks import find_mpirun, python
 
 from fedlada_mpi import bench
@@ -32,13 +33,29 @@ def test_rows_of_several_models(tmp_path, capsys):
     assert "mlp: fedlada round" in capsys.readouterr().out
 
 
+def test_rows_of_text_with_adapters(tmp_path, capsys):
+    path = tmp_path / "bench.json"
+    text = ["--dataset", "shakespeare", "--length", "5", "--tokens", "7", "--batch-size", "2", "--model", "gpt", "lstm"]
+    common = [*text, "--only", "round", "evaluation", "--local-steps", "1", "--rounds", "1", "--participants", "2"]
+    assert bench.main([*common, "--baseline", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["results"]
+    assert [row.get("model") for row in rows] == ["gpt", None, "lstm", None]
+    assert rows[0]["baseline_seconds"] > 0
+    assert {row["unit"] for row in rows} == {"rows"}
+    adapted = [*common[:-2], "--participants", "1", "--lora", "2", "--lora-on", "attn", "--json", str(path)]
+    adapted.remove("lstm")
+    assert bench.main(adapted) == 0
+    assert json.loads(path.read_text())["results"][0]["floor_seconds"] < rows[0]["floor_seconds"]
+    assert "rows/s" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_mpirun() is None, reason="no mpirun")
 def test_participants_are_divided_among_the_ranks(tmp_path):
     path = tmp_path / "bench.json"
     command = [find_mpirun(), "-n", "2", python(), "-m", "fedlada_mpi.bench", *SMALL]
     command += ["--participants", "1", "3", "--baseline", "--json", str(path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=250)
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT)
     rows = json.loads(path.read_text())["results"]
     assert [row["what"].split(",")[1] for row in rows] == [" 1 participant on 2 ranks", " 3 participants on 2 ranks"]
 

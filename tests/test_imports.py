@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from limits import LIMIT
 from repository import ROOT
 
 PACKAGE = ROOT / "fedlada_mpi"
@@ -59,7 +60,7 @@ def test_the_analysis_of_runs_does_not_know_the_paper():
 def test_importing_mpi_needs_no_torch():
     """A wrong launcher is reported without waiting for torch."""
     code = "import sys, fedlada_mpi.mpi; sys.exit('torch' in sys.modules or 'mpi4py.MPI' not in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=150)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=LIMIT)
 
 
 def modules() -> dict[str, Path]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from limits import LIMIT
 from PIL import Image
 from ranks import SIZE, barrier, is_root
 from repository import ROOT
@@ -102,7 +103,7 @@ def test_importing_the_package_is_cheap():
     code = (
         "import sys, fedlada_mpi; sys.exit(bool({'torch', 'numpy', 'mpi4py', 'fedlada_mpi.settings'} & {*sys.modules}))"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=150)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=LIMIT)
 
 
 def test_public_names():
@@ -235,13 +236,13 @@ def test_a_share_of_the_arrays_chooses_the_best_round(settings, arrays, shared_t
     assert equal(best, last) == (chosen["round"] == settings["rounds"])
     refused = refusal(**given, data=Data(**arrays), validation=0.9, overwrite=True)
     assert re.fullmatch(
-        "validation: got 0.9, which leaves (client . no image|no training image of .*): give less", refused
+        "validation: got 0.9, which leaves (client . no row|no training example of .*): give less", refused
     )
 
 
 def test_the_best_model_of_a_run_without_validation(settings):
     run = train(**settings)
-    with pytest.raises(UserError, match=r"has no best\.pt, as it had no validation images"):
+    with pytest.raises(UserError, match=r"has no best\.pt, as it had no validation examples"):
         _ = load(run.dir, best=True).model
 
 
@@ -269,8 +270,8 @@ def test_where_arrays_cannot_be_written(settings, arrays):
         (dict(train_images=None), "got no train_images, expected Data(train_images="),
         (dict(clients=[]), "got no clients"),
         (dict(clients=7), "data: got clients 7, expected the owner of each row, or a list of index arrays"),
-        (dict(clients=[[0, 1], []]), "client 1 has no images"),
-        (dict(clients=[[0, 18]]), "client 0: got index 18, expected 0 to 17, for 18 training images"),
+        (dict(clients=[[0, 1], []]), "client 1 has no rows"),
+        (dict(clients=[[0, 18]]), "client 0: got index 18, expected 0 to 17, for 18 training rows"),
         (dict(clients=[[-1]]), "client 0: got index -1"),
         (dict(clients=[np.ones(18, bool)]), "client 0: got bool of shape [18], expected a list of integer indices"),
         (dict(clients=[0, 1]), "got 2 owners for 18 rows, expected one for each"),
@@ -555,7 +556,7 @@ def test_at_once_is_each_alone(settings, out):
     }
     expected = {name: train(**{**settings, **kind, "out": out / name}) for name, kind in kinds.items()}
     before = surroundings()
-    meeting = threading.Barrier(len(kinds), timeout=150)
+    meeting = threading.Barrier(len(kinds), timeout=LIMIT)
     found, failures = {}, []
 
     def work(name: str) -> None:

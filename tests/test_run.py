@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from limits import LIMIT
 from ranks import SIZE, barrier, communicator, is_root, python
 from torch import nn
 from training_runs import CLASSES, Run, arguments, make_data, run_here
@@ -372,7 +373,7 @@ def own(tmp_path):
 
 def test_an_exception_on_one_rank_ends_all(data, tmp_path, mpirun):
     words = arguments(data, tmp_path / "out", {**SHORT, "init": ""})
-    done = mpirun(3, *words, command=("-c", FAILS), cwd=tmp_path, timeout=150)
+    done = mpirun(3, *words, command=("-c", FAILS), cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.count("Traceback (most recent call last)") == 1
     assert "rank 1 of 3 failed:" in done.stderr
@@ -381,7 +382,7 @@ def test_an_exception_on_one_rank_ends_all(data, tmp_path, mpirun):
 
 def test_a_users_model_that_raises_is_named_with_its_line(data, own, mpirun):
     words = arguments(data, own / "out", {**SHORT, "init": "", "model": "own:raises_on_one_rank"})
-    done = mpirun(2, *words, cwd=own, timeout=150)
+    done = mpirun(2, *words, cwd=own)
     assert done.returncode == 2
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert lines == [
@@ -402,7 +403,7 @@ def test_a_users_model_that_raises_is_named_with_its_line(data, own, mpirun):
 )
 def test_a_users_exit_on_one_rank_ends_all(model, status, words, data, own, mpirun):
     settings = {**SHORT, "init": "", "model": model, "rounds": 4, "participation": 1.0, "engine": "generic"}
-    done = mpirun(2, *arguments(data, own / "out", settings), cwd=own, timeout=150)
+    done = mpirun(2, *arguments(data, own / "out", settings), cwd=own)
     assert (done.returncode, done.stderr.count(words)) == (status, 1), done.stderr
 
 
@@ -527,7 +528,7 @@ def test_random_layers_are_the_same_on_any_number_of_ranks_and_after_a_resume(
     for name, value in once.model.items():
         torch.testing.assert_close(turns.model[name], value, rtol=1e-12, atol=1e-14)
     words = arguments(data, tmp_path / "ranks", {**settings, "rounds": 2})
-    assert mpirun(3, *words, cwd=tmp_path, timeout=150).returncode == 0
+    assert mpirun(3, *words, cwd=tmp_path).returncode == 0
     resumed = Run(tmp_path / "ranks", data)
     assert main([*arguments(data, resumed.out, {**settings, "rounds": 4}), "--resume"]) == 0
     for name, value in once.model.items():
@@ -573,7 +574,7 @@ def test_start_waits_for_no_compiler(data, out):
     """Imports are most of a run's start: torch's compiler takes 4 s, torchvision as long again."""
     words = arguments(data, out, {**SHORT, "rounds": 1})
     code = f"import sys; from fedlada_mpi.run import main; main({words!r}); print('|', *sys.modules)"
-    done = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=250)
+    done = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=LIMIT)
     imported = done.stdout.partition("|")[2].split()
     assert "torch" in imported, done.stderr
     assert not {"triton", "torch._dynamo", "torchvision", "matplotlib", "plotly"} & set(imported)

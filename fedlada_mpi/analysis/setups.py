@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .. import settings
@@ -69,8 +69,14 @@ def _values(one: Group) -> dict[str, str]:
         if name in ENVIRONMENT:
             values[ENVIRONMENT[name]] = _several(str(run.environment.get(name) or UNKNOWN) for run in one.runs)
         else:
-            values[setting_name(name)] = _several(in_words(name, run.settings[name]) for run in one.runs)
+            values[setting_name(name)] = _several(in_words(name, _value(run.settings, name)) for run in one.runs)
     return values
+
+
+def _value(of: Mapping[str, Any], name: str) -> Any:
+    """A setting's value; of a loss that was not given, the default of the task."""
+    default = settings.TASKS.get(of["task"], ("",))[0] if name == "loss" else ""
+    return default if of[name] == "" else of[name]
 
 
 def setting_name(name: str) -> str:

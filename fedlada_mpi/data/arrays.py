@@ -11,25 +11,19 @@ from typing import Any
 import numpy as np
 
 from ..settings import SETTINGS, check_value, coerce
-from ..support.errors import UserError, first_line, shortened
+from ..support.errors import UserError, shortened
 from .datasets import PREPARING
-from .manifest import ARRAYS, MANIFEST, NORMALISE, Stored, data_root, is_name, read_manifest
+from .given import alike, array, inputs_of, names_of, native, next_tokens, stacked
+from .manifest import ARRAYS, MANIFEST, NORMALISE, data_root, read_manifest
 from .normalise import by_client
 from .partition import hold_out, natural
 from .prepare import Examples, complete, describe, simplest, strata_of, tests_of, write_shards
 from .rows import (
     Inputs,
     Ragged,
-    Rows,
     as_floats,
     has_floats,
-    is_finite,
-    longest,
     named,
-    ragged,
-    shifted,
-    values_of,
-    with_values,
 )
 from .settings import STRATA, PrepareSettings
 from .sources import ArraySet, ImageSet
@@ -91,11 +85,11 @@ class Data:
             raise UserError("data: got no clients, expected the owner of each row, or a list of index arrays")
         self.client_names: list[str] = []
         self.tested: list[np.ndarray] | None = None
+        self.no_classes: UserError | None = None  # why targets that look like classes are none
         self.examples = self._array_set() if others else self._image_set()
         owners = self.examples.test_owners
         if isinstance(self.examples, ArraySet):
-            checked = replace(self.examples, test_owners=None)
-            check_arrays(checked, "data")
+            checked = self._checked(replace(self.examples, test_owners=None))
             self.examples = simplest(checked) if owners is None else checked
         if isinstance(self.examples, ImageSet):
             check(self.examples, ARRAYS, "data")
@@ -108,13 +102,28 @@ class Data:
 
         ``test``: a data set, or one for each of some clients by name. ``more`` are the other arguments of ``Data``.
         """
+        if not isinstance(train, (Mapping, list, tuple)):
+            got = shortened(train)
+            raise UserError(f"data: got {got}, expected a data set for each client, by name or in a list")
         sets = dict(train) if isinstance(train, Mapping) else dict(enumerate(train))
         if not sets:
             raise UserError("data: got no training data sets, expected one for each client")
-        inputs, targets, owners = _stacked(sets, "training")
+        inputs, targets, owners = stacked(sets, "training")
         if isinstance(test, Mapping):
-            return cls(inputs=inputs, targets=targets, clients=owners, test=_stacked(dict(test), "test"), **more)
-        return cls(inputs=inputs, targets=targets, clients=owners, test=_stacked({"": test}, "test")[:2], **more)
+            return cls(inputs=inputs, targets=targets, clients=owners, test=stacked(dict(test), "test"), **more)
+        return cls(inputs=inputs, targets=targets, clients=owners, test=stacked({"": test}, "test")[:2], **more)
+
+    def _checked(self, examples: ArraySet) -> ArraySet:
+        """Integers that cannot be classes are numbers of a task that a run must name."""
+        try:
+            check_arrays(examples, "data")
+        except UserError as error:
+            if self.task or self.class_names or examples.task != "classification":
+                raise
+            examples = replace(examples, task="")
+            check_arrays(examples, "data")
+            self.no_classes = error
+        return examples
 
     def _image_set(self) -> ImageSet:
         for name in _IMAGES[:4]:
@@ -141,7 +150,7 @@ class Data:
             raise UserError(
                 f"data: test: got {shortened(type(self.test))}, expected (inputs, targets) or with the owners"
             )
-        inputs, tests = _alike(_inputs(self.inputs, "data: inputs"), _inputs(self.test[0], "data: test inputs"))
+        inputs, tests = alike(inputs_of(self.inputs, "data: inputs"), inputs_of(self.test[0], "data: test inputs"))
         targets, test_targets = self._targets(inputs, tests)
         task = self.task or ("next-token" if self.targets is None else task_of(targets))
         if self.normalise != "none" and not has_floats(inputs):
@@ -151,7 +160,7 @@ class Data:
         image = is_image(inputs) and is_image(tests) if self.image is None else self.image
         if image:
             inputs, tests = (self._images(part) for part in (inputs, tests))
-        owners = _names(self.test[2], "data: owners of the test rows") if len(self.test) == 3 else None
+        owners = names_of(self.test[2], "data: owners of the test rows") if len(self.test) == 3 else None
         names = [str(name) for name in self.class_names or ()]
         return ArraySet(inputs, targets, tests, test_targets, None, owners, names, task, image=image)
 
@@ -162,10 +171,10 @@ class Data:
         if (given[0] is None) != (given[1] is None):
             raise UserError("data: got targets of training or test rows alone, expected both, or none for tokens")
         if given[0] is not None:
-            return [_native(array(part, "data: targets")) for part in given]
+            return [native(array(part, "data: targets")) for part in given]
         if self.task not in (None, "", "next-token"):
             raise UserError(f"data: got no targets for the task {self.task}, expected targets=")
-        both = [_next(part) for part in (inputs, tests)]
+        both = [next_tokens(part) for part in (inputs, tests)]
         if isinstance(inputs, Ragged):
             width = max(part.shape[1] for part in both)
             both = [np.pad(part, ((0, 0), (0, width - part.shape[1])), constant_values=-1) for part in both]
@@ -192,7 +201,7 @@ class Data:
             )
         if isinstance(first := next(iter(self.clients)), (list, tuple)) or np.ndim(first):
             return [self._indices(client, indices, rows) for client, indices in enumerate(self.clients)]
-        owners = _names(self.clients, "data: clients")
+        owners = names_of(self.clients, "data: clients")
         if owners.ndim != 1 or owners.dtype.kind not in "iuUSb":
             got = f"{owners.dtype} of shape {list(owners.shape)}"
             raise UserError(f"data: clients: got {got}, expected a name or a number for each row, or index arrays")
@@ -217,13 +226,13 @@ class Data:
         what = f"data: client {client}"
         indices = array(given, what)
         if indices.size == 0:
-            raise UserError(f"{what} has no images, expected at least one index: leave the client out")
+            raise UserError(f"{what} has no rows, expected at least one index: leave the client out")
         if indices.ndim != 1 or indices.dtype.kind not in "iu":
             shape = list(indices.shape)
             raise UserError(f"{what}: got {indices.dtype} of shape {shape}, expected a list of integer indices")
         if indices.min() < 0 or indices.max() >= count:
             odd = indices.min() if indices.min() < 0 else indices.max()
-            raise UserError(f"{what}: got index {odd}, expected 0 to {count - 1}, for {count} training images")
+            raise UserError(f"{what}: got index {odd}, expected 0 to {count - 1}, for {count} training rows")
         return indices.astype(np.int64)
 
     def _per_channel(self, name: str, channels: int) -> tuple[float, ...] | None:
@@ -270,133 +279,6 @@ def _parts(examples: Examples) -> list[np.ndarray]:
     return parts
 
 
-def _inputs(given: Any, what: str) -> Inputs:
-    """Arrays, rows of any length, or several of these by name."""
-    if isinstance(given, Mapping):
-        if not given:
-            raise UserError(f"{what}: got no arrays, expected at least one")
-        if odd := next((name for name in given if not isinstance(name, str) or not is_name(name)), None):
-            raise UserError(f"{what}: got the name {shortened(odd)}, expected a keyword of the model, such as 'age'")
-        return {name: _rows(rows, f"{what} {name!r}") for name, rows in given.items()}
-    return _rows(given, what)
-
-
-def _alike(train: Inputs, test: Inputs) -> tuple[Inputs, Inputs]:
-    """Rows that all have one length in one of the two parts only are ragged in both."""
-    if isinstance(train, dict) and isinstance(test, dict) and train.keys() == test.keys():
-        pairs = {name: _pair(train[name], test[name]) for name in train}
-        return {name: pair[0] for name, pair in pairs.items()}, {name: pair[1] for name, pair in pairs.items()}
-    return (train, test) if isinstance(train, dict) or isinstance(test, dict) else _pair(train, test)
-
-
-def _pair(train: Rows, test: Rows) -> tuple[Rows, Rows]:
-    if isinstance(train, Ragged) and isinstance(test, np.ndarray) and test.ndim == 2:
-        return train, ragged([*test])
-    if isinstance(test, Ragged) and isinstance(train, np.ndarray) and train.ndim == 2:
-        return ragged([*train]), test
-    return train, test
-
-
-def _rows(given: Any, what: str) -> Rows:
-    if isinstance(given, Ragged):
-        return given
-    if isinstance(given, (list, tuple)) and given and all(_is_row(row) for row in given):
-        rows = [array(row, what) for row in given]
-        if len({row.shape for row in rows}) > 1:
-            if odd := next((list(row.shape) for row in rows if row.ndim != 1), None):
-                raise UserError(f"{what}: got a row of shape {odd}, expected all of one shape, or of one dimension")
-            # An empty list has no type of its own.
-            kind = np.result_type(*(row.dtype for row in rows if row.size))
-            return ragged([_native(row) if row.size else np.empty(0, kind) for row in rows])
-        return _native(np.stack(rows))
-    return _native(array(given, what))
-
-
-def like(stored: Stored, given: Any, what: str) -> Rows:
-    """Rows of an array as a run was trained on; raises ``UserError`` for others."""
-    rows = _rows(given, what)
-    if isinstance(rows, np.ndarray) and stored.ragged and rows.ndim > 1:
-        rows = ragged([*rows])
-    values, shape = values_of(rows), stored.shape[1:] if stored.ragged else stored.shape
-    if isinstance(rows, Ragged) != stored.ragged or values.shape[1:] != shape:
-        length = "any length" if stored.ragged else f"shape {list(stored.shape)}"
-        raise UserError(f"{what}: got shape {list(values.shape)}, expected rows of {length}")
-    if values.dtype.kind not in "biuf" or ((values.dtype.kind == "f") > (stored.dtype[0] == "f") and not stored.mean):
-        raise UserError(f"{what}: got {values.dtype}, expected {stored.dtype}")
-    if not is_finite(values):
-        raise UserError(f"{what}: got numbers that are not finite, expected finite ones")
-    if isinstance(rows, Ragged) and longest(rows) > stored.shape[0]:
-        raise UserError(f"{what}: got a row of {longest(rows)}, expected at most {stored.shape[0]}, as in training")
-    if stored.values and values.size and (values.min() < 0 or values.max() >= stored.values):
-        odd = values.min() if values.min() < 0 else values.max()
-        raise UserError(f"{what}: got {odd}, expected 0 to {stored.values - 1}, as in training")
-    floats = stored.dtype[0] == "f" and values.dtype.kind != "f"
-    return with_values(rows, values.astype(stored.dtype)) if floats else rows
-
-
-def _is_row(row: object) -> bool:
-    return isinstance(row, (list, np.ndarray)) or hasattr(row, "detach")
-
-
-def _native(values: np.ndarray) -> np.ndarray:
-    """In the byte order of this machine."""
-    return values.astype(values.dtype.newbyteorder("="), copy=False) if values.dtype.kind in "iuf" else values
-
-
-def _next(tokens: Inputs) -> np.ndarray:
-    """The targets of tokens."""
-    values = None if isinstance(tokens, dict) else values_of(tokens)
-    if (
-        isinstance(tokens, dict)
-        or values is None
-        or values.dtype.kind not in "iu"
-        or values.ndim + isinstance(tokens, Ragged) != 2
-    ):
-        raise UserError(
-            "data: got no targets, expected them, or tokens as inputs: integers [n, length], or lists of them"
-        )
-    return shifted(tokens)
-
-
-def _names(given: Any, what: str) -> np.ndarray:
-    """Names or numbers of owners; text may come as Python objects, as pandas has it."""
-    owners = array(given, what)
-    text = owners.dtype == object and all(isinstance(owner, str) for owner in owners.reshape(-1))
-    return owners.astype(str) if text else owners
-
-
-def _stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, np.ndarray]:
-    """All pairs of some data sets: inputs, targets and the owner of each."""
-    xs, ys, owners = [], [], []
-    for name, dataset in sets.items():
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise UserError(f"data: {what} data set {name!r}: got {shortened(dataset)}, expected one with a length")
-        for i in range(len(dataset)):
-            pair = dataset[i]
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise UserError(f"data: {what} data set {name!r}: got {shortened(pair)}, expected pairs (x, y)")
-            xs.append(pair[0])
-            ys.append(array(pair[1], f"data: {what} targets"))
-            owners.append(name)
-        if not len(dataset):
-            raise UserError(f"data: {what} data set {name!r} has no rows, expected at least one: leave it out")
-    if isinstance(xs[0], Mapping):
-        inputs: Any = {key: [array(x[key], f"data: {what} inputs") for x in xs] for key in xs[0]}
-    else:
-        inputs = [array(x, f"data: {what} inputs") for x in xs]
-    if len({y.shape for y in ys}) > 1:
-        raise UserError(f"data: {what} targets have several shapes, expected one")
-    return inputs, np.stack(ys), np.array(owners)
-
-
-def array(given: object, what: str) -> np.ndarray:
-    """The value as an array; a tensor may be on a GPU or have a gradient."""
-    try:
-        return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise UserError(f"{what}: got {type(given).__name__}, expected an array ({first_line(error)})") from None
-
-
 def shards(data: Data, settings: Mapping[str, Any]) -> str:
     """The directory of the data's shards, for the setting ``dataset``; the same arrays always have the same one.
 
@@ -410,6 +292,8 @@ def shards(data: Data, settings: Mapping[str, Any]) -> str:
     for name, value in asked.items():
         check_value(SETTINGS[name], value, name)
     share, seed = asked["validation"], asked["partition_seed"] if asked["validation"] else PrepareSettings.seed
+    if data.no_classes is not None and settings.get("task") in (None, "", "classification"):
+        raise data.no_classes
     root, digest = data_root(asked["data_dir"]), data.digest
     held_out = f"-validation{share!r}-seed{seed}" if share else ""
     out = root / f"{ARRAYS}-{digest[:12]}{held_out}"
@@ -426,7 +310,7 @@ def _write(data: Data, digest: str, out: Path, validation: float, seed: int) -> 
     held = trained_on[hold_out(validation, labels[trained_on], seed)[1]]
     owned = [indices[~np.isin(indices, held)] for indices in data.clients]
     if empty := [client for client, indices in enumerate(owned) if not len(indices)]:
-        raise UserError(f"--validation: got {validation:g}, which leaves client {empty[0]} no image: give less")
+        raise UserError(f"--validation: got {validation:g}, which leaves client {empty[0]} no row: give less")
     kept = np.setdiff1d(np.arange(len(examples.targets)), held)
     settings = PrepareSettings(
         ARRAYS,

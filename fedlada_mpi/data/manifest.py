@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import reprlib
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -21,6 +20,7 @@ import numpy as np
 from ..settings import SHIPPED
 from ..support.errors import UserError
 from ..support.inputs import read_bytes
+from . import json_checks as checks
 from .partition import KINDS, Rule
 
 if TYPE_CHECKING:
@@ -33,16 +33,13 @@ ARRAYS = "arrays"  # the name of data that was given from Python
 RAW_PATH = "raw_path"  # where the raw data was; not in the manifest, which is the same on every machine
 VALIDATION_FILE = "validation.h5"  # only where a share of the training images was held out
 PREPARE_AGAIN = ": run python -m data_prep again with --force"
-MANY = 1 << 40  # more images, bytes or pixels than any data set has, and still safe to add and multiply
 DTYPES = ("bool", *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)))
 DTYPES += tuple(f"float{bits}" for bits in (16, 32, 64))
 IGNORED = 255  # the pixels of a mask that count for nothing
 NORMALISE = ("none", "pooled", "client")
 POOLED = ("csv", *SHIPPED)  # normalised so unless told otherwise
-LARGEST = 1e38  # of numbers that arrays are normalised by
 MOST_DIMENSIONS = 16
 MOST_VALUES = 2**31  # that tokens may have
-ANY = (-1,)  # for the length of a list
 # What the shards of format 2 contain; every file has a digest of it.
 CONTENTS = (
     *("task", "loss", "classes", "class_names", "image", "mean", "std"),
@@ -285,7 +282,7 @@ def read_manifest(directory: str | os.PathLike) -> Manifest:
 @lru_cache(maxsize=1)  # a run reads it several times, and that of 100,000 clients takes a second
 def _parsed(text: str, path: Path) -> Manifest:
     try:
-        data = _mapping(json.loads(text), "the manifest")
+        data = checks.mapping(json.loads(text), "the manifest")
         check_format(data.get("format"), path)
         return _manifest(data, path.parent)
     except (ValueError, RecursionError) as error:
@@ -295,7 +292,7 @@ def _parsed(text: str, path: Path) -> Manifest:
 def check_format(version: object, path: Path) -> None:
     if isinstance(version, bool) or version not in FORMATS:
         expected = " or ".join(map(str, FORMATS))
-        raise UserError(f"{path}: shards of format {_short(version)}, expected format {expected}{PREPARE_AGAIN}")
+        raise UserError(f"{path}: shards of format {checks.short(version)}, expected format {expected}{PREPARE_AGAIN}")
 
 
 def _manifest(data: dict[str, Any], root: Path) -> Manifest:
@@ -304,13 +301,13 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
     def field(name: str, check: Callable[..., Any], *arguments: Any) -> Any:
         return check(data.get(name), f"'{name}'", *arguments)
 
-    dataset = field("dataset", _text)
+    dataset = field("dataset", checks.text)
     if not re.fullmatch(r"[\w.-]{1,64}", dataset):
-        raise ValueError(f"'dataset' is {_short(dataset)}, expected a name")
-    version, clients = data["format"], field("clients", _integer, 1)
-    silos = field("silos", _integer, 1, clients)
-    validation = _share(data.get("validation", 0.0), "'validation'", "of the training images")
-    test_share = _share(data.get("test_share", 0.0), "'test_share'", "of the images")
+        raise ValueError(f"'dataset' is {checks.short(dataset)}, expected a name")
+    version, clients = data["format"], field("clients", checks.integer, 1)
+    silos = field("silos", checks.integer, 1, clients)
+    validation = checks.share(data.get("validation", 0.0), "'validation'", "of the training examples")
+    test_share = checks.share(data.get("test_share", 0.0), "'test_share'", "of the examples")
     about = (_images if version == 1 else _arrays)(data, clients)
     sizes, test_sizes, names = about["sizes"], about["test_sizes"], [silo_file(silo) for silo in range(silos)]
     files = _files(data.get("files"), names, _sets(data, bool(validation), test_sizes), about, version)
@@ -323,21 +320,23 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
             raise ValueError(f"{name} has {files[name][kind]} {kind}, but '{source}' add up to {sizes[ids].sum()}")
         # Memory is taken for this many rows, so the file must be large enough to have them.
         rows = int(sizes[ids].sum() + test_sizes[ids].sum())
-        _integer(files[name]["bytes"], f"the 'bytes' of {name}", rows * _row_bytes(about))
+        checks.integer(files[name]["bytes"], f"the 'bytes' of {name}", rows * _row_bytes(about))
     return Manifest(
         root=root,
         dataset=dataset,
         clients=clients,
         silos=silos,
         client_ids=client_ids,
-        client_names=tuple(field("client_names", _list, _text, (0, clients))),
+        client_names=tuple(field("client_names", checks.items, checks.text, (0, clients))),
         partition=_rule(data.get("partition")),
-        seed=field("seed", _integer, 0, 2**32 - 1),
-        source=field("source", _text),
+        seed=field("seed", checks.integer, 0, 2**32 - 1),
+        source=field("source", checks.text),
         files=files,
-        client_sha256=tuple(_list(data.get("client_sha256", []), "'client_sha256'", _checksum, (0, clients))),
+        client_sha256=tuple(
+            checks.items(data.get("client_sha256", []), "'client_sha256'", checks.checksum, (0, clients))
+        ),
         validation=validation,
-        resize=_integer(data.get("resize", 0), "'resize'"),
+        resize=checks.integer(data.get("resize", 0), "'resize'"),
         test_share=test_share,
         format=version,
         **about,
@@ -346,12 +345,12 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
 
 def _images(data: dict[str, Any], clients: int) -> dict[str, Any]:
     """What format 1 says of its images and labels."""
-    classes = _integer(data.get("classes"), "'classes'", 1)
-    shape = _list(data.get("image_shape"), "'image_shape'", _integer, (3,), 1)
+    classes = checks.integer(data.get("classes"), "'classes'", 1)
+    shape = checks.items(data.get("image_shape"), "'image_shape'", checks.integer, (3,), 1)
     counts = _counts(data.get("counts"), clients, classes)
     return {
         "classes": classes,
-        "class_names": tuple(_list(data.get("class_names"), "'class_names'", _text, (classes,))),
+        "class_names": tuple(checks.items(data.get("class_names"), "'class_names'", checks.text, (classes,))),
         **_per_channel(data, shape),
         "sizes": counts.sum(axis=1),
         "counts": counts,
@@ -363,9 +362,9 @@ def _images(data: dict[str, Any], clients: int) -> dict[str, Any]:
 
 
 def _per_channel(data: dict[str, Any], shape: Sequence[int]) -> dict[str, Any]:
-    mean, std = (_list(data.get(name), f"'{name}'", _number, (shape[2],)) for name in ("mean", "std"))
+    mean, std = (checks.items(data.get(name), f"'{name}'", checks.number, (shape[2],)) for name in ("mean", "std"))
     if min(std) <= 0:
-        raise ValueError(f"'std' is {_short(std)}, expected more than 0")
+        raise ValueError(f"'std' is {checks.short(std)}, expected more than 0")
     return {"image_shape": (shape[0], shape[1], shape[2]), "mean": tuple(mean), "std": tuple(std)}
 
 
@@ -375,16 +374,20 @@ def _arrays(data: dict[str, Any], clients: int) -> dict[str, Any]:
     def field(name: str, check: Callable[..., Any], *arguments: Any) -> Any:
         return check(data.get(name), f"'{name}'", *arguments)
 
-    classes, image, inputs = field("classes", _integer), field("image", _boolean), _inputs(data.get("inputs"))
+    classes, image, inputs = (
+        field("classes", checks.integer),
+        field("image", checks.boolean),
+        _inputs(data.get("inputs")),
+    )
     targets = _stored(data.get("targets"), "'targets'")
     if targets.ragged or targets.mean:
         raise ValueError("'targets' are ragged or normalised, expected neither")
     if image and (isinstance(inputs, dict) or (inputs.dtype, len(inputs.shape), inputs.ragged) != ("uint8", 3, False)):
-        raise ValueError(f"'inputs' are {_short(data.get('inputs'))}, expected uint8 images")
-    sizes = np.array(field("sizes", _list, _integer, (clients,), 1), np.int64)
-    texts = {name: field(name, _text) for name in ("task", "loss", "normalise")}
+        raise ValueError(f"'inputs' are {checks.short(data.get('inputs'))}, expected uint8 images")
+    sizes = np.array(field("sizes", checks.items, checks.integer, (clients,), 1), np.int64)
+    texts = {name: field(name, checks.text) for name in ("task", "loss", "normalise")}
     if texts["normalise"] not in NORMALISE or not all(re.fullmatch(r"[\w.-]{0,64}", text) for text in texts.values()):
-        raise ValueError(f"'task', 'loss' and 'normalise' are {_short([*texts.values()])}, expected names")
+        raise ValueError(f"'task', 'loss' and 'normalise' are {checks.short([*texts.values()])}, expected names")
     counts = np.empty((clients, 0), np.int64)
     if (texts["task"] == "classification" and not targets.shape) != ("counts" in data):
         raise ValueError("'counts' are missing, or there although rows have no classes")
@@ -392,22 +395,22 @@ def _arrays(data: dict[str, Any], clients: int) -> dict[str, Any]:
         counts = _counts(data["counts"], clients, classes)
         if not np.array_equal(counts.sum(axis=1), sizes):
             raise ValueError("'counts' do not add up to 'sizes'")
-    edges = field("edges", _list, _real, ANY)
+    edges = field("edges", checks.items, checks.real, checks.ANY)
     if any(after <= before for before, after in pairwise(edges)):
-        raise ValueError(f"'edges' are {_short(edges)}, expected each more than the one before")
+        raise ValueError(f"'edges' are {checks.short(edges)}, expected each more than the one before")
     about = _per_channel(data, inputs.shape) if image and isinstance(inputs, Stored) else _no_channels(data)
     return {
         **about,
         **texts,
         "classes": classes,
-        "class_names": tuple(field("class_names", _list, _text, (0, classes))),
+        "class_names": tuple(field("class_names", checks.items, checks.text, (0, classes))),
         "sizes": sizes,
         "counts": counts,
         "inputs": inputs,
         "targets": targets,
-        "test_sizes": np.array(field("test_sizes", _list, _integer, (clients,)), np.int64),
+        "test_sizes": np.array(field("test_sizes", checks.items, checks.integer, (clients,)), np.int64),
         "image": image,
-        "feature_names": tuple(field("feature_names", _list, _text, ANY)),
+        "feature_names": tuple(field("feature_names", checks.items, checks.text, checks.ANY)),
         "edges": tuple(edges),
         "reading": _reading(data.get("reading")),
         "contents": contents_digest(data),
@@ -416,7 +419,7 @@ def _arrays(data: dict[str, Any], clients: int) -> dict[str, Any]:
 
 def _no_channels(data: dict[str, Any]) -> dict[str, Any]:
     for name in ("mean", "std"):
-        _list(data.get(name), f"'{name}'", _number, (0,))
+        checks.items(data.get(name), f"'{name}'", checks.number, (0,))
     return {"image_shape": (0, 0, 0), "mean": (), "std": ()}
 
 
@@ -427,12 +430,12 @@ def contents_digest(manifest: Mapping[str, Any]) -> str:
 
 
 def _inputs(value: object) -> Stored | dict[str, Stored]:
-    arrays = _mapping(value, "'inputs'")
+    arrays = checks.mapping(value, "'inputs'")
     if isinstance(arrays.get("dtype"), str):
         return _stored(arrays, "'inputs'")
     for name in arrays:
         if not is_name(name):
-            raise ValueError(f"an array of 'inputs' is called {_short(name)}, expected the name of a keyword")
+            raise ValueError(f"an array of 'inputs' is called {checks.short(name)}, expected the name of a keyword")
     if not arrays:
         raise ValueError("'inputs' are {}, expected arrays")
     return {name: _stored(array, f"'inputs' {name}") for name, array in arrays.items()}
@@ -444,41 +447,43 @@ def is_name(name: str) -> bool:
 
 
 def _stored(value: object, what: str) -> Stored:
-    array = _mapping(value, what)
+    array = checks.mapping(value, what)
     if (dtype := array.get("dtype")) not in DTYPES:
-        raise ValueError(f"the 'dtype' of {what} is {_short(dtype)}, expected one of {', '.join(DTYPES)}")
-    shape = _list(array.get("shape"), f"the 'shape' of {what}", _integer, ANY, 1)
-    if len(shape) > MOST_DIMENSIONS or math.prod(shape) > MANY:
-        raise ValueError(f"the 'shape' of {what} is {_short(shape)}, expected up to {MOST_DIMENSIONS} numbers")
-    ragged = _boolean(array.get("ragged", False), f"'ragged' of {what}")
+        raise ValueError(f"the 'dtype' of {what} is {checks.short(dtype)}, expected one of {', '.join(DTYPES)}")
+    shape = checks.items(array.get("shape"), f"the 'shape' of {what}", checks.integer, checks.ANY, 1)
+    if len(shape) > MOST_DIMENSIONS or math.prod(shape) > checks.MANY:
+        raise ValueError(f"the 'shape' of {what} is {checks.short(shape)}, expected up to {MOST_DIMENSIONS} numbers")
+    ragged = checks.boolean(array.get("ragged", False), f"'ragged' of {what}")
     if ragged and not shape:
         raise ValueError(f"the 'shape' of {what} is [], expected the length of the longest row")
     # One for all, or one per column.
     lengths = (1, shape[0]) if len(shape) == 1 and not ragged else (1,)
     mean, std = (
-        _list(array[name], f"the '{name}' of {what}", _real, lengths) if name in array else []
+        checks.items(array[name], f"the '{name}' of {what}", checks.real, lengths) if name in array else []
         for name in ("mean", "std")
     )
     if len(mean) != len(std) or min(std, default=1) <= 0:
-        raise ValueError(f"the 'std' of {what} is {_short(std)}, expected as many as 'mean', more than 0")
-    values = _integer(array.get("values", 0), f"the 'values' of {what}", 0, MOST_VALUES)
+        raise ValueError(f"the 'std' of {what} is {checks.short(std)}, expected as many as 'mean', more than 0")
+    values = checks.integer(array.get("values", 0), f"the 'values' of {what}", 0, MOST_VALUES)
     return Stored(dtype, tuple(shape), ragged, tuple(mean), tuple(std), values)
 
 
 def _reading(value: object) -> dict[str, Any]:
-    options = _mapping(value, "'reading'")
+    options = checks.mapping(value, "'reading'")
     for name, option in options.items():
         kind = READING.get(name, type(None))
         if isinstance(option, bool) or not isinstance(option, kind):
-            raise ValueError(f"'reading' has {_short(name)}: {_short(option)}, expected options of data_prep")
+            raise ValueError(
+                f"'reading' has {checks.short(name)}: {checks.short(option)}, expected options of data_prep"
+            )
         if kind is list:
-            _list(option, f"'{name}'", _text, ANY)
+            checks.items(option, f"'{name}'", checks.text, checks.ANY)
     return options
 
 
 def _sets(data: dict[str, Any], validation: bool, test_sizes: np.ndarray) -> list[str]:
     """The files that belong to no client; without a test file, clients have their own tests."""
-    absent = data["format"] != 1 and test_sizes.any() and TEST_FILE not in _mapping(data.get("files"), "'files'")
+    absent = data["format"] != 1 and test_sizes.any() and TEST_FILE not in checks.mapping(data.get("files"), "'files'")
     return [TEST_FILE] * (not absent) + [VALIDATION_FILE] * validation
 
 
@@ -490,10 +495,10 @@ def _row_bytes(about: dict[str, Any]) -> int:
 
 def _counts(value: object, clients: int, classes: int) -> np.ndarray:
     """Images per client and class."""
-    rows = _list(value, "'counts'", _sequence, (clients,), classes)
+    rows = checks.items(value, "'counts'", checks.sequence, (clients,), classes)
     counts = np.array(rows)
-    if counts.shape != (clients, classes) or counts.dtype.kind != "i" or counts.min() < 0 or counts.max() > MANY:
-        raise ValueError(f"'counts' are not {clients} rows of {classes} numbers of images")
+    if counts.shape != (clients, classes) or counts.dtype.kind != "i" or counts.min() < 0 or counts.max() > checks.MANY:
+        raise ValueError(f"'counts' are not {clients} rows of {classes} numbers of examples")
     return counts.astype(np.int64)
 
 
@@ -501,103 +506,36 @@ def _files(
     value: object, silo_names: list[str], sets: list[str], about: dict[str, Any], version: int
 ) -> dict[str, dict[str, Any]]:
     """The entries of exactly these files."""
-    files, expected = _mapping(value, "'files'"), [*silo_names, *sets]
+    files, expected = checks.mapping(value, "'files'"), [*silo_names, *sets]
     if set(files) != set(expected):
         odd = sorted(set(files).symmetric_difference(expected))[0]
         others = "".join(f" and {name}" for name in sets)
-        raise ValueError(f"'files' are not {silo_names[0]} to {silo_names[-1]}{others}: {_short(odd)}")
+        raise ValueError(f"'files' are not {silo_names[0]} to {silo_names[-1]}{others}: {checks.short(odd)}")
     kind, row_bytes = "images" if version == 1 else "rows", _row_bytes(about)
     for name, entry in files.items():
-        entry = _mapping(entry, name)
-        _checksum(entry.get("sha256"), f"the 'sha256' of {name}")
-        rows = _integer(entry.get(kind), f"the '{kind}' of {name}", 1)
+        entry = checks.mapping(entry, name)
+        checks.checksum(entry.get("sha256"), f"the 'sha256' of {name}")
+        rows = checks.integer(entry.get(kind), f"the '{kind}' of {name}", 1)
         # Memory is taken for this many rows, so the file must be large enough to have them.
-        _integer(entry.get("bytes"), f"the 'bytes' of {name}", rows * row_bytes)
+        checks.integer(entry.get("bytes"), f"the 'bytes' of {name}", rows * row_bytes)
         if name in silo_names:
-            _list(entry.get("client_ids"), f"the 'client_ids' of {name}", _integer, ())
+            checks.items(entry.get("client_ids"), f"the 'client_ids' of {name}", checks.integer, ())
     return files
 
 
 def _rule(value: object) -> dict[str, Any]:
-    rule = _mapping(value, "'partition'")
+    rule = checks.mapping(value, "'partition'")
     if rule.get("kind") not in KINDS:
-        raise ValueError(f"the partition's 'kind' is {_short(rule.get('kind'))}, expected one of {', '.join(KINDS)}")
+        raise ValueError(
+            f"the partition's 'kind' is {checks.short(rule.get('kind'))}, expected one of {', '.join(KINDS)}"
+        )
     if rule.get("exhausted") not in (None, "refill", "exact"):
-        raise ValueError(f"the partition's 'exhausted' is {_short(rule['exhausted'])}, expected refill or exact")
-    for name, check in (("dirichlet", _number), ("size_sigma", _number), ("classes_per_client", _integer)):
+        raise ValueError(f"the partition's 'exhausted' is {checks.short(rule['exhausted'])}, expected refill or exact")
+    for name, check in (
+        ("dirichlet", checks.number),
+        ("size_sigma", checks.number),
+        ("classes_per_client", checks.integer),
+    ):
         if rule.get(name) is not None:
             check(rule[name], f"the partition's {name!r}")
     return rule
-
-
-# One check per type of JSON: returns the value, or raises ValueError with what it is and what was expected.
-
-
-def _mapping(value: object, what: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{what} is {_short(value)}, expected an object")
-    return value
-
-
-def _text(value: object, what: str) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{what} is {_short(value)}, expected text")
-    return value
-
-
-def _checksum(value: object, what: str) -> str:
-    if not re.fullmatch("[0-9a-f]{64}", _text(value, what)):
-        raise ValueError(f"{what} is {_short(value)}, expected 64 hexadecimal digits")
-    return str(value)
-
-
-def _integer(value: object, what: str, least: int = 0, most: int = MANY) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ValueError(f"{what} is {_short(value)}, expected an integer from {least} to {most}")
-    return value
-
-
-def _boolean(value: object, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{what} is {_short(value)}, expected true or false")
-    return value
-
-
-def _share(value: object, what: str, of: str) -> float:
-    share = _number(value, what)
-    if not 0 <= share < 1:
-        raise ValueError(f"{what} is {_short(share)}, expected a share {of}")
-    return share
-
-
-def _real(value: object, what: str) -> float:
-    """A number of any size that a float32 can have."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < LARGEST:
-        raise ValueError(f"{what} is {_short(value)}, expected a number")
-    return value
-
-
-def _number(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < MANY:
-        raise ValueError(f"{what} is {_short(value)}, expected a number")
-    return value
-
-
-def _sequence(value: object, what: str, *lengths: int) -> list[Any]:
-    """A list of one of these lengths, of ``ANY``, or without any a list that is not empty."""
-    if isinstance(value, list) and lengths == ANY:
-        return value
-    if not isinstance(value, list) or (len(value) not in lengths if lengths else not value):
-        expected = " or ".join(map(str, lengths)) or "one or more"
-        raise ValueError(f"{what} is {_short(value)}, expected a list of {expected}")
-    return value
-
-
-def _list(value: object, what: str, check: Callable[..., Any], lengths: tuple[int, ...], *arguments: Any) -> list[Any]:
-    """Such a list whose elements all pass ``check``."""
-    return [check(item, f"an element of {what}", *arguments) for item in _sequence(value, what, *lengths)]
-
-
-def _short(value: object) -> str:
-    """The value in a few words on one line."""
-    return reprlib.repr(value)

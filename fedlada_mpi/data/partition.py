@@ -44,7 +44,7 @@ def partition(
         return natural(owners)
     if clients > len(labels):
         raise UserError(
-            f"--clients: got {clients} clients for {len(labels)} training images, expected at most {len(labels)}"
+            f"--clients: got {clients} clients for {len(labels)} training examples, expected at most {len(labels)}"
         )
     random = np.random.RandomState(seed)
     order = random.permutation(len(labels))
@@ -79,10 +79,11 @@ def hold_out(share: float, labels: np.ndarray, seed: int) -> tuple[np.ndarray, n
     held = np.sort(order[np.arange(number) * len(labels) // max(number, 1)])
     kept = np.setdiff1d(np.arange(len(labels)), held)
     if not number:
-        raise UserError(f"--validation: got {share:g} of {len(labels)} training images, which is none: give more")
+        raise UserError(f"--validation: got {share:g} of {len(labels)} training examples, which is none: give more")
     if missing := set(np.unique(labels).tolist()) - set(np.unique(labels[kept]).tolist()):
         raise UserError(
-            f"--validation: got {share:g}, which leaves no training image of class {min(missing)}: give less"
+            f"--validation: got {share:g}, which leaves no training example of class or stratum {min(missing)}: "
+            "give less"
         )
     return kept, held
 
@@ -144,7 +145,7 @@ def draw_in_stock(random: np.random.RandomState, prior: np.ndarray, stock: np.nd
     wanted = np.where(stock > 0, prior, 0.0)
     if wanted.sum() == 0:
         raise UserError(
-            f"client {client} needs classes whose images are all used up, so its prior cannot be met exactly: "
+            f"client {client} needs classes whose examples are all used up, so its prior cannot be met exactly: "
             "use --exhausted refill or a larger --dirichlet"
         )
     cumulative = np.cumsum(wanted / wanted.max())
@@ -161,7 +162,7 @@ def pathological_quotas(
         raise UserError(f"--classes-per-client: got {per_client} of {classes} classes, expected at most {classes}")
     if per_client > sizes.min():
         raise UserError(
-            f"--classes-per-client: got {per_client} classes for a client of {sizes.min()} images, "
+            f"--classes-per-client: got {per_client} classes for a client of {sizes.min()} examples, "
             f"expected at most {sizes.min()}"
         )
     assigned = np.zeros(classes, dtype=np.int64)
@@ -181,8 +182,8 @@ def deal(quotas: np.ndarray, pools: list[np.ndarray], exact: bool) -> list[np.nd
     for label, pool in enumerate(pools):
         if exact and wanted[label] > len(pool):
             raise UserError(
-                f"class {label} has {len(pool)} images and its clients want {wanted[label]}, so the class prior cannot "
-                "be met exactly: use --exhausted refill, or other --clients or --classes-per-client"
+                f"class {label} has {len(pool)} examples and its clients want {wanted[label]}, so the class prior "
+                "cannot be met exactly: use --exhausted refill, or other --clients or --classes-per-client"
             )
     ends = np.cumsum(quotas, axis=0)
     owned = []

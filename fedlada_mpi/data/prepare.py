@@ -135,8 +135,11 @@ def divide(
     kept = np.arange(len(examples.targets)) if kept is None else kept
     labels = strata_of(examples, settings.strata) if labels is None else labels
     owners = examples.owners if settings.partition == "natural" else None
+    if owners is not None and owners.dtype.kind == "f" and np.isnan(owners).any():
+        row = int(np.isnan(owners).argmax())
+        raise UserError(f"--partition natural: row {row} has the owner nan, expected a name or a number for each row")
     if owners is not None and (lost := np.setdiff1d(owners, owners[kept])).size:
-        raise UserError(f"--validation: got {settings.validation:g}, which leaves owner {lost[0]} no image: give less")
+        raise UserError(f"--validation: got {settings.validation:g}, which leaves owner {lost[0]} no row: give less")
     if labels is None and settings.partition in ("dirichlet", "pathological"):
         raise UserError(
             f"--partition {settings.partition}: the data has neither classes nor one number as its target, expected "
@@ -152,7 +155,7 @@ def divide(
     if settings.clients is not None and len(owned) != settings.clients:
         raise UserError(
             f"--clients: got {settings.clients}, but the data has {len(owned)} owners: leave it out, or divide all "
-            "images anew with --partition dirichlet"
+            "examples anew with --partition dirichlet"
         )
     check_silos(settings.silos_for(len(owned)), len(owned))
     return owned

@@ -76,6 +76,8 @@ def take_rows(array: Rows, indices: np.ndarray) -> Rows:
 
 def joined(parts: list[Rows]) -> Rows:
     """One array of the rows of all parts."""
+    if len(parts) == 1:
+        return parts[0]
     values = np.concatenate([values_of(part) for part in parts])
     if not isinstance(parts[0], Ragged):
         return values

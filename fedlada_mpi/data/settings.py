@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..settings import MOST, PRESETS, SETTINGS, SHIPPED, check_value
+from ..settings import MOST, PRESETS, SETTINGS, SHIPPED, TASKS, check_value
 from ..support.errors import UserError
 from ..support.suggestions import did_you_mean
 from .manifest import NORMALISE, POOLED, READING, data_root
 from .partition import Rule
 from .sources import LOADERS
-from .sources.base import TASKS
 from .sources.text import LENGTH
 
 DEFAULT_CLIENTS = 100
@@ -170,7 +169,7 @@ class PrepareSettings:
         if not 0 <= self.resize <= LARGEST:
             raise UserError(f"--resize: got {self.resize}, expected 1 to {LARGEST} pixels, such as 32")
         if self.test_share is not None and not 0 < self.test_share < 1:
-            raise UserError(f"--test-share: got {self.test_share}, expected a share of the images, such as 0.1")
+            raise UserError(f"--test-share: got {self.test_share}, expected a share of the rows, such as 0.1")
         if self.task and self.task not in TASKS:
             raise UserError(
                 f"--task: got {self.task!r}, expected one of {', '.join(TASKS)}{did_you_mean(self.task, TASKS)}"

@@ -15,7 +15,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import h5py
@@ -27,7 +27,16 @@ from .checksums import first_wrong
 from .manifest import IGNORED, MANIFEST, TEST_FILE, Manifest, Stored, read_manifest, silo_file
 from .rows import Inputs, Ragged, Rows, is_finite, joined, named, padded, unnamed, values_of, with_values
 
-__all__ = ["Manifest", "Shard", "padded_inputs", "read_clients", "read_manifest", "read_silos", "read_test"]
+__all__ = [
+    "Manifest",
+    "Shard",
+    "map_clients",
+    "padded_inputs",
+    "read_clients",
+    "read_manifest",
+    "read_silos",
+    "read_test",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +65,23 @@ def read_silos(manifest: Manifest, silos: Sequence[int], verify: bool = True) ->
 def read_clients(manifest: Manifest, clients: Sequence[int] | np.ndarray, verify: bool = True) -> Shard:
     """The data of ``clients``, in that order, read straight into one array; ``verify`` compares checksums first."""
     ids = np.asarray(clients, np.int64)
-    silo_of, place_of = manifest.places
     check_files(manifest, files_of(manifest, ids), verify)
-    train = _Part(manifest, ids, manifest.sizes, "")
-    test = _Part(manifest, ids, manifest.test_sizes, "test") if manifest.own_tests else None
+    return _read_clients(manifest, ids, _TO_MEMORY)
+
+
+def map_clients(manifest: Manifest, clients: Sequence[int] | np.ndarray, verify: bool = True) -> list[Shard]:
+    """The data of ``clients``, in that order, left in the files: arrays of a shard are mapped from a single file."""
+    ids = np.asarray(clients, np.int64)
+    check_files(manifest, files_of(manifest, ids), verify)
+    silo_of, place_of = manifest.places
+    parts = _runs(silo_of[ids], place_of[ids]) or [(0, 0)]
+    return [_read_clients(manifest, ids[first:last], _IN_FILE) for first, last in parts]
+
+
+def _read_clients(manifest: Manifest, ids: np.ndarray, access: _Access) -> Shard:
+    silo_of, place_of = manifest.places
+    train = _Part(manifest, ids, manifest.sizes, "", access)
+    test = _Part(manifest, ids, manifest.test_sizes, "test", access) if manifest.own_tests else None
     for first, last in _runs(silo_of[ids], place_of[ids]):
         silo, place = int(silo_of[ids[first]]), int(place_of[ids[first]])
         theirs = manifest.client_ids[silo]
@@ -71,12 +93,12 @@ def read_clients(manifest: Manifest, clients: Sequence[int] | np.ndarray, verify
 
 
 class _Part:
-    """The training rows, or the test rows, of some clients, in memory that is taken once."""
+    """The training rows, or the test rows, of some clients."""
 
-    def __init__(self, manifest: Manifest, ids: np.ndarray, sizes: np.ndarray, group: str):
+    def __init__(self, manifest: Manifest, ids: np.ndarray, sizes: np.ndarray, group: str, access: _Access):
         self.manifest, self.ids, self.sizes, self.group = manifest, ids, sizes, group
         self.offsets = np.concatenate([[0], np.cumsum(sizes[ids])]).astype(np.int64)
-        self.rows = _Arrays(manifest, int(self.offsets[-1]), group)
+        self.rows = _Arrays(manifest, int(self.offsets[-1]), access, group)
 
     def read(self, file: h5py.h5f.FileID, first: int, last: int, theirs: np.ndarray, place: int) -> None:
         """The rows of the clients from ``first`` to ``last``, which begin at ``place`` of the file's clients."""
@@ -91,10 +113,10 @@ class _Part:
 
 
 class _Arrays:
-    """Room for rows of all arrays; those of ragged ones are joined in the end."""
+    """Rows of all arrays, in memory that is taken once, or left in a file; ragged ones are joined in the end."""
 
-    def __init__(self, manifest: Manifest, count: int, group: str = ""):
-        self.manifest, prefix = manifest, f"{group}/" if group else ""
+    def __init__(self, manifest: Manifest, count: int, access: _Access, group: str = ""):
+        self.manifest, self.access, prefix = manifest, access, f"{group}/" if group else ""
         single, self.target = ("images", "labels") if manifest.format == 1 else ("inputs", "targets")
         self.target = prefix + self.target
         self.paths = {name: prefix + (f"{single}/{name}" if name else single) for name in manifest.arrays}
@@ -102,29 +124,39 @@ class _Arrays:
         self.ragged: dict[str, list[Rows]] = {}
         for name, stored in manifest.arrays.items():
             if stored.ragged:
-                empty = np.empty((0, *stored.shape[1:]), stored.dtype)
-                self.ragged[name] = [Ragged(empty, np.zeros(1, np.int64))]
+                self.ragged[name] = []
             else:
-                self.dense[name] = np.empty((count, *stored.shape), stored.dtype)
-        self.targets = np.empty((count, *manifest.targets.shape), manifest.targets.dtype)
+                self.dense[name] = access.room((count, *stored.shape), stored.dtype)
+        self.targets = access.room((count, *manifest.targets.shape), manifest.targets.dtype)
 
     def read(self, file: h5py.h5f.FileID, mine: slice, first: int, rows: int, counts: np.ndarray | None = None) -> None:
         """Fill the rows ``mine`` from row ``first`` of a file on that has so many ``rows``."""
         for name, stored in self.manifest.arrays.items():
             if stored.ragged:
                 count = mine.stop - mine.start
-                self.ragged[name].append(_read_ragged(file, self.paths[name], stored, first, count, rows))
+                self.ragged[name].append(_read_ragged(file, self.paths[name], stored, first, count, rows, self.access))
                 _check_values(self.ragged[name][-1], self.paths[name], stored)
             else:
-                _read(file, self.paths[name], self.dense[name][mine], first, rows)
+                self.dense[name] = self._got(file, self.paths[name], self.dense[name], mine, first, rows)
                 _check_values(self.dense[name][mine], self.paths[name], stored)
-        _read(file, self.target, self.targets[mine], first, rows)
+        self.targets = self._got(file, self.target, self.targets, mine, first, rows)
         _check_targets(self.targets[mine], self.manifest, counts)
+
+    def _got(
+        self, file: h5py.h5f.FileID, name: str, room: np.ndarray, mine: slice, first: int, rows: int
+    ) -> np.ndarray:
+        """All rows, those of ``mine`` from the file; where these are all, they may be elsewhere than in the room."""
+        found = self.access.rows(file, name, room[mine], first, rows)
+        return found if len(found) == len(room) else room
 
     @property
     def inputs(self) -> Inputs:
-        joint = {name: joined(parts) for name, parts in self.ragged.items()}
+        joint = {name: joined(parts or [self._no_rows(name)]) for name, parts in self.ragged.items()}
         return unnamed({name: joint[name] if name in joint else self.dense[name] for name in self.manifest.arrays})
+
+    def _no_rows(self, name: str) -> Ragged:
+        stored = self.manifest.arrays[name]
+        return Ragged(np.empty((0, *stored.shape[1:]), stored.dtype), np.zeros(1, np.int64))
 
 
 def padded_inputs(
@@ -163,16 +195,18 @@ def _runs(silos: np.ndarray, places: np.ndarray) -> list[tuple[int, int]]:
     return list(zip([0, *ends[:-1]], ends, strict=True)) if len(silos) else []
 
 
-def read_test(manifest: Manifest, verify: bool = True, name: str = TEST_FILE) -> tuple[Inputs, np.ndarray] | None:
+def read_test(
+    manifest: Manifest, verify: bool = True, name: str = TEST_FILE, mapped: bool = False
+) -> tuple[Inputs, np.ndarray] | None:
     """Inputs and targets of the test set, or of the validation set by the ``name`` of its file.
 
-    None where there is no such file: the clients have test rows of their own.
+    None where there is no such file: the clients have test rows of their own. ``mapped``: left in the file.
     """
     if name not in manifest.files:
         return None
     check_files(manifest, [name], verify)
     count = manifest.rows(name)
-    rows = _Arrays(manifest, count)
+    rows = _Arrays(manifest, count, _IN_FILE if mapped else _TO_MEMORY)
     with _opened(manifest, name) as file:
         rows.read(file, slice(0, count), 0, count)
     return rows.inputs, rows.targets
@@ -241,24 +275,61 @@ def _check_attributes(file: h5py.h5f.FileID, manifest: Manifest) -> None:
         raise ValueError(f"partition {attributes['partition']}, but {json.dumps(manifest.partition)} in {MANIFEST}")
 
 
-def _read(file: h5py.h5f.FileID, name: str, out: np.ndarray, first: int = 0, rows: int | None = None) -> None:
-    """Fill ``out`` from row ``first`` of a dataset on, which has its type and shape, or ``rows`` rows."""
-    dataset = h5py.h5d.open(file, name.encode())
-    shape = out.shape if rows is None else (rows, *out.shape[1:])
-    if dataset.shape != shape or dataset.dtype != out.dtype:
-        actual, expected = f"{dataset.dtype} {list(dataset.shape)}", f"{out.dtype} {list(shape)}"
-        raise ValueError(f"{name!r} is {actual}, expected {expected}")
-    if not out.size:
-        return
-    if out.shape == shape:
+def _read(file: h5py.h5f.FileID, name: str, out: np.ndarray, first: int = 0, rows: int | None = None) -> np.ndarray:
+    """Into ``out``."""
+    dataset = _dataset(file, name, out, rows)
+    if dataset.shape == out.shape and out.size:
         dataset.read(h5py.h5s.ALL, h5py.h5s.ALL, out)
-        return
-    part = dataset.get_space()
-    part.select_hyperslab((first, *(0 for _ in out.shape[1:])), out.shape)
-    dataset.read(h5py.h5s.create_simple(out.shape), part, out)
+    elif out.size:
+        part = dataset.get_space()
+        part.select_hyperslab((first, *(0 for _ in out.shape[1:])), out.shape)
+        dataset.read(h5py.h5s.create_simple(out.shape), part, out)
+    return out
 
 
-def _read_ragged(file: h5py.h5f.FileID, name: str, stored: Stored, first: int, count: int, rows: int) -> Ragged:
+def _map(file: h5py.h5f.FileID, name: str, like: np.ndarray, first: int = 0, rows: int | None = None) -> np.ndarray:
+    """Left in the file, whose pages are read when they are needed."""
+    dataset = _dataset(file, name, like, rows)
+    if not like.size:
+        return like
+    if (begin := dataset.get_offset()) is None:
+        raise ValueError(f"{name!r} is not stored in one piece, as --data-on disk needs it")
+    place = begin + first * math.prod(like.shape[1:]) * like.itemsize
+    return np.asarray(np.memmap(os.fsdecode(file.name), like.dtype, "r", place, like.shape))
+
+
+def _no_room(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """An array that only says what is wanted."""
+    return np.broadcast_to(np.empty((), dtype), shape)
+
+
+@dataclass(frozen=True)
+class _Access:
+    """How rows are got: ``room`` of a shape and type for them, and what ``rows`` makes of a dataset's.
+
+    ``rows(file, name, room, first, rows)`` begins at row ``first``; the dataset is like the room, but has ``rows``.
+    """
+
+    room: Callable[[tuple[int, ...], str], np.ndarray]
+    rows: Callable[[h5py.h5f.FileID, str, np.ndarray, int, int | None], np.ndarray]
+
+
+_TO_MEMORY = _Access(np.empty, _read)
+_IN_FILE = _Access(_no_room, _map)
+
+
+def _dataset(file: h5py.h5f.FileID, name: str, like: np.ndarray, rows: int | None) -> h5py.h5d.DatasetID:
+    dataset = h5py.h5d.open(file, name.encode())
+    shape = like.shape if rows is None else (rows, *like.shape[1:])
+    if dataset.shape != shape or dataset.dtype != like.dtype:
+        actual, expected = f"{dataset.dtype} {list(dataset.shape)}", f"{like.dtype} {list(shape)}"
+        raise ValueError(f"{name!r} is {actual}, expected {expected}")
+    return dataset
+
+
+def _read_ragged(
+    file: h5py.h5f.FileID, name: str, stored: Stored, first: int, count: int, rows: int, access: _Access
+) -> Ragged:
     """``count`` rows from row ``first`` on of a ragged array that has so many ``rows``."""
     starts = np.empty(rows + 1, np.int64)
     _read(file, f"{name}/starts", starts)
@@ -274,9 +345,8 @@ def _read_ragged(file: h5py.h5f.FileID, name: str, stored: Stored, first: int, c
     if values.shape[0] * max(1, math.prod(stored.shape[1:])) * np.dtype(stored.dtype).itemsize > file.get_filesize():
         raise ValueError(f"'{name}/values' has {values.shape[0]} values, more than the file")
     mine = starts[first : first + count + 1]
-    out = np.empty((int(mine[-1] - mine[0]), *stored.shape[1:]), stored.dtype)
-    _read(file, f"{name}/values", out, int(mine[0]), int(starts[-1]))
-    return Ragged(out, mine - mine[0])
+    room = access.room((int(mine[-1] - mine[0]), *stored.shape[1:]), stored.dtype)
+    return Ragged(access.rows(file, f"{name}/values", room, int(mine[0]), int(starts[-1])), mine - mine[0])
 
 
 def _expect(file: h5py.h5f.FileID, name: str, expected: np.ndarray) -> None:

@@ -191,7 +191,7 @@ def data(here: Here) -> Result:
             if size != expected:
                 what = "is missing" if size is None else f"has {size} bytes, expected {expected}"
                 return FAIL, f"{file} {what}", manifest.command
-        prepared.append(f"{manifest.root.name} ({int(manifest.sizes.sum())} images, {manifest.clients} clients)")
+        prepared.append(f"{manifest.root.name} ({int(manifest.sizes.sum())} examples, {manifest.clients} clients)")
     if not prepared:
         do = "the digits need nothing; others: python -m data_prep --dataset cifar10 --raw PATH --out data/cifar10"
         return OK, f"nothing prepared in {root.resolve()}", do.replace("data/", f"{root}/")

@@ -37,6 +37,8 @@ from .layout import Layout
 from .lora import Lora, refuse_unused
 from .network import Network
 from .parameters import tensors
+from .recurrent_dropout import draw_by_example
+from .sequences import gpt, lstm, vit_tiny
 from .tracing import NotTraceable
 from .translate import translate
 
@@ -50,12 +52,15 @@ OF_IMAGES: dict[str, Callable[[int, ImageShape, MakeActivation], nn.Module]] = {
     "lenet": lenet,
     "lenet3": lenet3,
     "cnn": cnn,
+    "vit_tiny": vit_tiny,
 }
 OF_ARRAYS: dict[str, Callable[[tuple[int, ...], Form, MakeActivation], nn.Module]] = {
     "linear": linear,
     "mlp": mlp,
     "fcn": fcn,
     "causal_cnn": causal_cnn,
+    "gpt": gpt,
+    "lstm": lstm,
 }
 
 
@@ -169,6 +174,8 @@ def _by_name(
             notes.append(f"{count} BatchNorm layer{'s' * (count > 1)} exchanged, --norm {wanted}")
         elif norm:
             raise UserError(f"--norm {norm}: {name} has no BatchNorm to exchange: leave it out")
+    if isinstance(module, nn.Module):
+        draw_by_example(module)
     return module, notes
 
 
@@ -199,10 +206,18 @@ def _takes_one(function: Callable[..., Any]) -> bool:
 
 def _stacked(network: Network, users_own: bool) -> Network:
     """The network with a stacked forward; a user's own is compared with the plain module."""
-    traced = translate(network.module, network.form)
-    parameters = [(e.name, e.shape) for e in network.layout.entries]
-    layout = Layout(parameters, traced.kernels, traced.dead, traced.groups)
-    stacked = replace(network, layout=layout, forward=traced)
-    if users_own and (found := disagreement(stacked)):
-        raise NotTraceable(found)
-    return stacked
+    parameters, found = [(e.name, e.shape) for e in network.layout.entries], ""
+    for general in (True, False):  # a single operation may have arguments that only vmap takes
+        try:
+            traced = translate(network.module, network.form, general)
+        except NotTraceable:
+            if found:
+                break
+            raise
+        layout = Layout(parameters, traced.kernels, traced.dead, traced.groups)
+        stacked = replace(network, layout=layout, forward=traced)
+        differs = disagreement(stacked) if users_own else ""
+        if not differs:
+            return stacked
+        found = found or differs
+    raise NotTraceable(found)

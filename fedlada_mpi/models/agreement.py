@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..support.errors import first_line
 from ..support.randomness import Draws
+from .form import Stored, each
 from .network import Network
 from .parameters import outputs_with, tensors, tied
 
@@ -24,7 +25,6 @@ def disagreement(network: Network) -> str:
     dtype = torch.float64 if size <= DOUBLE else torch.float32
     draw = torch.Generator().manual_seed(0)
     images = network.form.random(CLIENTS, IMAGES, draw=draw, dtype=dtype)
-    assert isinstance(images, Tensor)
     keys = torch.arange(CLIENTS)
     values = torch.stack([perturbed(network, dtype, draw) for _ in range(CLIENTS)])
     try:
@@ -34,12 +34,12 @@ def disagreement(network: Network) -> str:
         return f"its stacked layers fail: {first_line(error)}"
     module = copy.deepcopy(network.module).to(dtype)
     for client, row in enumerate(values):
-        state = network.layout.unpack(row)
-        expected, gradient = _plain(network, module, state, images[client], keys[client : client + 1])
+        state, own = network.layout.unpack(row), each(images, lambda value, of=client: value[of])
+        expected, gradient = _plain(network, module, state, own, keys[client : client + 1])
         for name, value in network.layout.unpack(grads[client]).items():
             if not _close(value, gradient[name]):
                 return f"the gradient of {name} on stacked layers is not that of the module"
-        evaluation = _call(network, module, state, images[client], training=False)
+        evaluation = _call(network, module, state, own, training=False)
         if not _close(logits[client], expected) or not _close(evaluated[client], evaluation):
             return "the outputs on stacked layers are not those of the module"
     return ""
@@ -61,7 +61,7 @@ def _loss(logits: Tensor) -> Tensor:
     return (logits.log_softmax(-1)[..., 0] + 0.1 * logits.square().sum(-1)).sum()
 
 
-def _stacked(network: Network, values: Tensor, images: Tensor, keys: Tensor) -> tuple[Tensor, Tensor, bool]:
+def _stacked(network: Network, values: Tensor, images: Stored, keys: Tensor) -> tuple[Tensor, Tensor, bool]:
     assert network.forward is not None
     grads = torch.zeros_like(values)  # the gradient-free parts stay zero
     stack = network.stack(values, grads)
@@ -73,18 +73,19 @@ def _stacked(network: Network, values: Tensor, images: Tensor, keys: Tensor) -> 
 
 
 @torch.no_grad()
-def _evaluated(network: Network, values: Tensor, images: Tensor) -> Tensor:
+def _evaluated(network: Network, values: Tensor, images: Stored) -> Tensor:
     assert network.forward is not None
-    return torch.cat([network.forward(network.stack(v[None]), i[None]) for v, i in zip(values, images, strict=True)])
+    clients = ((v[None], each(images, lambda i, of=c: i[of : of + 1])) for c, v in enumerate(values))
+    return torch.cat([network.forward(network.stack(v), own) for v, own in clients])
 
 
-def _call(network: Network, module: nn.Module, state: dict[str, Tensor], images: Tensor, training: bool) -> Tensor:
+def _call(network: Network, module: nn.Module, state: dict[str, Tensor], images: Stored, training: bool) -> Tensor:
     with torch.set_grad_enabled(training):
         return outputs_with(module.train(training), {**tensors(module), **state}, tied(module), network.form, images)
 
 
 def _plain(
-    network: Network, module: nn.Module, state: dict[str, Tensor], images: Tensor, key: Tensor
+    network: Network, module: nn.Module, state: dict[str, Tensor], images: Stored, key: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     leaves = {name: value.requires_grad_() for name, value in state.items()}
     with torch.enable_grad(), Draws(key, stacked=False):

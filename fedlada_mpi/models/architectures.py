@@ -146,8 +146,14 @@ def mlp(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.
 def _dense(
     name: str, outputs: tuple[int, ...], form: Form, activation: MakeActivation, hidden: Sequence[int]
 ) -> nn.Module:
-    if form.single is None or form.integers(form.single):
+    if form.single is None:
         raise ValueError(f"{name} takes one array of floating-point numbers, got {form.seen_shape}")
+    if form.integers(form.single):
+        got = f"{form.single.dtype} {list(form.single.shape)}"
+        advice = "prepare the data with --normalise pooled, or as floats"
+        raise ValueError(f"{name} takes one array of floating-point numbers, got {got}: {advice}")
+    if not form.single.shape:
+        raise ValueError(f"{name} takes rows of numbers, got one number for each: give [n, 1], as by inputs[:, None]")
     module, width = nn.Sequential(), prod(form.single.shape)
     module.add_module("flatten", nn.Flatten())
     for i, out in enumerate(hidden, 1):

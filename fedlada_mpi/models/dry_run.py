@@ -170,8 +170,8 @@ class _Trial:
             # Batches are padded, so that those of all clients have one size.
             if not _close(first[own], self.outputs(training=True, images=mixed)[own]):
                 raise UserError(
-                    f"--model {self.model}: the outputs of an image depend on the other images of its batch, as with "
-                    f"BatchNorm; {self._instead()}"
+                    f"--model {self.model}: the outputs of an example depend on the other examples of its batch, as "
+                    f"with BatchNorm; {self._instead()}"
                 )
 
     def mixed(self, own: slice) -> Stored:
@@ -191,8 +191,8 @@ class _Trial:
             for count in BATCHES[:-1]:
                 if not _close(self.outputs(training, count, draws), whole[:count]):
                     raise UserError(
-                        f"--model {self.model}: the outputs of an image depend on the number of images in its batch "
-                        f"({count} or {BATCHES[-1]}): expected those of the image alone, as batches are padded"
+                        f"--model {self.model}: the outputs of an example depend on the number of examples in its "
+                        f"batch ({count} or {BATCHES[-1]}): expected those of the example alone, as batches are padded"
                     )
         self._refuse_draws_by_size()
 
@@ -204,8 +204,8 @@ class _Trial:
                 return
             if not all(_close(self.outputs(True, count, _draws(key)), whole[:count]) for count in BATCHES[:-1]):
                 raise UserError(
-                    f"--model {self.model}: the random numbers of an image depend on the number of images in its "
-                    "batch: draw them for tensors whose first axis is the images, as with batch_first=True"
+                    f"--model {self.model}: the random numbers of an example depend on the number of examples in its "
+                    "batch: draw them for tensors whose first axis is the examples, as with batch_first=True"
                 )
 
     def refuse_changes_of_parameters(self) -> None:
@@ -266,7 +266,7 @@ class _Trial:
                 self._functional(single, torch.float32)
         except UserError as error:
             raise UserError(
-                f"{error}: a run has all parameters and images in one type, that of --precision: leave out .double() "
+                f"{error}: a run has all parameters and inputs in one type, that of --precision: leave out .double() "
                 "and .half(), and convert to the type of a parameter, as in x.to(self.weight.dtype)"
             ) from None
 

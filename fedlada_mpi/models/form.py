@@ -64,13 +64,16 @@ class Form:
         return ", ".join(f"{name} {list(array.shape)}" for name, array in self.arrays.items())  # type: ignore[union-attr]
 
     @property
-    def axes(self) -> Axes:
-        """Of the only array."""
-        assert self.single is not None
+    def names(self) -> tuple[str, ...]:
+        """Of the arrays; a single one has none."""
+        return ("",) if isinstance(self.arrays, Array) else tuple(self.arrays)
+
+    def axes_of(self, name: str) -> Axes:
+        """Of an array of the inputs."""
         if self.image:
-            rows, columns, channels = self.single.shape
+            rows, columns, channels = self.arrays.shape  # type: ignore[union-attr]
             return Axes.channels_last(channels, rows, columns)
-        return Axes.plain(self.single.shape)
+        return Axes.plain((self.arrays if isinstance(self.arrays, Array) else self.arrays[name]).shape)
 
     def integers(self, array: Array | None) -> bool:
         """Whether a module gets this array of the inputs as integers, such as tokens."""

@@ -8,6 +8,7 @@ the specification of the GPU kernels in ``gpu/layer_kernels.py``, which replace 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, Protocol
@@ -87,8 +88,11 @@ class Stack:
         self.grad: dict[str, Tensor | None] = dict.fromkeys(self.value)
         if grads is not None:
             self.grad.update(layout.views(grads))
+        self.frozen = {None, *(constants or {})}  # the names of what all clients have in common; None: no parameter
         for name, constant in (constants or {}).items():
             self.value[name], self.grad[name] = constant.expand(len(values), *constant.shape), None
+        self.count, self.dtype, self.device = len(values), values.dtype, values.device
+        self.on_gpu = values.is_cuda  # where layers compute as a GPU does
         self.training = grads is not None
         self.draws: Draws | None = None  # the random numbers of a step, where layers draw some
         self.kernels = kernels
@@ -97,6 +101,13 @@ class Stack:
         # Ties layers whose input needs no gradient into the backward pass.
         self.anchor = torch.zeros((), dtype=values.dtype, device=values.device, requires_grad=grads is not None)
         self.fixed = self.anchor.detach()
+
+    @property
+    def of_one_client(self) -> Stack:
+        """With the first client's parameters alone, for what all clients have in common."""
+        one = copy.copy(self)
+        one.value, one.count = {name: self.value[name][:1] for name in self.frozen if name is not None}, 1
+        return one
 
     def anchor_of(self, *names: str | None) -> Tensor:
         """For a layer with these parameters: what needs a gradient if one of them does."""
@@ -110,7 +121,8 @@ class Stack:
     def affine(self, name: str | None, channels: int, value: float) -> tuple[Tensor, Tensor | None]:
         """Scale or shift [C, channels] of a norm and its gradient; ``value`` for one that has none."""
         if name is not None:
-            return self.value[name], self.grad[name]
+            grad = self.grad[name]
+            return self.value[name].flatten(1), None if grad is None else grad.flatten(1)
         count = len(next(iter(self.value.values())))
         return self.anchor.detach().new_full((1, channels), value).expand(count, channels), None
 
@@ -352,6 +364,41 @@ class _GroupNorm(torch.autograd.Function):
         return dx, None, None, None, None, None, None, None, dresidual, None, None
 
 
+class _LayerNorm(torch.autograd.Function):
+    """Over the last axis of [C, rows, channels], by torch's own function, which passes over the numbers once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, gamma: Tensor, gamma_grad: Tensor | None, beta: Tensor,
+        beta_grad: Tensor | None, eps: float, p: Stack,
+    ) -> Tensor:  # fmt: skip
+        normal, mean, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
+        ctx.save_for_backward(x, normal, mean, rstd, gamma)
+        ctx.p, ctx.grads = p, (gamma_grad, beta_grad)
+        return torch.addcmul(beta.unsqueeze(1), normal, gamma.unsqueeze(1))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        x, normal, mean, rstd, gamma = ctx.saved_tensors
+        gamma_grad, beta_grad = ctx.grads
+
+        def of_parameters() -> None:
+            if gamma_grad is not None:
+                ctx.p.steps.column_sums(gamma_grad, dout, normal)
+            if beta_grad is not None:
+                ctx.p.steps.column_sums(beta_grad, dout)
+
+        ctx.p.side_stream.submit(of_parameters, dout, normal)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            scaled, wanted = dout * gamma.unsqueeze(1), [True, False, False]
+            dx, _, _ = torch.ops.aten.native_layer_norm_backward(
+                scaled, x, x.shape[-1:], mean, rstd, None, None, wanted
+            )
+        return dx, None, None, None, None, None, None, None
+
+
 class _Scale(torch.autograd.Function):
     """Channels, the last axis, times a factor of each."""
 
@@ -450,6 +497,9 @@ def conv(
     p: Stack, x: Tensor, weight: str, bias: str | None, window: Window, groups: int = 1, activation: str = ""
 ) -> Tensor:
     """[C, N, rows, columns, in] -> [C, N, rows', columns', out]."""
+    if len(x) > 1 and {weight, bias} <= p.frozen:  # one product for all clients
+        together = conv(p.of_one_client, x.flatten(0, 1).unsqueeze(0), weight, bias, window, groups, activation)
+        return together.view(*x.shape[:2], *together.shape[2:])
     parameters = (p.value[weight], p.grad[weight], p.value.get(bias or ""), p.grad.get(bias or ""))
     anchor, after = p.anchor_of(weight, bias), ACTIVATIONS[activation]
     depthwise = groups == x.shape[-1] > 1 and parameters[0].dim() == 3
@@ -486,6 +536,10 @@ def norm(
 
 def layer_norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: float) -> Tensor:
     """Over the last axis of x [C, N, ..., channels]: every pixel is an image of its own."""
+    if p.kernels is None:
+        rows, channels = x.reshape(len(x), -1, x.shape[-1]), x.shape[-1]
+        gamma, beta = p.affine(weight, channels, 1.0), p.affine(bias, channels, 0.0)
+        return _LayerNorm.apply(rows, p.anchor_of(weight, bias), *gamma, *beta, eps, p).view(x.shape)
     pixels = x.reshape(len(x), -1, 1, 1, x.shape[-1])
     return norm(p, pixels, weight, bias, 1, eps).view(x.shape)
 

@@ -62,12 +62,12 @@ class Network:
         """Multiply-adds of a forward pass over one example."""
         return multiply_adds(self.module, self.form)
 
-    def activation_bytes(self, examples: int, dtype: torch.dtype) -> int:
+    def activation_bytes(self, examples: int, dtype: torch.dtype, on_gpu: bool = False) -> int:
         """What the stacked forward saves for the backward pass, and the largest columns once more; 0 where unknown."""
         assert self.forward is not None
-        values, alive, example = torch.zeros(1, self.layout.live), [], self.form.zeros(1, 1)
-        assert isinstance(example, Tensor)
+        values, alive, example = torch.zeros(1, self.layout.live), list[Tensor](), self.form.zeros(1, 1)
         stack = self.stack(values, values)
+        stack.on_gpu = on_gpu
         if self.draws:
             stack.draws = Draws(torch.zeros(1, dtype=torch.int64), stacked=True)
         saved: dict[int, int] = {}

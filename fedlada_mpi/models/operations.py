@@ -2,7 +2,7 @@
 
 Common layers become those of ``layers.py``; operations without parameters act on all clients at once. A layer of torch
 is the function that it calls, so ``F.conv2d`` stands for ``nn.Conv2d`` too. A method that returns None has no step for
-these arguments; the operation then runs under ``vmap``.
+these arguments; ``general.py`` may then have one.
 """
 
 from __future__ import annotations
@@ -11,36 +11,29 @@ import copy
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.fx.node import map_aggregate
 
 from . import layers
+from .attention import attention
 from .axes import Axes
+from .client_axis import ELEMENTWISE
 from .columns import Window, pair
 from .fuse_steps import ADDITIONS, FusableStep, Fusion
+from .general import RESHAPING, General, filled, gives_large_outputs, is_batch, picked, values_in
 from .layers import Stack
 from .layout import Kernel
 from .parameters import tensors
-from .program import Builder, Value
+from .program import Value
+from .recurrent import recurrent
+from .recurrent_dropout import is_recurrent
+from .resample import repeatable
 from .tracing import Graph, NotTraceable, described, has_hooks, operation
 
-# What acts on every number by itself, so on any order of the axes.
-ELEMENTWISE_FUNCTIONS: tuple[Any, ...] = (
-    *(F.relu, F.gelu, F.silu, F.tanh, F.sigmoid, F.leaky_relu, F.elu, F.relu6, F.hardswish, F.hardtanh, F.hardsigmoid),
-    *(F.softplus, F.mish, F.selu, F.celu, F.logsigmoid, F.softsign, operator.neg, operator.pow),
-)
-ELEMENTWISE_METHODS: tuple[Any, ...] = (  # in torch, and of tensors by the same name
-    *(torch.relu, torch.tanh, torch.sigmoid, torch.erf, torch.exp, torch.log, torch.log1p, torch.expm1, torch.sqrt),
-    *(torch.rsqrt, torch.abs, torch.square, torch.neg, torch.sin, torch.cos, torch.reciprocal, torch.clamp, torch.pow),
-)
-ELEMENTWISE: dict[Any, Callable[..., Any]] = {
-    **{f: f for f in (*ELEMENTWISE_FUNCTIONS, *ELEMENTWISE_METHODS)},
-    **{f.__name__ + end: f for f in ELEMENTWISE_METHODS for end in ("", "_")},
-}
 BINARY: dict[Any, Callable[[Any, Any], Any]] = {
     **dict.fromkeys(ADDITIONS, torch.add),
     **dict.fromkeys((operator.sub, operator.isub, torch.sub, "sub", "sub_"), torch.sub),
@@ -48,41 +41,33 @@ BINARY: dict[Any, Callable[[Any, Any], Any]] = {
     **dict.fromkeys((operator.truediv, operator.itruediv, torch.div, "div", "div_"), torch.div),
 }
 REDUCING: dict[Any, Any] = {torch.mean: torch.mean, "mean": torch.mean, torch.sum: torch.sum, "sum": torch.sum}
-RESHAPING: set[Any] = {torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.unflatten}
-RESHAPING |= {"flatten", "reshape", "view", "squeeze", "unsqueeze", "unflatten", "contiguous", "clone"}
+RESHAPING_IMAGES: set[Any] = {*RESHAPING, torch.unsqueeze, "unsqueeze", "contiguous", "clone"}
 # What acts on every image by itself, and takes images in any order of memory.
 ON_IMAGES: set[Any] = {F.max_pool2d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d, F.interpolate}
 
 
-def _is_batch(value: Any) -> bool:
-    return isinstance(value, Value) and value.kind == "batch"
-
-
-def _has_values(arguments: Any) -> bool:
-    """Whether a value is anywhere in the arguments of an operation."""
-    found: list[Any] = []
-    map_aggregate(arguments, found.append)
-    return any(isinstance(argument, Value) for argument in found)
-
-
-class Operations(Builder):
+class Operations(General):
     """Adds the steps of a graph's operations to a program, and notes how these store the weights of products."""
 
-    def __init__(self, graph: Graph, shared: set[str]):
-        super().__init__()
-        self.graph, self.shared = graph, shared
+    def __init__(self, graph: Graph, shared: set[str], general: bool = True):
+        super().__init__(graph, general)
+        self.shared = shared
         self.fusion = Fusion()
         self.parameters: dict[str, Value] = {}
         self.kernels: dict[str, Kernel] = {}
         self.groups: dict[str, int] = {}
         self.dead: dict[str, list[int]] = {}
 
-    def stacked(self, node: fx.Node, arguments: Any, options: dict[str, Any]) -> Value | None:
+    def stacked(self, node: fx.Node, arguments: Any, options: dict[str, Any]) -> Any:
         """The value of a node by stacked layers, or by one operation for all clients.
 
         None if there is no such way, or if the step waits for the operation behind it.
         """
         layer, function = self.graph.layer(node), operation(node)
+        if function in (operator.getitem, getattr) and isinstance(arguments[0], (tuple, list)):
+            return picked(*arguments)
+        if is_recurrent(layer):
+            return self.recurrent(node, layer, *arguments, **options)
         if layer is not None:
             return self.whole_layer(node, layer, *arguments) if len(arguments) == 1 and not options else None
         options = {name: value for name, value in options.items() if name != "inplace"}
@@ -90,18 +75,23 @@ class Operations(Builder):
             return self.binary(BINARY[function], *arguments)
         if function is torch.cat or function is torch.concat:
             return self.cat(node, *arguments, **options)
+        if function is F.scaled_dot_product_attention:
+            return self.attention(node, *arguments, **options)
         x, *others = arguments or [None]
-        if not _is_batch(x):
+        if function is F.dropout and isinstance(x, Value) and x.kind in ("any", "parameter"):
+            return self.dropout(node, x, *others, **options)
+        if not is_batch(x):
             return None
         if function in OPERATIONS:
             return OPERATIONS[function](self, node, x, *others, **options)
         if getattr(function, "__module__", "") == "torchvision.ops.stochastic_depth":
             return self.stochastic_depth(x, *others, **options)
-        if function in RESHAPING:
-            return self.regrouped(x, self.result_shape(node))
+        if function in RESHAPING_IMAGES:
+            shape = self.graph.activation_shape(node)
+            return self.regrouped(x, shape) if shape is not None and prod(shape) == prod(x.axes.shape) else None
         if function is getattr and others == ["shape"]:
             return self.size(node, x)
-        if _has_values((others, options)):
+        if values_in((others, options)):
             return None
         if function in ELEMENTWISE:
             run = ELEMENTWISE[function]
@@ -111,22 +101,24 @@ class Operations(Builder):
         if function in ON_IMAGES and not options.get("return_indices"):
             pool = POOLING.get(function)
             pooled = None if pool is None else pool(self, x, *others, **options)
-            return pooled or self.on_images(node, x, lambda images: function(images, *others, **options))
+            on_maps = repeatable(function)
+            return pooled or self.on_images(node, x, lambda images: on_maps(images, *others, **options))
         return None
 
     def result_shape(self, node: fx.Node) -> tuple[int, ...]:
         """Of activations, without the batch."""
         shape = self.graph.activation_shape(node)
         if shape is None:
-            raise NotTraceable(f"{described(node)} moves or mixes the images of a batch")
+            raise NotTraceable(f"{described(node)} moves or mixes the examples of a batch")
         return shape
 
     # Parameters.
 
     def parameter(self, name: str) -> Value:
         """One value for all uses, so that autograd adds up their gradients."""
-        shape = tuple(self.graph.tensors[name].shape)
-        return self.parameters.setdefault(name, Value(-1, "parameter", shape=shape, name=name))
+        tensor = self.graph.tensors[name]
+        kind = "parameter" if tensor.requires_grad else "constant"
+        return self.parameters.setdefault(name, Value(-1, kind, shape=tuple(tensor.shape), name=name))
 
     def parameters_of(self, layer: nn.Module) -> dict[str, Value]:
         """The parameters and buffers of a layer, by its own names for them."""
@@ -147,13 +139,51 @@ class Operations(Builder):
 
     def whole_layer(self, node: fx.Node, layer: nn.Module, x: Any) -> Value | None:
         """A layer of torch that is more, or less, than one operation."""
-        if not _is_batch(x) or has_hooks(layer):
+        if not is_batch(x) or has_hooks(layer):
             return None
         if type(layer) is nn.Identity:
             return x
         if type(layer) is nn.InstanceNorm2d and not layer.track_running_stats:
             return self.group_norm(node, x, x.axes.shape[0], **self.parameters_of(layer), eps=layer.eps)
         return None
+
+    def recurrent(self, node: fx.Node, layer: Any, x: Any, hx: Any = None) -> Any:
+        if has_hooks(layer) or layer.proj_size or not isinstance(x, Value) or x.kind not in ("batch", "any"):
+            return None
+        dropout = layer.dropout if layer.training else 0.0
+        reads, places = self.placed((self.parameters_of(layer), x, hx))
+
+        def run(p: Stack, *held: Any) -> Any:
+            def drop(value: Tensor) -> Tensor:
+                with p.draws or nullcontext():
+                    return F.dropout(value, dropout) if dropout else value
+
+            parameters, inputs, initial = filled(places, held)
+            return recurrent(layer, parameters, inputs, initial, drop, p.on_gpu)
+
+        return self.results(node, run, reads)
+
+    def conv1d(
+        self, node: fx.Node, x: Value, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1,
+    ) -> Value | None:  # fmt: skip
+        """A map with one row."""
+        if len(x.axes.shape) != 2 or dilation not in (1, (1,), [1]) or not self.used_once(weight, bias):
+            return None
+        if weight.kind == "constant":
+            return None
+        (step,), (border,) = (value if isinstance(value, (tuple, list)) else (value,) for value in (stride, padding))
+        channels, columns = x.axes.shape
+        out, _, width = weight.shape
+        if border == "same" and width % 2 == 0:
+            return None
+        if isinstance(border, str):
+            border = width // 2 if border == "same" else 0
+        image = self._map(self.regrouped(x, (channels, 1, columns)))
+        if image is None:
+            return None
+        window = Window(1, columns, (1, width), (step, step), (0, border))
+        return self._convolution(node, image, weight, bias, window, groups, (out, window.out[1]))
 
     def conv(
         self, node: fx.Node, x: Value, weight: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
@@ -162,8 +192,8 @@ class Operations(Builder):
         image = self._map(x)
         if image is None or not self.used_once(weight, bias):
             return None
-        channels, rows, columns = x.axes.shape
-        out, inner, *kernel = weight.shape
+        _, rows, columns = x.axes.shape
+        out, _, *kernel = weight.shape
         if padding == "valid":
             padding = 0
         if padding == "same":
@@ -172,6 +202,13 @@ class Operations(Builder):
                 return None
             padding = [r // 2 for r in reach]
         window = Window(rows, columns, pair(kernel), pair(stride), pair(padding), pair(dilation))
+        return self._convolution(node, image, weight, bias, window, groups, (out, *window.out))
+
+    def _convolution(
+        self, node: fx.Node, image: Value, weight: Value, bias: Any, window: Window, groups: int, shape: Sequence[int]
+    ) -> Value | None:
+        """Of a map; its outputs are seen in this shape."""
+        channels, (out, inner, *_) = image.axes.shape[0], weight.shape
         self.kernels[weight.name] = (out, inner, *window.kernel)
         if 1 < groups < channels or (groups == channels > 1 and out != channels):
             self.groups[weight.name] = groups
@@ -180,11 +217,11 @@ class Operations(Builder):
         axes = Axes.channels_last(out, *window.out)
         return self._product(
             node, image, weight, bias, axes,
-            lambda p, v, w, b, activation: layers.conv(p, v, w, b, window, groups, activation),
+            lambda p, v, w, b, activation: layers.conv(p, v, w, b, window, groups, activation), shape,
         )  # fmt: skip
 
     def linear(self, node: fx.Node, x: Value, weight: Any, bias: Any = None) -> Value | None:
-        if not self.used_once(weight, bias):
+        if not self.used_once(weight, bias) or weight.kind == "constant" or gives_large_outputs(node, weight):
             return None
         out, inner = weight.shape
         axes, last = x.axes, len(x.axes.shape) - 1
@@ -197,13 +234,15 @@ class Operations(Builder):
         return self._product(node, x, weight, bias, x.axes.resized(last, out), layers.linear)
 
     def _product(
-        self, node: fx.Node, x: Value, weight: Value, bias: Value | None, axes: Axes, run: Callable[..., Tensor]
-    ) -> Value | None:
-        """A step that may apply the activation behind it."""
+        self, node: fx.Node, x: Value, weight: Value, bias: Value | None, axes: Axes, run: Callable[..., Tensor],
+        shape: Sequence[int] | None = None,
+    ) -> Value | None:  # fmt: skip
+        """A step that may apply the activation behind it; its result is seen in this shape."""
         w, b = self.used_name(weight), self.used_name(bias)
 
         def emit(residual: Value | None, activation: str) -> Value:
-            return self.emit(lambda p, v: run(p, v, w, b, activation), [x], axes)
+            value = self.emit(lambda p, v: run(p, v, w, b, activation), [x], axes)
+            return value if shape is None else self.regrouped(value, shape)
 
         return self.fusion.add(node, FusableStep(emit))
 
@@ -230,19 +269,46 @@ class Operations(Builder):
     def layer_norm(
         self, node: fx.Node, x: Value, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
     ) -> Value | None:
-        if len(tuple(normalized_shape)) != 1 or not self.used_once(weight, bias):
+        if not self.used_once(weight, bias) or any(v is not None and v.kind == "constant" for v in (weight, bias)):
             return None
+        shape, width = x.axes.shape, prod(normalized_shape)
+        x = self.regrouped(x, (*shape[: len(shape) - len(normalized_shape)], width))
         x = self._last_axis_last(x)
         w, b = self.used_name(weight), self.used_name(bias)
-        return self.emit(lambda p, value: layers.layer_norm(p, value, w, b, eps), [x], x.axes)
+        return self.regrouped(self.emit(lambda p, v: layers.layer_norm(p, v, w, b, eps), [x], x.axes), shape)
+
+    def rms_norm(
+        self, node: fx.Node, x: Value, normalized_shape: Any, weight: Any = None, eps: float | None = None
+    ) -> Value | None:
+        if len(normalized_shape) != 1 or not self.used_once(weight) or weight is None or weight.kind == "constant":
+            return None
+        x, width, name = self._last_axis_last(x), tuple(normalized_shape), str(self.used_name(weight))
+        return self.emit(lambda p, v: layers.scale(p, F.rms_norm(v, width, None, eps), name), [x], x.axes)
 
     # Layers without parameters.
+
+    def attention(self, node: fx.Node, *arguments: Any, **options: Any) -> Value:
+        reads, places = self.placed((arguments, options))
+
+        def run(p: Stack, *held: Any) -> Tensor:
+            a, o = filled(places, held)
+            return attention(p, *a, **o)
+
+        value: Value = self.results(node, run, reads)
+        return value
 
     def dropout(self, node: fx.Node, x: Value, p: Any = 0.5, training: Any = True) -> Value:
         """Drawn in the user's order of the elements, so that every engine drops the same ones."""
         if not training or p == 0:
             return x
         axes, atoms = x.axes, Axes.plain(x.axes.sizes)
+        if not is_batch(x):
+
+            def as_it_is(stack: Stack, value: Tensor) -> Tensor:
+                with stack.draws or nullcontext():
+                    return F.dropout(value, p, True)
+
+            return self.new(as_it_is, [x], x.kind, shape=x.shape)
 
         def run(stack: Stack, value: Tensor) -> Tensor:
             with stack.draws or nullcontext():
@@ -250,6 +316,22 @@ class Operations(Builder):
             return atoms.arranged(kept.reshape(*kept.shape[:2], *axes.sizes), axes.order)
 
         return self.emit(run, [x], axes)
+
+    def feature_dropout(self, node: fx.Node, x: Value, p: Any = 0.5, training: Any = True) -> Value | None:
+        """Whole channels are left out."""
+        if not training or p == 0:
+            return x
+        if len(x.axes.shape) < 2 or p == 1:
+            return None
+
+        def run(stack: Stack, value: Tensor) -> Tensor:
+            noise = value.new_empty(*value.shape[:3], *(1,) * (value.dim() - 3))
+            with stack.draws or nullcontext():
+                noise.bernoulli_(1 - p)
+            return value * noise.div_(1 - p)
+
+        x = self.seen(x)
+        return self.emit(run, [x], x.axes)
 
     def stochastic_depth(self, x: Value, p: float, mode: str, training: bool = True) -> Value:
         """torchvision's: an image, or all of a client's batch, skips a branch."""
@@ -338,7 +420,7 @@ class Operations(Builder):
     # Arithmetic.
 
     def binary(self, function: Callable[[Any, Any], Any], a: Any, b: Any) -> Value | None:
-        batches = [_is_batch(v) for v in (a, b)]
+        batches = [is_batch(v) for v in (a, b)]
         if all(batches):
             if a.axes != b.axes:
                 if not (a.axes.simple and b.axes.simple) or len(a.axes.shape) != len(b.axes.shape):
@@ -347,12 +429,12 @@ class Operations(Builder):
             sizes = tuple(max(pair) for pair in zip(a.axes.sizes, b.axes.sizes, strict=True))
             return self.emit(lambda p, x, y: function(x, y), [a, b], Axes(sizes, a.axes.parts, a.axes.order))
         x, other = (a, b) if batches[0] else (b, a)
-        if not _is_batch(x):
+        if not is_batch(x):
             return None
         turned = function if batches[0] else lambda first, second: function(second, first)
         if isinstance(other, (int, float)):
             return self.emit(lambda p, value: turned(value, other), [x], x.axes)
-        if not isinstance(other, Value) or other.kind != "parameter" or not x.axes.simple:
+        if not isinstance(other, Value) or other.kind not in ("parameter", "constant") or not x.axes.simple:
             return None
         axes, rank, shape = x.axes, len(x.axes.shape), other.shape
         shape = shape[1:] if len(shape) == rank + 1 and shape[0] == 1 else shape
@@ -368,10 +450,10 @@ class Operations(Builder):
         def with_parameter(p: Stack, value: Tensor, parameter: Tensor) -> Tensor:
             return turned(value, plain.arranged(parameter.reshape(-1, 1, *shape), axes.order))
 
-        return self.emit(with_parameter, [x, other], axes)
+        return self.emit(with_parameter, [x, self.with_clients(other) if other.kind == "constant" else other], axes)
 
     def cat(self, node: fx.Node, values: Any, dim: int = 0, axis: int | None = None) -> Value | None:
-        if not all(map(_is_batch, values)):
+        if not all(map(is_batch, values)):
             return None
         shape = self.result_shape(node)
         where = (dim if axis is None else axis) % (len(shape) + 1) - 1
@@ -399,11 +481,14 @@ class Operations(Builder):
 
 
 OPERATIONS: dict[Any, Callable[..., Value | None]] = {
+    F.conv1d: Operations.conv1d,
     F.conv2d: Operations.conv,
     F.linear: Operations.linear,
     F.group_norm: Operations.group_norm,
     F.layer_norm: Operations.layer_norm,
+    **({F.rms_norm: Operations.rms_norm} if hasattr(F, "rms_norm") else {}),
     F.dropout: Operations.dropout,
+    **dict.fromkeys((F.dropout1d, F.dropout2d, F.dropout3d), Operations.feature_dropout),
     **dict.fromkeys((torch.permute, "permute"), Operations.permute),
     **dict.fromkeys((torch.transpose, "transpose"), Operations.transpose),
     "size": Operations.size,

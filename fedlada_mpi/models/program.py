@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from .axes import Axes
+from .form import Stored
 from .layers import Stack
 
 
@@ -17,7 +18,8 @@ class Value:
     """The result of a step, by its ``kind``.
 
     ``batch``: activations [C, N, ...]; ``parameter``: a parameter, or what was computed from parameters alone,
-    [C, ...]; ``any``: other tensors with a row for every client; ``other``: anything else, such as a size.
+    [C, ...]; ``any``: other tensors with a row for every client; ``constant``: a tensor that all clients have in
+    common, such as a buffer, without such rows; ``other``: anything else, such as a size.
     """
 
     slot: int
@@ -53,24 +55,41 @@ class StackedProgram:
     steps: list[Step]
     slots: int
     result: int
+    inputs: list[str]  # the arrays that the first slots hold; without a name where there is only one
+    vmapped: list[str]  # the operations that no stacked step has
+    head: list[int] | None = None  # what the last step reads, where it is a layer over a large vocabulary
 
-    def __call__(self, p: Stack, images: Tensor) -> Tensor:
+    def __call__(self, p: Stack, inputs: Stored) -> Tensor:
+        logits: Tensor = self._held(p, inputs, self.steps)[self.result]
+        return logits
+
+    def before_head(self, p: Stack, inputs: Stored) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The inputs, weights and biases of the last layer."""
+        assert self.head is not None
+        held = self._held(p, inputs, self.steps[:-1])
+        hidden, table, *bias = (held[slot] for slot in self.head)
+        return hidden, table, bias[0] if bias else None
+
+    def _held(self, p: Stack, inputs: Stored, steps: Sequence[Step]) -> list[Any]:
+        """What is left in the slots after these steps."""
         held: list[Any] = [None] * self.slots
-        held[0] = images
-        for step in self.steps:
+        for slot, name in enumerate(self.inputs):
+            held[slot] = inputs[name] if isinstance(inputs, dict) else inputs
+        for step in steps:
             held[step.slot] = step.run(p, *[held[slot] for slot in step.reads])
             for slot in step.last_use:
                 held[slot] = None
-        logits: Tensor = held[self.result]
-        return logits
+        return held
 
 
 class Builder:
     """Adds steps to a program."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Sequence[str] = ("",)) -> None:
+        self.inputs, self.vmapped = list(inputs), list[str]()
+        self.heads: dict[int, list[int]] = {}  # what a last layer over a large vocabulary reads, by its slot
         self.steps: list[Step] = []
-        self.slots = 1  # the first holds the images
+        self.slots = len(inputs)  # the first hold the inputs
         self.used: set[str] = set()  # parameters
 
     def program(self, result: Value) -> StackedProgram:
@@ -79,7 +98,8 @@ class Builder:
         for held, i in last.items():
             if held != slot:
                 self.steps[i].last_use.append(held)
-        return StackedProgram(self.steps, self.slots, slot)
+        head = self.heads.get(slot) if self.steps and self.steps[-1].slot == slot else None
+        return StackedProgram(self.steps, self.slots, slot, self.inputs, self.vmapped, head)
 
     def emit(self, run: Run, reads: Sequence[Value], axes: Axes) -> Value:
         """A step that gives activations."""
@@ -97,6 +117,9 @@ class Builder:
             self.used.add(value.name)
             name = value.name
             value.slot = self.new(lambda p: p.parameter(name), [], "parameter").slot
+        elif value.kind == "constant" and value.slot < 0:
+            name = value.name
+            value.slot = self.new(lambda p: p.value[name][0], [], "constant").slot
         return value.slot
 
     def arranged(self, value: Value, order: Sequence[int]) -> Value:

@@ -1,22 +1,28 @@
-"""The operations of a module: traced with ``torch.fx``, and tried on two batches for the shapes that they give."""
+"""The operations of a module: traced with ``torch.fx``, or exported, and tried on two batches for their shapes."""
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.node import map_aggregate
 
 from ..support.errors import first_line
 from .form import Form
 from .parameters import dtype_of, names_by_id, tensors
+from .recurrent_dropout import is_recurrent
+from .written_out import written_out
 
 PROBES = (3, 2)  # images of two batches; what differs between them depends on the number of images
+TYPES = (torch.dtype, torch.device, torch.finfo)  # other ones in a run than in the probes
 
 
 class NotTraceable(Exception):
@@ -74,22 +80,67 @@ def _own_gradients_refused() -> Iterator[None]:
         function.apply = apply
 
 
+# What takes no stand-in for a size or a type, so that torch.fx would not see it.
+CREATING = ("finfo", "zeros", "ones", "full", "empty", "arange", "linspace", "eye")
+
+
+@contextmanager
+def _creation_recorded() -> Iterator[None]:
+    """Record functions of torch that make something of a traced tensor's size or type."""
+    functions = {name: getattr(torch, name) for name in CREATING}
+
+    def recorded(function: Any) -> Callable[..., Any]:
+        def create(*args: Any, **kwargs: Any) -> Any:
+            proxies = list[fx.Proxy]()
+            map_aggregate((args, kwargs), lambda v: proxies.append(v) if isinstance(v, fx.Proxy) else None)
+            if not proxies:
+                return function(*args, **kwargs)
+            return proxies[0].tracer.create_proxy("call_function", function, args, kwargs)
+
+        return create
+
+    for name, function in functions.items():
+        setattr(torch, name, recorded(function))
+    try:
+        yield
+    finally:
+        for name, function in functions.items():
+            setattr(torch, name, function)
+
+
+@contextmanager
+def _without_new_attributes(module: nn.Module) -> Iterator[None]:
+    """Tensors that a trace stores in the module are there inside the block only."""
+    before = set(vars(module))
+    try:
+        yield
+    finally:
+        for name in set(vars(module)) - before:
+            delattr(module, name)
+
+
 class _Tracer(fx.Tracer):
     """Records a layer of torch by its operation if it is a single one, such as ``F.conv2d``, and whole otherwise.
 
     Users' own layers are traced through.
     """
 
-    def __init__(self, names: dict[int, str]) -> None:
+    def __init__(self, names: dict[int, str], buffers: bool) -> None:
+        """``buffers`` are recorded like parameters; they are tensors in the trace otherwise."""
         super().__init__()
-        self.names, self.thread = names, threading.get_ident()
+        self.names, self.thread, self.recorded = names, threading.get_ident(), Tensor if buffers else nn.Parameter
         self.untraceable_layer = ""  # the innermost one that raised
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return is_recurrent(m) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if threading.get_ident() != self.thread:
             return forward(*args, **kwargs)
         layer = f"{self.path_of_module(m)} ({type(m).__name__})"
         try:
+            if (steps := written_out(m)) is not None and not has_hooks(m):
+                return steps(m, *args, **kwargs)
             if not self.is_leaf_module(m, ""):
                 return super().call_module(m, forward, args, kwargs)
             result = self._single_operation(m, forward, args, kwargs)
@@ -124,7 +175,7 @@ class _Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
         """A parameter as a node; torch.fx itself would search the whole module for the name of each."""
-        name = self.names.get(id(attr_val)) if isinstance(attr_val, nn.Parameter) else None
+        name = self.names.get(id(attr_val)) if isinstance(attr_val, self.recorded) else None
         if name is None or threading.get_ident() != self.thread:
             return attr_val
         if name not in parameter_proxy_cache:
@@ -138,23 +189,63 @@ class Graph:
     def __init__(self, module: nn.Module, form: Form):
         self.module, self.form, self.tensors = module, form, tensors(module)
         self.names = names_by_id(module)
-        if form.single is None:
-            raise NotTraceable("it takes several arrays by name")
         if has_hooks(module) or any(map(has_backward_hooks, module.modules())):
             raise NotTraceable("it has hooks on the whole model, or on gradients")
-        tracer = _Tracer(self.names)
-        try:
-            with _tracing, _own_gradients_refused():
-                self.graph = tracer.trace(module)
-        except Exception as error:
-            where = tracer.untraceable_layer or type(module).__name__
-            raise NotTraceable(f"{where} cannot be traced: {first_line(error)}") from None
+        # A buffer may be indexed by a traced size; torch.export takes seconds, and follows what torch.fx cannot.
+        ways = (partial(self._traced, buffers=False), partial(self._traced, buffers=True), self._exported)
+        errors = []
+        for way in ways:
+            try:
+                with _without_new_attributes(module):
+                    self._probed(way())
+                return
+            except Exception as error:  # of many kinds
+                errors.append(error)
+        raise errors[0] if isinstance(errors[0], NotTraceable) else NotTraceable(first_line(errors[0]))
+
+    def _probed(self, graph: fx.Graph) -> None:
+        """Take a graph, with what its operations give for the probes."""
+        self.graph, form = graph, self.form
+        arguments = [node for node in graph.nodes if node.op == "placeholder"]
+        if form.single is None:
+            self.inputs = {node: str(node.target) for node in arguments if node.target in form.names}
+        else:
+            self.inputs = dict.fromkeys(arguments[:1], "")
+        for node in arguments:
+            if node not in self.inputs:  # its value is in the trace, together with checks of it
+                for user in list(node.users):
+                    graph.erase_node(user)
         self.probes = [self._probe(images) for images in PROBES]
+        self.captured = {str(n.target): self._attribute(n) for n in graph.nodes if n.op == "get_attr"}
+
+    def _traced(self, buffers: bool) -> fx.Graph:
+        tracer = _Tracer(self.names, buffers)
+        try:
+            with _tracing, _own_gradients_refused(), _creation_recorded():
+                return tracer.trace(self.module, concrete_args=_left_out(self.module, self.form))
+        except Exception as error:
+            where = tracer.untraceable_layer or type(self.module).__name__
+            raise NotTraceable(f"{where} cannot be traced: {first_line(error)}") from None
+
+    def _exported(self) -> fx.Graph:
+        # Here, as it imports torch's compiler, which few models need.
+        from .exported import exported
+
+        return exported(self.module, self.form, PROBES[0])
+
+    def _attribute(self, node: fx.Node) -> Tensor:
+        owner, _, attribute = str(node.target).rpartition(".")
+        value: Tensor = getattr(self.module.get_submodule(owner), attribute)
+        return value
 
     def _probe(self, images: int) -> dict[fx.Node, Any]:
         recorder = _Recorder(self.module, self.graph)
+        positional, named = self.form.seen(self.form.zeros(images, dtype=dtype_of(self.module)))
+        given = named or {"": positional[0]}
+        arguments = (node for node in self.graph.nodes if node.op == "placeholder")
+        defaults = {node: node.args[0] if node.args else None for node in arguments}
         with torch.no_grad():
-            recorder.run(*self.form.seen(self.form.zeros(images, dtype=dtype_of(self.module)))[0])
+            recorder.run(*(given[self.inputs[n]] if n in self.inputs else value for n, value in defaults.items()))
         return recorder.results
 
     def layer(self, node: fx.Node) -> nn.Module | None:
@@ -163,8 +254,7 @@ class Graph:
 
     def parameter(self, node: fx.Node) -> str | None:
         """The name of the parameter or buffer that a node reads."""
-        owner, _, attribute = str(node.target).rpartition(".")
-        return self.names.get(id(getattr(self.module.get_submodule(owner), attribute)))
+        return self.names.get(id(self.captured[str(node.target)]))
 
     def uses(self) -> dict[str, int]:
         """How often each parameter or buffer is used."""
@@ -184,15 +274,21 @@ class Graph:
     def constant(self, node: fx.Node) -> tuple[bool, Any]:
         """Whether a node gives the same numbers for any batch, and which."""
         first, second = (probe[node] for probe in self.probes)
-        return not has_shapes(first) and first == second, first
+        typed = any(isinstance(self.probes[0][read], TYPES) for read in (node, *node.all_input_nodes))
+        return not typed and not has_shapes(first) and first == second, first
 
     def activation_shape(self, node: fx.Node) -> tuple[int, ...] | None:
         """The shape, after the batch, of a tensor whose first axis is the batch; None if the node gives none."""
         first, second = (probe[node] for probe in self.probes)
-        if not isinstance(first, Shape) or not isinstance(second, Shape):
-            return None
-        a, b = first.sizes, second.sizes
-        return a[1:] if (a[:1], b[:1]) == (PROBES[:1], PROBES[1:]) and a[1:] == b[1:] else None
+        return images_shape(first, second)
+
+
+def _left_out(module: nn.Module, form: Form) -> dict[str, Any] | None:
+    """The arguments of a module that the data has no array for, at their defaults."""
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    given = parameters[:1] if form.single is not None else [p for p in parameters if p.name in form.names]
+    others = {p.name: p.default for p in parameters if p not in given and p.default is not p.empty}
+    return others or None
 
 
 class _Recorder(fx.Interpreter):
@@ -222,6 +318,15 @@ def _shapes(result: Any) -> Any:
     if isinstance(result, (tuple, list)) and not isinstance(result, torch.Size):
         return tuple(map(_shapes, result))
     return result
+
+
+def images_shape(first: Any, second: Any) -> tuple[int, ...] | None:
+    """The shape, after the first axis, of a tensor with one or several rows for each image of the probes; or None."""
+    if not isinstance(first, Shape) or not isinstance(second, Shape) or not first.sizes:
+        return None
+    (a, *shape), (b, *other) = first.sizes, second.sizes
+    rows = a - b
+    return tuple(shape) if rows > 0 and (a, b) == (PROBES[0] * rows, PROBES[1] * rows) and shape == other else None
 
 
 def has_shapes(result: Any) -> bool:

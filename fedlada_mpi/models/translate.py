@@ -1,14 +1,14 @@
 """A plain module put onto the stacked layers, operation by operation.
 
-``operations.py`` has the operations that act on all clients at once; every other one runs under ``vmap``. A module that
-cannot be traced or translated is refused with the layer that is the reason, and trains on the generic engine.
+``operations.py`` has the stacked layers and ``general.py`` the operations that act on all clients at once; every other
+one runs under ``vmap``. A module that cannot be traced or translated is refused with the layer that is the reason, and
+trains on the generic engine.
 """
 
 from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.func import functional_call, vmap
-from torch.fx.node import map_aggregate
 
 from ..support.errors import first_line
-from .axes import Axes
-from .form import Form
+from .form import Form, Stored
+from .general import OF_CLIENTS, filled
 from .layers import Stack
 from .layout import Kernel
 from .operations import Operations
 from .program import StackedProgram, Value
-from .tracing import Graph, NotTraceable, Shape, described, has_shapes, mode_of
+from .tracing import Graph, NotTraceable, described, mode_of
 
 IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}
 
@@ -41,12 +40,18 @@ class Traced:
     dead: dict[str, list[int]]
     used: set[str]  # parameters that have a gradient in training
 
-    def __call__(self, p: Stack, images: Tensor) -> Tensor:
-        return (self.training if p.training else self.evaluation)(p, images)
+    def __call__(self, p: Stack, inputs: Stored) -> Tensor:
+        return self.program(p)(p, inputs)
+
+    def program(self, p: Stack) -> StackedProgram:
+        return self.training if p.training else self.evaluation
 
 
-def translate(module: nn.Module, form: Form) -> Traced:
-    """The module, which takes examples of this form, on stacked layers."""
+def translate(module: nn.Module, form: Form, general: bool = True) -> Traced:
+    """The module, which takes examples of this form, on stacked layers.
+
+    Without ``general``, operations that are no layer of ``operations.py`` run under vmap.
+    """
     graphs = {}
     for training in (True, False):
         with mode_of(module, training):
@@ -54,7 +59,7 @@ def translate(module: nn.Module, form: Form) -> Traced:
     shared = {name for graph in graphs.values() for name, count in graph.uses().items() if count > 1}
     translations, programs = {}, {}
     for training, graph in graphs.items():
-        translations[training] = _Translation(graph, shared)
+        translations[training] = _Translation(graph, shared, general)
         with mode_of(module, training):
             programs[training] = translations[training].translated()
     a, b = translations[True], translations[False]
@@ -85,7 +90,7 @@ class _Translation(Operations):
             except Exception as error:
                 raise NotTraceable(f"{described(node)}: {first_line(error)}") from None
         if not isinstance(result, Value) or result.kind != "batch":
-            raise NotTraceable("its outputs are not one tensor of the images")
+            raise NotTraceable("its outputs are not one tensor of the examples")
         return self.program(result)
 
     def _evaluated(self, arguments: Any) -> Any:
@@ -97,9 +102,7 @@ class _Translation(Operations):
             return self._placeholder(node)
         if node.op == "get_attr":
             name = self.graph.parameter(node)
-            if name is None:
-                raise NotTraceable(f"{node.target} is neither a parameter nor a buffer")
-            return self.parameter(name)
+            return self.parameter(name) if name is not None else self.tensor(self.graph.captured[str(node.target)])
         constant, numbers = self.graph.constant(node)
         if constant:
             return numbers
@@ -108,15 +111,18 @@ class _Translation(Operations):
         if node in self.fusion.waiting:
             return None
         if value is None:
+            value = self.general(node, arguments, options)
+        if value is None:
             value = self._by_vmap(node, arguments, options)
         if self._in_place(node) and isinstance(node.args[0], fx.Node):
             self.fusion.values[node.args[0]] = value
         return value
 
     def _placeholder(self, node: fx.Node) -> Any:
-        if self.fusion.values:  # an argument after the images
+        if node not in self.graph.inputs:  # an argument that the data has no array for
             return node.args[0] if node.args else None
-        return Value(0, "batch", self.graph.form.axes)
+        name = self.graph.inputs[node]
+        return Value(self.inputs.index(name), "batch", self.graph.form.axes_of(name))
 
     def _in_place(self, node: fx.Node) -> bool:
         layer = self.graph.layer(node)
@@ -125,51 +131,23 @@ class _Translation(Operations):
         by_name = node.op == "call_method" and str(node.target).endswith("_") and not str(node.target).endswith("__")
         return by_name or node.target in IN_PLACE or bool(node.kwargs.get("inplace"))
 
-    def _by_vmap(self, node: fx.Node, arguments: Any, options: Any) -> Value:
-        """Any operation or layer: on what it takes of one client, under vmap; or once, where it takes no tensor."""
+    def _by_vmap(self, node: fx.Node, arguments: Any, options: Any) -> Any:
+        """Any operation or layer: on what it takes of one client, under vmap."""
         layer = self.graph.layer(node)
         parameters: Any = {} if layer is None else self.parameters_of(layer)
         separate = copy.deepcopy(layer)
         target: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
-        reads: list[Value] = []
-
-        def placed(value: Any) -> Any:
-            if not isinstance(value, Value):
-                return value
-            reads.append(self.seen(value) if value.kind == "batch" else value)
-            return _Place(len(reads) - 1)
-
-        places: Any = map_aggregate((parameters, arguments, options), placed)
-        of_clients = [i for i, value in enumerate(reads) if value.kind != "other"]
+        reads, places = self.placed((parameters, arguments, options), clients=False)
+        of_clients = [i for i, value in enumerate(reads) if value.kind in OF_CLIENTS]
+        self.vmapped.append(described(node))
 
         def run(p: Stack, *held: Any) -> Any:
             def call(*tensors: Any) -> Any:
                 given = dict(enumerate(held)) | dict(zip(of_clients, tensors, strict=True))
-                own, a, o = map_aggregate(places, lambda v: given[v.index] if isinstance(v, _Place) else v)
+                own, a, o = filled(places, given)
                 return target(*a, **o) if separate is None else functional_call(separate, dict(own), a, dict(o))
 
-            if not of_clients:
-                return call()
             with p.draws or nullcontext():
                 return vmap(call, randomness="different")(*(held[i] for i in of_clients))
 
-        return self.new(run, reads, **self._result_kind(node, reads))
-
-    def _result_kind(self, node: fx.Node, reads: Sequence[Value]) -> dict[str, Any]:
-        kinds = {value.kind for value in reads}
-        result = self.graph.probes[0][node]
-        if kinds & {"batch", "any"}:
-            if not has_shapes(result):
-                return {"kind": "other"}
-            shape = self.graph.activation_shape(node)
-            return {"kind": "any"} if shape is None else {"kind": "batch", "axes": Axes.plain(shape)}
-        if "parameter" in kinds and isinstance(result, Shape):
-            return {"kind": "parameter", "shape": result.sizes}
-        return {"kind": "other"}
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Stands for a tensor in the arguments of an operation."""
-
-    index: int  # among what the step reads
+        return self.results(node, run, reads)

@@ -36,6 +36,9 @@ class _Products(TorchFunctionMode):
             self.count += out.numel() * args[1][0].numel()
         elif func in PRODUCTS:
             self.count += out.numel() * args[0].shape[-1]
+        elif func is F.scaled_dot_product_attention:  # products with the keys, and with the values
+            query, key = args[:2]
+            self.count += query.numel() * key.shape[-2] + out.numel() * key.shape[-2]
         return out
 
 

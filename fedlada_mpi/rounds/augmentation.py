@@ -48,6 +48,9 @@ class Augmentation:
             found = self.function(named or arguments[0])
         given = named or {"": arguments[0]}
         changed = found if isinstance(found, dict) else {"": found}
+        if [*changed] != [*given]:
+            got, expected = (", ".join(names) or "a tensor" for names in (changed, given))
+            raise UserError(f"{what}: got {got}, expected {expected}, as it was given")
         for name, before in given.items():
             after = changed.get(name)
             if not isinstance(after, Tensor) or after.shape != before.shape or after.dtype != before.dtype:
@@ -60,14 +63,14 @@ class Augmentation:
         batches = self.form.random(2, 3, draw=torch.Generator().manual_seed(0))
         keys = torch.arange(2)
         first, again = (self(each(batches, Tensor.clone), keys) for _ in range(2))
+        if not all(value.isfinite().all() for value in _tensors(first)):
+            raise UserError(f"--augment {self.name}: its result has numbers that are not finite")
         pairs = zip(_tensors(first), _tensors(again), strict=True)
         if not all(torch.equal(a, b) for a, b in pairs):
             raise UserError(
                 f"--augment {self.name}: two calls on the same batch differ; draw random numbers with torch, not with "
                 "random or numpy, and keep no state"
             )
-        if not all(value.isfinite().all() for value in _tensors(first)):
-            raise UserError(f"--augment {self.name}: its result has numbers that are not finite")
 
 
 def _tensors(of: Stored) -> list[Tensor]:

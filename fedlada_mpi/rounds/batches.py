@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.form import Stored, nbytes
+from ..models.form import Stored
 from ..settings import Config
 from ..support import rng
+from .examples import Examples
 
 
 @dataclass
@@ -99,14 +100,19 @@ class PlanBuffer:
         self.words = torch.zeros(steps, first, dtype=torch.int64, device=device)
         self.whole: dict[int, Batch] = {}  # by number of clients, the fields of all steps
 
-    def load(self, plan: Plan, labels: Tensor | None) -> None:
-        """A new plan; ``labels`` are those of the rank's examples, where a target is a class."""
+    def load(self, plan: Plan, labels: Tensor | None, index: Tensor | None = None) -> None:
+        """A new plan; ``labels`` are those of the rank's examples, where a target is a class.
+
+        ``index``: where steps find the examples, if not where they are among all of the rank.
+        """
         steps, count = plan.keys.shape
         buffer = self._of(self.words[:steps], count)
         for name, host in vars(plan).items():
             getattr(buffer, name).copy_(host)
         if labels is not None:
             buffer.labels.copy_(labels[buffer.index])
+        if index is not None:
+            buffer.index.copy_(index)
 
     def at(self, step: int | Tensor, count: int) -> Batch:
         """Step ``step`` of the first ``count`` clients; a step on the device is read there."""
@@ -261,10 +267,9 @@ def tensor_of(array: np.ndarray, device: torch.device, floats: torch.dtype | Non
 
 @dataclass
 class LocalData:
-    """A rank's inputs and targets on its device, and where the examples of each of its clients are."""
+    """A rank's examples, and where those of each of its clients are."""
 
-    inputs: Stored  # of images uint8 [n, H, W, ch]
-    targets: Tensor  # of classes int64 [n]
+    examples: Examples  # inputs of images are uint8 [n, H, W, ch], targets that are classes int64 [n]
     client_ids: np.ndarray
     starts: np.ndarray
     sizes: np.ndarray
@@ -273,11 +278,5 @@ class LocalData:
     test: LocalData | None = None  # test examples of the same clients, where these have their own
 
     @property
-    def labels(self) -> Tensor | None:
-        """The targets, where they are classes."""
-        return self.targets if self.targets.ndim == 1 and self.targets.dtype == torch.int64 else None
-
-    @property
     def nbytes(self) -> int:
-        own = nbytes(self.inputs) + self.targets.nbytes
-        return own + (self.test.nbytes if self.test is not None else 0)
+        return self.examples.nbytes + (self.test.nbytes if self.test is not None else 0)

@@ -44,7 +44,7 @@ class ClientBuffers:
         compute: torch.dtype,
     ):
         self.algorithm, self.device, self.dtype, self.compute = algorithm, device, dtype, compute
-        self.size = layout.size
+        self.examples, self.size = data.examples, layout.size
         self.live = layout.live if layout.live < layout.size and steps_alone(algorithm) else layout.size
         # Elements of c.g that no layer writes must stay zero, so the step works on a copy where there are any. A user's
         # own method may also write to those between parameters.
@@ -68,8 +68,8 @@ class ClientBuffers:
         needed = self.max_steps * self.batch_width * max(1.0, together) * PLAN_BYTES
         if needed > (memory := machine_memory()):
             raise UserError(
-                f"{self.max_steps} local steps of {self.batch_width} images take {needed:.1e} bytes for the batches of "
-                f"a round, and this machine has {memory:.1e}: lower --local-steps, --local-epochs or "
+                f"{self.max_steps} local steps of {self.batch_width} examples take {needed:.1e} bytes for the batches "
+                f"of a round, and this machine has {memory:.1e}: lower --local-steps, --local-epochs or "
                 "--max-clients-at-once"
             )
 
@@ -104,6 +104,7 @@ class ClientBuffers:
             self.c.full_g, self.tail.full_g = torch.zeros_like(self.c.x), torch.zeros_like(self.tail.x)
         self.loss, self.lr, self.k = self._zeros(count), self._zeros(), self._zeros(1, dtype=torch.int64)
         self.keys = self._zeros(count, dtype=torch.int64)  # of the random numbers that a method draws
+        self.window = self.examples.window(count, self.batch_width)
         self.plan = self._plan(self.max_steps)
         self.all_batches = self._plan(self.max_batches if self.algorithm.full_gradient else 0)
 
@@ -194,7 +195,8 @@ class MemoryEstimate:
     def per_client(self) -> int:
         """Stacked state of one client, and its activations."""
         b = self.buffers
-        return b.state_bytes + self.engine.activation_bytes(b.batch_width, b.compute)
+        streamed = b.examples.window_bytes(b.batch_width)
+        return b.state_bytes + streamed + self.engine.activation_bytes(b.batch_width, b.compute)
 
     @property
     def resident(self) -> int:

@@ -1,4 +1,4 @@
-"""The task's metrics of one model: on examples that are on the device, and on all parts of the data that a rank has."""
+"""The task's metrics of one model: on some examples, and on all parts of the data that a rank has."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..gpu.graphs import Capture
-from ..models.form import Stored, each, nbytes
+from ..models.form import each
 from ..mpi import World
 from ..rundir.columns import CLASSIFICATION, PARTS, Columns
 from ..settings import Config
@@ -21,6 +21,7 @@ from ..support.errors import UserError
 from ..tasks.client_loss import wide
 from ..tasks.scores import ClassScores, Scores
 from .batches import LocalData, Normalise
+from .examples import Examples
 from .gradients import Engine
 
 # Large enough to fill a GPU; small enough that a CPU's caches still help.
@@ -39,20 +40,19 @@ class Evaluator:
     capture: Capture | None
     scores: Scores = ClassScores()
 
-    def of(self, x: Tensor, inputs: Stored, targets: Tensor, **how: Any) -> Evaluation:
+    def of(self, x: Tensor, examples: Examples, **how: Any) -> Evaluation:
         """The evaluation of the model that ``x`` holds when it is called."""
-        return Evaluation(self, x, inputs, targets, **how)
+        return Evaluation(self, x, examples, **how)
 
 
 class Evaluation:
-    """The sums of the scores of model ``x`` over examples; on a GPU captured once and replayed."""
+    """The sums of the scores of model ``x`` over examples; on a GPU captured once and replayed, unless streamed."""
 
     def __init__(
         self,
         evaluator: Evaluator,
         x: Tensor,
-        inputs: Stored,
-        targets: Tensor,
+        examples: Examples,
         single: bool = False,
         starts: Sequence[int] = (0,),
         outputs: bool = False,
@@ -61,18 +61,17 @@ class Evaluation:
 
         No batch reaches across ``starts``, so that its shape depends on the examples from one start to the next only.
         """
-        device, scores, self.examples = targets.device, evaluator.scores, len(targets)
-        self.bounds = [*starts, self.examples]
-        self.evaluator, self.x, self.inputs, self.targets = evaluator, x, inputs, targets
+        device, scores, count = x.device, evaluator.scores, len(examples)
+        self.bounds = [*starts, count]
+        self.evaluator, self.x, self.examples = evaluator, x, examples
         self.totals = torch.zeros(len(scores.columns), dtype=torch.float64, device=device)
         # The numbers of every example.
-        self.each = (
-            torch.zeros(len(scores.columns), self.examples, dtype=torch.float64, device=device) if single else None
-        )
+        self.each = torch.zeros(len(scores.columns), count, dtype=torch.float64, device=device) if single else None
         kind = torch.float64 if evaluator.dtype == torch.float64 else torch.float32
-        self.outputs = torch.zeros(self.examples, *scores.output_shape, dtype=kind, device=device) if outputs else None
-        self.batch = BATCH[device.type]
-        self.run = self._captured(evaluator.capture) if evaluator.capture else self._run
+        self.outputs = torch.zeros(count, *scores.output_shape, dtype=kind, device=device) if outputs else None
+        self.batch = batch_size(scores, device)
+        capture = evaluator.capture if examples.resident else None
+        self.run = self._captured(capture) if capture else self._run
 
     def _captured(self, capture: Capture) -> Callable[[], None]:
         """With batches that fit next to what is already on the GPU."""
@@ -80,14 +79,14 @@ class Evaluation:
             try:
                 return capture(self._run).replay
             except torch.cuda.OutOfMemoryError:
-                if self.batch < MIN_BATCH:
+                if self.batch < MIN_BATCH or self.evaluator.scores.of_batches:
                     raise
                 self.batch //= 2
 
     def __call__(self) -> list[float]:
         """The sums of the scores' columns, and the number of examples."""
         self.run()
-        return [*self.totals.tolist(), self.examples]
+        return [*self.totals.tolist(), len(self.examples)]
 
     def by_group(self, groups: np.ndarray, least: int = 0) -> np.ndarray:
         """As the last call gave them, by group of examples.
@@ -106,14 +105,19 @@ class Evaluation:
         scores = self.evaluator.scores
         self.totals.zero_()
         for part in batches(self.bounds, self.batch):
-            inputs = each(self.inputs, lambda value, rows=part: normalise(value[rows], dtype))
-            targets = self.targets[part]
+            taken, targets = self.examples.take(part)
+            inputs = each(taken, lambda values: normalise(values, dtype))
             outputs = engine.outputs(self.x, inputs, dtype)
             if self.outputs is not None:
                 self.outputs[part] = wide(outputs)
             self.totals += scores.totals(outputs, targets)
             if self.each is not None:
                 self.each[:, part] = scores.each(outputs, targets)
+
+
+def batch_size(scores: Scores, device: torch.device) -> int:
+    """Examples at once. A loss of batches is that of the same ones on every device, however full it is."""
+    return BATCH["cpu"] if scores.of_batches else BATCH.get(device.type, BATCH["cpu"])
 
 
 def batches(bounds: Sequence[int], most: int) -> Iterator[slice]:
@@ -154,7 +158,7 @@ class Evaluations:
         evaluator: Evaluator,
         x: Tensor,
         data: LocalData,
-        held_out: Mapping[str, tuple[Stored, Tensor]],
+        held_out: Mapping[str, Examples],
         columns: Columns = CLASSIFICATION,
         sizes: Mapping[str, np.ndarray] | None = None,
     ):
@@ -162,12 +166,12 @@ class Evaluations:
         self.columns, self.sizes = columns, sizes or {}
         self.world, self.config, self.evaluator, self.x, self.data = world, config, evaluator, x, data
         self.scores, self.own_tests = evaluator.scores, OWN in self.sizes
-        # By part of the data, inputs and targets; the root has those that belong to no client.
-        self.examples: dict[str, tuple[Stored, Tensor]] = dict(held_out)
+        # By part of the data; the root has those that belong to no client.
+        self.examples: dict[str, Examples] = dict(held_out)
         if len(data.sizes):
-            self.examples["train"] = (data.inputs, data.targets)
-        if data.test is not None and len(data.test.targets):
-            self.examples[OWN] = (data.test.inputs, data.test.targets)
+            self.examples["train"] = data.examples
+        if data.test is not None and len(data.test.examples):
+            self.examples[OWN] = data.test.examples
         self.made: dict[str, Evaluation] = {}
         self.of_all: dict[str, dict[str, float | None]] = {}  # on the root: by part, metrics of all predictions
         # With exact sums, clients' examples are added up client by client: their order is the same on any ranks.
@@ -177,8 +181,7 @@ class Evaluations:
     @property
     def nbytes(self) -> int:
         """Of what belongs to no client."""
-        held_out = (pair for part, pair in self.examples.items() if part not in ("train", OWN))
-        return sum(nbytes(inputs) + targets.nbytes for inputs, targets in held_out)
+        return sum(examples.nbytes for part, examples in self.examples.items() if part not in ("train", OWN))
 
     def __call__(self, due: Sequence[str]) -> list[list[float]]:
         """For each of PARTS the sums and the number of examples, zero where it is not due or this rank has nothing of
@@ -206,8 +209,8 @@ class Evaluations:
             # A loss of a batch would otherwise depend on who else is on a rank.
             apart = of_clients and (self.by_client or self.scores.of_batches)
             starts = self._clients(part).starts.tolist() if apart else [0]
-            about = (self.x, *self.examples[part])
-            self.made[part] = self.evaluator.of(*about, single=single, starts=starts, outputs=self._keeps(part))
+            how: dict[str, Any] = dict(single=single, starts=starts, outputs=self._keeps(part))
+            self.made[part] = self.evaluator.of(self.x, self.examples[part], **how)
         return self.made[part]()
 
     def _clients(self, part: str) -> LocalData:
@@ -275,11 +278,11 @@ class Evaluations:
         made = self.made.get(part)
         if made is None or made.outputs is None:
             return None
-        return made.outputs.cpu().numpy(), made.targets.cpu().numpy()
+        return made.outputs.cpu().numpy(), made.examples.targets(slice(None)).cpu().numpy()
 
     def _keeps(self, part: str) -> bool:
         """Whether outputs are kept, for metrics of all of them."""
-        count = int(self.sizes[part].sum()) if part in self.sizes else len(self.examples[part][1])
+        count = int(self.sizes[part].sum()) if part in self.sizes else len(self.examples[part])
         return bool(self.scores.whole) and count * prod(self.scores.output_shape) * 4 <= GATHERED
 
     def without_outputs(self) -> list[str]:
@@ -310,7 +313,7 @@ class Evaluations:
         """On the root, outputs and targets of all clients that ranks have, client by client; collective."""
         sizes, outputs = self.sizes[part], prod(self.scores.output_shape)
         starts = np.cumsum(sizes) - sizes
-        targets = self.data.targets
+        targets = self.data.examples.targets(slice(0, 0))  # their type and shape
         table = np.zeros((int(sizes.sum()), 1 + outputs + prod(targets.shape[1:])))
         if (predicted := self._predicted(part)) is not None:
             data = self._clients(part)

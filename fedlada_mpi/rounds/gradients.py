@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from ..gpu.side_stream import SideStream
-from ..models import Network, form
+from ..models import Network, form, vocabulary
 from ..models.agreement import perturbed
 from ..models.form import Stored
 from ..models.layers import Kernels, Stack
@@ -162,8 +162,14 @@ class StackedEngine(Engine):
             unused.live(grads).zero_()
         stack.training = keys is not None
         stack.draws = Draws(keys, stacked=True) if keys is not None and self.network.draws else None
+        program = self.forward.program(stack)
+        tokens = None if program.head is None else self.loss.token_weights(targets, weight)
         with torch.enable_grad():
-            outputs = self.forward(stack, inputs)  # type: ignore[arg-type]  # several arrays have another engine
+            if tokens is not None:
+                losses = vocabulary.backward(*program.before_head(stack, inputs), targets, tokens)
+                self.side_stream.join()
+                return losses
+            outputs = self.forward(stack, inputs)
             if self.kernels is None or not isinstance(self.loss, CrossEntropy):
                 losses = self.loss.backward(outputs, targets, weight)
             else:
@@ -173,7 +179,8 @@ class StackedEngine(Engine):
         return losses.detach()
 
     def activation_bytes(self, examples: int, dtype: torch.dtype) -> int:
-        return self.network.activation_bytes(examples, dtype) if examples else 0
+        on_gpu = self.side_stream.device.type == "cuda"
+        return self.network.activation_bytes(examples, dtype, on_gpu) if examples else 0
 
     def release_buffers(self) -> None:
         self._stacks.clear()
@@ -181,8 +188,8 @@ class StackedEngine(Engine):
     @torch.no_grad()
     def outputs(self, x: Tensor, inputs: Stored, dtype: torch.dtype | None = None) -> Tensor:
         live = x[: self.network.layout.live].to(dtype or x.dtype)
-        assert isinstance(inputs, Tensor)
-        return self.forward(self._stack(live.unsqueeze(0), None), inputs.unsqueeze(0))[0]
+        one_client = form.each(inputs, lambda value: value.unsqueeze(0))
+        return self.forward(self._stack(live.unsqueeze(0), None), one_client)[0]
 
     def _stack(self, values: Tensor, grads: Tensor | None) -> Stack:
         if values.dtype not in self._constants:  # kept, as a captured graph must not copy them from the host

@@ -28,7 +28,7 @@ from ..support import rng
 from ..support.errors import UserError
 from .aggregate import Collector, Part, Sent
 from .augmentation import Augmentation
-from .batches import Batch, LocalData, Normaliser, Plan, all_batches, by_counts, gather, local_steps, plan
+from .batches import Batch, LocalData, Normaliser, Plan, PlanBuffer, all_batches, by_counts, gather, local_steps, plan
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .costs import chunk_count, stack_width
 from .gradients import Engine
@@ -96,7 +96,8 @@ class Trainer:
             self.full_pass.clear()
             self.engine.release_buffers()
             buffers.allocate(len(stack))
-        buffers.plan.load(self._planned(r.t, chunk), data.labels)
+        planned = self._planned(r.t, chunk)
+        self._load(buffers.plan, planned)
         buffers.lr.fill_(r.lr)
         if self.algorithm.traits.draws:
             buffers.keys[: len(stack)].copy_(client_keys(self.algorithm, r.t, clients))
@@ -111,7 +112,8 @@ class Trainer:
             self._full_gradient(parts, s, batches if self.counts is None else by_counts(batches, self.counts))
         done = 0
         for running, length in schedule:
-            self.steps.run(self._step, s, running, done, length)
+            for first, last in buffers.window.blocks(planned.index, done, length):
+                self.steps.run(self._step, s, running, first, last)
             done = length
         if self.plans_ahead:  # while the GPU computes
             self._plan_ahead(r.t + 1)
@@ -120,6 +122,10 @@ class Trainer:
         losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
         finite = self._finish(parts, r, clients, weights, losses, collector)
         return clients[~finite].tolist()
+
+    def _load(self, buffer: PlanBuffer, batches: Plan) -> None:
+        index = self.buffers.window.index(*batches.keys.shape)
+        buffer.load(batches, self.data.examples.labels, index)
 
     def _stack(self, chunk: np.ndarray) -> np.ndarray:
         """The rows of a chunk, and its last one again for what is missing to the width of all stacks."""
@@ -169,12 +175,13 @@ class Trainer:
     def _full_gradient(self, parts: Parts, s: Vectors, batches: Plan) -> None:
         """``c.full_g``, at the clients' present ``c.x``."""
         count, buffers = len(parts[0][0].x), self.buffers
-        buffers.all_batches.load(batches, self.data.labels)
+        self._load(buffers.all_batches, batches)
         self.full_pass.prepare(self._add_gradient, s, [count])
         buffers.k.zero_()
         for c, _ in parts:
             c.full_g.zero_()
-        self.full_pass.run(self._add_gradient, s, count, 0, len(batches.keys))
+        for first, last in buffers.window.blocks(batches.index, 0, len(batches.keys)):
+            self.full_pass.run(self._add_gradient, s, count, first, last)
         buffers.k.zero_()
 
     def _add_gradient(self, parts: Parts, batch: Batch) -> None:
@@ -184,7 +191,8 @@ class Trainer:
 
     def _drawn(self, batch: Batch) -> tuple[Stored, Tensor, Tensor, Tensor]:
         """Inputs, targets, weights and keys, as ``Engine.gradients`` takes them."""
-        targets = batch.labels if self.data.labels is not None else self.data.targets[batch.index]
+        labelled = self.data.examples.labels is not None
+        targets = batch.labels if labelled else self.buffers.window.targets[batch.index]
         inputs = self.gather(batch)
         if self.augmentation is not None:
             inputs = self.augmentation(inputs, batch.keys)
@@ -218,7 +226,7 @@ class Trainer:
 
     def gather(self, b: Batch) -> Stored:
         """The batch of a step, augmented and normalised, in the type that products are computed in."""
-        inputs, normalise, kernels = self.data.inputs, self.data.normalise, self.engine.kernels
+        inputs, normalise, kernels = self.buffers.window.inputs, self.data.normalise, self.engine.kernels
         if not isinstance(normalise, Normaliser) or not isinstance(inputs, Tensor):
             return each(inputs, lambda values: normalise(values[b.index], self.compute))
         if kernels is not None:

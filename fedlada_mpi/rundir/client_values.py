@@ -64,7 +64,8 @@ class Clients:
             known = np.sort(each[~np.isnan(each)])
             tenth = -(-len(known) // 10)
             worst = known[:tenth] if objective.larger_is_better else known[len(known) - tenth :]
-            numbers = (known.mean(), known.std(), worst.mean()) if len(known) else (None, None, None)
+            with np.errstate(invalid="ignore"):  # values may be infinite
+                numbers = (known.mean(), known.std(), worst.mean()) if len(known) else (None, None, None)
             for column, number in zip(self.columns.spread[part], numbers, strict=True):
                 found[column] = None if number is None else float(number)
         return found

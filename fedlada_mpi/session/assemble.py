@@ -18,7 +18,7 @@ from ..data.manifest import Manifest, read_manifest
 from ..data.owners import Ownership
 from ..data.shards import check_files, files_of
 from ..gpu.graphs import capture_on
-from ..models.form import Stored, each
+from ..models.form import each
 from ..models.initial import load_initial
 from ..models.lora import Lora, merged
 from ..models.parameters import dtype_of, in_type, tensors
@@ -27,7 +27,8 @@ from ..rounds import aggregate
 from ..rounds.augmentation import Augmentation
 from ..rounds.batches import LocalData
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
-from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator
+from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator, batches
+from ..rounds.examples import Examples
 from ..rounds.gradients import create_engine
 from ..rounds.silo import Silo
 from ..rounds.trainer import Trainer
@@ -39,6 +40,7 @@ from ..rundir.sinks import check_installed
 from ..settings import Config
 from ..support.errors import UserError
 from ..tasks import Scores, Task
+from ..tasks.client_loss import ClientLoss
 from ..tasks.dry_run import dry_run
 from ..tasks.own import objective_of
 from .loading import Loading
@@ -78,8 +80,10 @@ class Session:
         self.about = self.manifest.about()
         self.task = world.collectively(self._task)
         world.collectively(self._verify)
+        about = (self.manifest, self.task, self.device, self.dtype, config.data_on)
+        self.loading = Loading.on_rank(world, *about)
         data = world.collectively(self._local_data)
-        held_out = world.on_root(self._loading().of_nobody) or {}
+        held_out = world.on_root(self.loading.of_nobody) or {}
 
         self.network = world.collectively(self._network)
         # Products on several threads depend on how many there are.
@@ -96,6 +100,7 @@ class Session:
         self.config.columns = self.columns.record()
         self.silo = self._silo(data, held_out)
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
+        here["data"] = " and ".join(sorted(self.loading.places))
         self.ranks = world.allgather_json(here)
 
     @property
@@ -105,7 +110,7 @@ class Session:
         tested = m.test_sizes if m.own_tests else None
         return Clients(m.sizes, m.places[0] + 1, tested, m.client_names, self.columns)
 
-    def _silo(self, data: LocalData, held_out: dict[str, tuple[Stored, Tensor]]) -> Silo:
+    def _silo(self, data: LocalData, held_out: dict[str, Examples]) -> Silo:
         world, config, a, device, dtype = self.world, self.config, self.algorithm, self.device, self.dtype
         loss = tasks.client_loss(self.task)
         engine = world.collectively(lambda: create_engine(self.network, config, device, loss))
@@ -115,7 +120,7 @@ class Session:
         augmentation = world.collectively(self._augmentation)
         trainer = world.collectively(lambda: Trainer(config, a, engine, data, device, dtype, capture, augmentation))
         if a.full_gradient:
-            trainer.counts = world.collectively(lambda: loss.counts(data.targets, self.scores.output_shape))
+            trainer.counts = world.collectively(lambda: self._counts(loss, data.examples))
         size = self.network.layout.size
         wire = aggregate.wire_type(config, dtype)
         transport = plan_transport(world, size, wire, device, config.transport, config.wire)
@@ -132,6 +137,13 @@ class Session:
         about = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
         return Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *about)
 
+    def _counts(self, loss: ClientLoss, examples: Examples) -> Tensor | None:
+        """Of every example, where the loss gives sums and counts."""
+        parts = batches([0, len(examples)], BATCH["cpu"])
+        found = (loss.counts(examples.targets(part), self.scores.output_shape) for part in parts)
+        counts = [each for each in found if each is not None]
+        return torch.cat(counts) if counts else None
+
     def _task(self) -> Task:
         """What is learned, from data that fits it."""
         c = self.config
@@ -147,14 +159,14 @@ class Session:
 
     def _try_task(self, data: LocalData) -> None:
         """A user's own, on the first examples of this rank."""
-        count = min(TRIED, len(data.targets))
-        if not count:
+        taken, targets = data.examples.take(slice(0, TRIED))
+        if not len(targets):
             return
-        inputs = each(data.inputs, lambda values: data.normalise(values[:count], self.dtype).cpu())
+        inputs = each(taken, lambda values: data.normalise(values, self.dtype).cpu())
         arguments, named = self.network.form.seen(inputs)
         with torch.no_grad():
             outputs = self.network.module.to(self.dtype).eval()(*arguments, **named)
-        dry_run(self.config.task, self.task, outputs, data.targets[:count].cpu())
+        dry_run(self.config.task, self.task, outputs, targets.cpu())
 
     def _refuse_losses_that_do_not_add_up(self, of_examples: bool) -> None:
         """Gradients over all of a client's examples are summed up from batches; those of ``--diagnose`` mix clients."""
@@ -214,12 +226,9 @@ class Session:
         check_files(self.manifest, [name for name, rank in first.items() if rank == self.world.rank])
 
     def _local_data(self) -> LocalData:
-        data = self._loading().of_clients(self.owners.clients_of[self.world.rank])
+        data = self.loading.of_clients(self.owners.clients_of[self.world.rank])
         data.largest = int(self.manifest.sizes.max()) if self.config.sums == "exact" else 0
         return data
-
-    def _loading(self) -> Loading:
-        return Loading(self.manifest, self.task, self.device, self.dtype)
 
     def trained_module(self) -> nn.Module:
         """The network's own module, on the CPU, with the values of the last round; adapters are merged."""

@@ -129,9 +129,16 @@ class Banner:
                 f"{e['ranks']} ({session.world.node.size} on this node), {each}, of "
                 f"{plural(session.manifest.silos, 'silo file')}",
             ),
-            ("device", f"{e['device']}{threads}"),
+            ("device", f"{e['device']}{threads}{self._streamed()}"),
             ("MPI", f"{e['mpi']}, {aware}CUDA-aware; transport: {e['transport']}"),
         ]
+
+    def _streamed(self) -> str:
+        """Where examples come from that are not on the device."""
+        places = {place for rank in self.session.ranks for place in rank["data"].split(" and ")}
+        named = {"host": "the host's memory", "disk": "the files"}
+        streamed = [words for place, words in named.items() if place in places]
+        return f"; examples are streamed from {' and '.join(streamed)}" if streamed else ""
 
     def _costs(self) -> list[tuple[str, str]]:
         a, costs = self.session.algorithm, self.costs

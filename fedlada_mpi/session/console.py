@@ -100,9 +100,11 @@ def closing_lines(
         by_validation, final = summary.get("best_validation"), summary["final"]
         best = by_validation or summary["best"]
         test, train = objective.of("test"), objective.of("train")
-        reached, most = objective.shown(final[test]), objective.shown(best[test])
-        there = f"by validation, round {best['round']}" if by_validation else f"round {best['round']}"
-        lines.append(f"  test {objective.title:<9} {reached} final, {most} best ({there})")
+        reached = f"{objective.shown(final[test])} final"
+        if best:  # an objective may be undefined in all rounds
+            there = f"by validation, round {best['round']}" if by_validation else f"round {best['round']}"
+            reached += f", {objective.shown(best[test])} best ({there})"
+        lines.append(f"  test {objective.title:<9} {reached}")
         others = [metric for metric in columns.metrics if metric not in (LOSS, objective)]
         if known := [f"{m.title} {m.shown(v)}" for m in others if (v := final[m.of("test")]) is not None]:
             lines.append(f"  test, too      {', '.join(known)}")

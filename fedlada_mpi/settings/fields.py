@@ -16,6 +16,15 @@ from ..support.errors import UserError, printable, shortened
 
 SHIPPED = ("digits", "randhie", "dd", "shakespeare", "digit-masks", "digit-mosaics")  # with the package
 DATASETS = (*SHIPPED[:1], "cifar10", "cifar100", "tinyimagenet", *SHIPPED[1:])
+# The built-in tasks and their losses, the first of which is the default; here, where nothing needs torch.
+TASKS: dict[str, tuple[str, ...]] = {
+    "classification": ("cross-entropy",),
+    "multilabel": ("binary-cross-entropy",),
+    "regression": ("squared", "absolute", "huber", "poisson"),
+    "segmentation": ("cross-entropy",),
+    "next-token": ("cross-entropy",),
+    "survival": ("discrete", "cox"),
+}
 FEW = 10  # clients of data of one's own who all take part in a round
 # Of settings without a limit of their own: counts fit into 32 bits, products of three rates into a float32.
 MOST: dict[type, int] = {int: 2**31 - 1, float: 10**12}
@@ -89,7 +98,7 @@ class Config:
     data_dir: str = _data("", "where the shards are (default: $FEDLADA_DATA, else data/)", runtime=True, path=True)
     clients: int = _data(50, "number of clients m", least=1)
     partition: str = _data(
-        "dirichlet", "how clients get their images", choices=("dirichlet", "iid", "pathological", "natural")
+        "dirichlet", "how clients get their examples", choices=("dirichlet", "iid", "pathological", "natural")
     )
     dirichlet: float = _data(0.6, "concentration of the label priors", above=0)
     exhausted: str = _data("refill", "when a class runs out", choices=("refill", "exact"))
@@ -97,7 +106,7 @@ class Config:
     size_sigma: float = _data(0.0, "spread of the clients' sizes (lognormal); 0 = equal", least=0, most=10)
     partition_seed: int = _data(20, "seed of the partition", least=0, most=2**32 - 1)
     validation: float = _data(
-        0.0, "share of the training images that chooses the best round (best.pt); 0 = none", least=0, below=1
+        0.0, "share of the training examples that chooses the best round (best.pt); 0 = none", least=0, below=1
     )
     augment: str = _data(
         "none",
@@ -112,11 +121,12 @@ class Config:
     algorithm: str = _method("fedlada", "the federated method, or your own as package.module:Class or file.py:Class")
     task: str = _method(
         "classification",
-        "what is learned: classification, multilabel, regression, segmentation, next-token, survival, or your own as "
-        "package.module:Class or file.py:Class",
+        f"what is learned: {', '.join(TASKS)}, or your own as package.module:Class or file.py:Class",
     )
     loss: str = _method(
-        "", "of the task, where it has several: regression: squared, absolute, huber, poisson; survival: discrete, cox"
+        "",
+        "of the task, where it has several: "
+        + "; ".join(f"{task}: {', '.join(losses)}" for task, losses in TASKS.items() if len(losses) > 1),
     )
     metrics: str = _method("", "further metrics of the task, separated by commas: classification: auc, balanced_acc")
     objective: str = _method(
@@ -196,7 +206,7 @@ class Config:
     eval_every: int = _evaluation(1, "evaluate every this many rounds; 0 = only at the end", least=0, runtime=True)
     eval_train_every: int = _evaluation(
         -1,
-        "evaluate on the training images every this many rounds; 0 = only at the end, -1 = as eval_every",
+        "evaluate on the training examples every this many rounds; 0 = only at the end, -1 = as eval_every",
         least=-1,
         runtime=True,
     )
@@ -210,7 +220,7 @@ class Config:
         0, "record drift, true gradient and step directions every this many rounds; 0 = never", least=0, runtime=True
     )
     diagnose_images: int = _evaluation(
-        0, "about so many of all training images for the true gradient of --diagnose; 0 = all", least=0, runtime=True
+        0, "about so many of all training examples for the true gradient of --diagnose; 0 = all", least=0, runtime=True
     )
 
     device: str = _machine("auto", "where to train", choices=("auto", "cpu", "cuda"), runtime=True)
@@ -224,6 +234,13 @@ class Config:
         "auto",
         "stacked kernels, or functional torch for any module (auto: stacked where the model has it)",
         choices=("auto", "stacked", "generic"),
+        runtime=True,
+    )
+    data_on: str = _machine(
+        "auto",
+        "where examples are: on the device, or streamed to it from the host's memory or from the files on disk (auto: "
+        "on the first of these where there is room); the results are the same",
+        choices=("auto", "device", "host", "disk"),
         runtime=True,
     )
     compile: str = _machine("auto", "use compiled kernels on the GPU", choices=("auto", "on", "off"), runtime=True)

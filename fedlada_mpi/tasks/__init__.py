@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+from .. import settings
 from ..support.errors import UserError, shortened
 from ..support.suggestions import did_you_mean
 from ..support.user_code import users_code
@@ -13,14 +14,14 @@ from .classification import Classification
 from .client_loss import CROSS_ENTROPY, ClientLoss
 from .multilabel import Multilabel
 from .next_token import NextToken
+from .own import check_targets
 from .regression import Regression
 from .scores import ClassScores, Scores
 from .segmentation import Segmentation
 from .survival import Survival
 
-TASKS: dict[str, type[Task]] = {
-    task.name: task for task in (Classification, Multilabel, Regression, Segmentation, NextToken, Survival)
-}
+_BUILT_IN: tuple[type[Task], ...] = (Classification, Multilabel, Regression, Segmentation, NextToken, Survival)
+TASKS = dict(zip(settings.TASKS, _BUILT_IN, strict=True))
 
 
 def find(name: str) -> type[Task]:
@@ -44,6 +45,7 @@ def create(name: str, about: About, loss: str = "", metrics: str = "") -> Task:
         raise UserError(f"--loss: got {shortened(loss)} for task {name}, {known}{did_you_mean(loss, kind.losses)}")
     with nullcontext() if kind.name else users_code(f"--task {name}", "a subclass of fedlada_mpi.Task"):
         task = kind(about, loss)
+        own.check(name, task)
     asked = [word.strip() for word in metrics.split(",") if word.strip()]
     for word in asked:
         if word not in (*task.metrics, *kind.optional):
@@ -74,6 +76,7 @@ __all__ = [
     "Metric",
     "Scores",
     "Task",
+    "check_targets",
     "client_loss",
     "create",
     "find",

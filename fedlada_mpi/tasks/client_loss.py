@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from .base import Loss, Task
+from .next_token import NextToken
 
 COUNTED = 64  # examples at once
 
@@ -60,6 +61,14 @@ class ClientLoss:
             return quotient(sums.sum(-1), counts.sum(-1)) * weight.sum(-1)
         return of_examples(found).view(shape)
 
+    def token_weights(self, targets: Tensor, weight: Tensor) -> Tensor | None:
+        """[C, N, T], where a client's loss is the sum of its tokens' cross-entropies times these; None otherwise."""
+        if self.task.batch_loss is not None or getattr(self.task.loss, "__func__", None) is not NextToken.loss:
+            return None
+        counted = (targets >= 0) & (weight > 0).unsqueeze(-1)
+        means = quotient(weight.sum(-1), counted.sum((1, 2)).to(weight.dtype))
+        return counted * means.view(-1, 1, 1)
+
     def counts(self, targets: Tensor, output_shape: tuple[int, ...]) -> Tensor | None:
         """Of a loss that gives sums and counts, the counts [N]; they do not depend on the outputs."""
         if self.task.batch_loss is not None or not len(targets):  # a rank may have no clients
@@ -100,6 +109,9 @@ class CrossEntropy(ClientLoss):
     def _found(self, outputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
         logits = wide(outputs)
         return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none").view_as(targets)
+
+    def token_weights(self, targets: Tensor, weight: Tensor) -> None:
+        return None
 
     def counts(self, targets: Tensor, output_shape: tuple[int, ...]) -> None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,9 +25,11 @@ def dry_run(name: str, task: Task, outputs: Tensor, targets: Tensor) -> None:
         if task.batch_loss is not None:
             loss = task.batch_loss(outputs, targets, present)
             _check_number(what, loss)
+            _refuse_padding(what, task.batch_loss, outputs, targets, present, loss)
         else:
             found = task.loss(outputs, targets)
             _check_loss(what, found, len(outputs))
+            _check_counts(what, task, found, outputs, targets)
             loss = of_examples(found).sum()
         if not loss.isfinite():
             raise UserError(
@@ -65,11 +68,44 @@ def _check_loss(what: str, found: Any, count: int) -> None:
             )
 
 
+def _check_counts(what: str, task: Task, found: Any, outputs: Tensor, targets: Tensor) -> None:
+    """Of a loss of sums and counts, the counts: those of all examples are known before there are outputs."""
+    if not isinstance(found, tuple):
+        return
+    counts = found[1].detach()
+    if not (counts >= 0).all():
+        raise UserError(f"{what}: got counts {shortened(counts.tolist())} from its loss, expected 0 or more")
+    others = task.loss(torch.zeros_like(outputs), targets)
+    if not torch.equal(others[1].detach(), counts):
+        raise UserError(
+            f"{what}: the counts of its loss depend on the outputs, expected them to depend on targets only"
+        )
+
+
+def _refuse_padding(
+    what: str, batch_loss: Callable[..., Any], outputs: Tensor, targets: Tensor, present: Tensor, loss: Tensor
+) -> None:
+    """Batches are padded, so what ``present`` leaves out may not count."""
+    longer = [torch.cat([part, part.flip(0)[:1]]) for part in (outputs, targets)]
+    padded = batch_loss(*longer, torch.cat([present, ~present[:1]]))
+    if not torch.allclose(padded, loss, rtol=CLOSE, atol=1e-6):
+        raise UserError(
+            f"{what}: batch_loss counts padding: expected it to leave out examples whose present is False, as by "
+            "(losses * present).sum() / present.sum()"
+        )
+
+
 def _refuse_mixed(what: str, task: Task, outputs: Tensor, targets: Tensor, found: Any) -> None:
     """Batches are padded, so an example's loss may not depend on the others."""
     alone = torch.cat([of_examples(task.loss(outputs[i : i + 1], targets[i : i + 1])) for i in range(len(outputs))])
     together = of_examples(found)
     if not torch.allclose(alone, together, rtol=CLOSE, atol=CLOSE * float(together.detach().abs().mean())):
+        shapes = list(outputs.shape), list(targets.shape)
+        if shapes[0] != shapes[1] and isinstance(found, Tensor) and found.shape == (len(outputs), len(outputs)):
+            raise UserError(
+                f"{what}: its loss of outputs {shapes[0]} and targets {shapes[1]} is {list(found.shape)}: make their "
+                "shapes equal first, as by outputs[:, 0]"
+            )
         raise UserError(
             f"{what}: the loss of an example depends on the others of its batch: give batch_loss(outputs, targets, "
             "present) instead, with present False for padding"

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from ..support.errors import UserError, shortened
-from ..support.user_code import load_object
+from ..support.user_code import load_object, users_code
 from .base import Metric, Task
 
 EXPECTED = "package.module:Class or path/file.py:Class, a subclass of fedlada_mpi.Task"
@@ -66,6 +68,28 @@ def objective_of(task: Task, asked: str = "") -> tuple[str, bool]:
         better, right = ("more", name) if known else ("less", f"-{name}")
         raise UserError(f"--objective: got {objective}, of which {better} is better: expected {right}")
     return name, more
+
+
+def check(name: str, task: Task) -> None:
+    """Refuse attributes that are not those of a task."""
+    what = f"--task {name}"
+    if not hasattr(task, "about"):
+        raise UserError(f"{what}: it has no about, expected super().__init__(about, loss) in its __init__")
+    if not isinstance(task.metrics, Mapping):
+        raise UserError(f"{what}: metrics: got {shortened(task.metrics)}, expected functions by name")
+    if not isinstance(task.objective, str):
+        raise UserError(f"{what}: objective: got {shortened(task.objective)}, expected the name of a metric, or -NAME")
+    shape: object = task.outputs()
+    if shape is not None and not (
+        isinstance(shape, tuple) and shape and all(isinstance(size, int) and size > 0 for size in shape)
+    ):
+        raise UserError(f"{what}: outputs(): got {shortened(shape)}, expected a shape such as (1,), or None")
+
+
+def check_targets(task: Task, targets: np.ndarray, where: str) -> None:
+    """Refuse targets that the task refuses."""
+    with users_code(f"--task {type(task).__name__}", "check_targets(targets, where) that raises fedlada_mpi.UserError"):
+        task.check_targets(targets, where)
 
 
 def check_metrics(task: Task) -> None:

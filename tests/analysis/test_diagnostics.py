@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic_runs import rows_of, run, write_run
 
-from fedlada_mpi.analysis import figures, page, tables
+from fedlada_mpi.analysis import figures, page, run_tables
 from fedlada_mpi.analysis.groups import group
 from fedlada_mpi.report import build
 from fedlada_mpi.reproduction import speedup
@@ -45,7 +45,7 @@ def test_without_any_there_is_nothing_to_show():
     found = group([run([0.1, 0.2])])
     names = [name for name, _ in figures.plan(found)]
     assert not any(name.startswith("diagnostics") for name in names)
-    assert tables.diagnostics(found).rows == speedup.tables(found) == []
+    assert run_tables.diagnostics(found).rows == speedup.tables(found) == []
     assert 'id="diagnostics"' not in page.render(found, [], names, "runs")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from synthetic_runs import rows_of, run, write_run
 
-from fedlada_mpi.analysis import figures, groups, load, measures, page, series, significance, sweeps, tables
+from fedlada_mpi.analysis import figures, groups, load, measures, page, run_tables, series, significance, sweeps, tables
 from fedlada_mpi.analysis.drawing import STYLES, plt
 from fedlada_mpi.analysis.groups import group
 from fedlada_mpi.report import build, main, tables_of
@@ -64,7 +64,7 @@ def test_measures_follow_the_objective():
 
 def test_the_overview_of_errors():
     found = group([regression([3.0, 1.5, 2.0], seed=0), regression([4.0, 2.5, 3.0], seed=1)])
-    (table,) = tables.overview(found)
+    (table,) = run_tables.overview(found)
     assert (table.id, table.title) == ("overview", "Root mean squared error")
     row = texts(table)
     assert row["Best test"] == "2.0000 ± 0.7071"
@@ -72,25 +72,25 @@ def test_the_overview_of_errors():
     assert row["Final test"] == "2.5000 ± 0.7071"
     assert "Less is better." in table.notes
     assert not any("ccurac" in text or "%" in text for text in [*row, *table.notes, table.title])
-    (every,) = tables.runs(found)
+    (every,) = run_tables.runs(found)
     assert (every.id, every.title, texts(every)["Best test"]) == ("runs", "All runs", "1.5000")
 
 
 def test_further_metrics_are_in_a_table_of_results():
     """The best round is the second, by the error; its share is 70 %."""
     found = group([regression([3.0, 1.5, 2.0], [0.9, 0.7, 0.8])])
-    (table,) = tables.results(found)
+    (table,) = run_tables.results(found)
     row = texts(table)
     assert (table.id, table.title) == ("results", "Results")
     assert row["test share within 10 % %: best round"] == "70.00"
     assert row["test share within 10 % %: final"] == "80.00"
     assert row["test root mean squared error: best round"] == "1.5000"
-    assert tables.results(group([run([0.5])])) == []
+    assert run_tables.results(group([run([0.5])])) == []
 
 
 def test_two_objectives_have_a_table_each():
     found = group([regression([3.0, 1.5]), run([0.2, 0.4]), run([0.5, 0.7], columns=AUC, dataset="b")])
-    made = {table.id: table for table in [*tables.overview(found), *tables.runs(found)]}
+    made = {table.id: table for table in [*run_tables.overview(found), *run_tables.runs(found)]}
     assert {name: table.title for name, table in made.items()} == {
         "overview": "Accuracy",
         "overview_rmse": "Root mean squared error",
@@ -117,18 +117,18 @@ def test_levels_of_an_error_are_reached_from_above():
     better = regression([3.0, 1.504, 2.0], algorithm="scaffold")
     found = group([regression([3.0, 2.504, 2.6]), better])
     (problem,) = groups.by_problem(found)
-    assert tables.levels(found, {"sites": [0.7]}) == {problem: [2.51, 1.51]}  # what both reached, and the better one
-    (table,) = tables.targets(found, tables.levels(found, {}))
+    assert run_tables.levels(found, {"sites": [0.7]}) == {problem: [2.51, 1.51]}  # of both, of one
+    (table,) = run_tables.targets(found, run_tables.levels(found, {}))
     assert table.title == f"Rounds and communication to a test root mean squared error: {problem}"
     rows = {row["Method"]: row for row in (texts(table, i) for i in range(2))}
     assert (rows["FedAvg"]["2.51: rounds"], rows["FedAvg"]["1.51: rounds"]) == ("2", "> 3")
     assert rows["SCAFFOLD"]["1.51: rounds"] == "2"
     asked = group([replace(better, settings={**better.settings, "targets": [2.0, 3.5]})])
-    assert tables.levels(asked, {}) == {problem: [3.5, 2.0]}
+    assert run_tables.levels(asked, {}) == {problem: [3.5, 2.0]}
     seeds = group([regression([3.0, 2.0]), regression([3.0, 2.6], seed=1)])
-    assert list(tables.levels(seeds, {}).values()) == [[2.6]]  # which both seeds reached
-    assert tables._easier(-0.12345, AUC.objective) == -0.124
-    assert tables._easier(0.0, RMSE.objective) == 0
+    assert list(run_tables.levels(seeds, {}).values()) == [[2.6]]  # which both seeds reached
+    assert run_tables._easier(-0.12345, AUC.objective) == -0.124
+    assert run_tables._easier(0.0, RMSE.objective) == 0
 
 
 def test_the_least_error_is_the_best_of_a_comparison():

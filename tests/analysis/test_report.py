@@ -11,7 +11,7 @@ import pytest
 from browser import Browser, chromium
 from synthetic_runs import rows_of, run, write_run
 
-from fedlada_mpi.analysis import figures, groups, load, measures, page, series, tables, usage
+from fedlada_mpi.analysis import figures, groups, load, measures, page, run_tables, series, tables, usage
 from fedlada_mpi.analysis.drawing import STYLES, plt
 from fedlada_mpi.analysis.groups import Group, Stat, group
 from fedlada_mpi.report import build, main
@@ -69,12 +69,12 @@ def test_seeds_of_different_lengths_are_averaged_over_the_rounds_that_all_have()
     assert one.curve("test_acc")[0].tolist() == [1, 2]
     assert one.latest(measures.final("test_acc", 100)).values == pytest.approx((40, 60))
     assert one.latest(measures.best(None)).values == pytest.approx((40, 60))
-    assert one.latest(tables._seconds).values == (1, 1)  # two rounds of half a second, of both
+    assert one.latest(run_tables._seconds).values == (1, 1)  # two rounds of half a second, of both
     assert one.over(measures.test_at(4)) == Stat((90.0,), 2)  # of a certain round: by those that have it
     assert one.over(measures.rounds_to("test_acc", 0.8)) == Stat((4.0,), 2)
     said = "FedAvg: seeds have 2 to 4 rounds: means over the rounds that all have, up to 2."
     assert groups.uneven([one]) == [said]
-    assert all(said in table.notes for table in (*tables.overview([one]), tables.cost([one])))
+    assert all(said in table.notes for table in (*run_tables.overview([one]), run_tables.cost([one])))
     assert "FedAvg on CIFAR-10: seeds have 2 to 4" in " ".join(comparison.tables([one])[0].notes)
 
 
@@ -220,12 +220,12 @@ def test_phases_that_hardly_take_time_and_ranks_that_cannot_wait_have_no_columns
     for one, reduced in ((quick, 0.0024), (slow, 0.0026)):  # 0.5 % of a round are 0.0025 s
         one.series["seconds_reduce"], one.by_rank = np.full(2, reduced), {"wait": np.zeros(1)}
         one.series["seconds_server"] = np.zeros(2)
-    alone, both = tables.phases(group([quick])), tables.phases(group([quick, slow]))
+    alone, both = run_tables.phases(group([quick])), run_tables.phases(group([quick, slow]))
     assert [column.name for column in alone.columns[2:]] == ["bcast", "train", "eval", "total"]
     assert alone.notes[1] == "Less than 0.5 % of a round, and left out: reduce, server."
     assert [column.name for column in both.columns[2:]] == ["bcast", "train", "reduce", "eval", "total"]
     slow.by_rank = {"wait": np.array([0.2, 0.1])}
-    waits = {row[1].text: [cell.text for cell in row[-4:]] for row in tables.phases(group([quick, slow])).rows}
+    waits = {row[1].text: [cell.text for cell in row[-4:]] for row in run_tables.phases(group([quick, slow])).rows}
     assert waits == {"FedAvg": ["–"] * 4, "FedLADA": ["2", "0.150", "0.200", "server"]}
 
 
@@ -238,14 +238,14 @@ def validated(test_acc, val_acc, **changes):
 def test_validation_chooses_the_best_round():
     """The second of three rounds, though the test accuracy is highest in the third."""
     one = group([validated([0.1, 0.5, 0.9], [0.2, 0.8, 0.7], validation=0.1)])
-    (table,) = tables.overview(one)
+    (table,) = run_tables.overview(one)
     row = dict(zip([column.full for column in table.columns], (cell.text for cell in table.rows[0]), strict=True))
     best = {name.rpartition(": ")[2]: text for name, text in row.items() if name.startswith("best by validation")}
     assert best == {"round": "2", "validation %": "80.00", "test %": "50.00"}
     assert row["Final validation %"] == "70.00"
     assert row["Final test %"] == "90.00"
     assert "Best test %" not in row
-    (every,) = tables.runs(one)
+    (every,) = run_tables.runs(one)
     columns = [column.name for column in every.columns]
     assert every.rows[0][columns.index("Test % at best validation")].text == "50.00"
     assert "Best test %" not in columns
@@ -253,7 +253,7 @@ def test_validation_chooses_the_best_round():
 
 def test_without_validation_the_best_test_accuracy_stays_in_a_column_of_its_own():
     mixed = group([validated([0.5, 0.9], [0.8, 0.7], validation=0.1), run([0.3, 0.2])])
-    (table,) = tables.overview(mixed)
+    (table,) = run_tables.overview(mixed)
     names = [column.full for column in table.columns]
     at = [names.index("best by validation: test %"), names.index("Best test %"), names.index("at round")]
     assert sorted([row[i].text for i in at] for row in table.rows) == [["50.00", "–", "–"], ["–", "30.00", "1"]]
@@ -359,7 +359,9 @@ def test_cost_counts_the_share_of_a_gpu():
     alone.usage = usage.Usage("NVIDIA H200", 1, [], 1.0)
     shared.usage = usage.Usage("NVIDIA H200", 2, [], 4.0)
     unknown = run([0.5] * 4, algorithm="fedprox")
-    rows = {row[1].text: [cell.text for cell in row[2:]] for row in tables.cost(group([alone, shared, unknown])).rows}
+    rows = {
+        row[1].text: [cell.text for cell in row[2:]] for row in run_tables.cost(group([alone, shared, unknown])).rows
+    }
     assert rows["FedAvg"] == ["1", "4", "0.500", "2.0 s", "1", "1", "2", "NVIDIA H200"]
     assert rows["SCAFFOLD"][1] == "2 of 4, 1 unfinished"
     assert rows["SCAFFOLD"][6] == "0"  # 1 s on 2 GPUs, a quarter of them

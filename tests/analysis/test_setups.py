@@ -48,3 +48,11 @@ def test_the_environment_of_the_last_segment():
     }
     for damaged in ({}, {"environment": 3, "segments": 1}, {"segments": [[]]}):
         assert load._environment(damaged, "") == {}
+
+
+def test_the_loss_of_a_task_that_none_was_given_for():
+    runs = [run([0.1], task="survival", loss=loss, seed=seed) for seed, loss in enumerate(("", "cox"))]
+    differ, _ = setups.tables(group(runs))
+    assert {row[2].text for row in differ.rows} == {"discrete", "cox"}
+    _, shared = setups.tables(group([run([0.1], task="my_task.py:Quantile")]))
+    assert {row[0].text: row[1].text for row in shared.rows}["loss"] == "–"

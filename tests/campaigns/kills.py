@@ -2,6 +2,7 @@
 
     python tests/campaigns/kills.py --trials 50              random kills, and every write of a run
     python tests/campaigns/kills.py --every 9 --only writes  every ninth write, a minute
+    python tests/campaigns/kills.py --data survival own      the same for runs that learn something else
 
 Prints one row per kind: what was tried | how often | what happened. Ends with 1 if a result differs, naming the case.
 """
@@ -23,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
@@ -41,27 +43,68 @@ from data_prep import PrepareSettings, prepare
 FAULTS = ROOT / "tests" / "helpers" / "faults.py"
 ROUNDS = 3
 SETTINGS = (
-    f"--algorithm scaffold --clients 50 --rounds {ROUNDS} --checkpoint-every 1 --eval-every 2 --participation 0.06 "
-    "--local-steps 2 --device cpu --seed 3 --eval-clients 2"
-).split()
+    f"--algorithm scaffold --rounds {ROUNDS} --checkpoint-every 1 --eval-every 2 --local-steps 2 --device cpu --seed 3 "
+    "--eval-clients 2 "
+)
+OWN = """
+import torch
+from fedlada_mpi import Task, whole
+
+
+class Quantile(Task):
+    objective = "-loss"
+    metrics = {"covered": lambda outputs, targets: (targets <= outputs[:, 0]).float(),
+               "largest": whole(lambda outputs, targets: float(outputs.max()))}
+
+    def loss(self, outputs, targets):
+        error = targets - outputs[:, 0]
+        return torch.maximum(0.9 * error, -0.1 * error)
+
+    def outputs(self):
+        return (1,)
+"""
+# What a campaign's runs learn: the data set, and settings of the runs.
+LEARNT = {
+    "digits": ("digits", "--clients 50 --participation 0.06"),
+    "regression": ("randhie", "--participation 0.5 --batch-size 8"),
+    "survival": ("dd", "--participation 0.4 --batch-size 8"),
+    "cox": ("dd", "--participation 0.4 --batch-size 8 --loss cox"),
+    "next-token": ("text", "--participation 0.5 --batch-size 4 --model causal_cnn"),
+    "segmentation": ("digit-masks", "--participation 0.4 --batch-size 8"),
+    "multilabel": ("digit-mosaics", "--participation 0.4 --batch-size 8"),
+    "own": ("randhie", "--participation 0.5 --batch-size 8 --task {work}/own.py:Quantile"),
+}
 
 
 class Campaign:
-    def __init__(self, work: Path, seed: int, every: int):
-        self.work, self.every, self.random = work, every, random.Random(seed)
+    def __init__(self, work: Path, seed: int, every: int, learnt: str):
+        self.work, self.every, self.random, self.learnt = work, every, random.Random(seed), learnt
         self.names = iter(range(10**9))
         self.tried: Counter[str] = Counter()
         self.failures: list[str] = []
-        self.data = work / "digits"
-        prepare(PrepareSettings("digits", self.data, silos=2, validation=0.1))
+        self.data = work / learnt
+        dataset, self.settings = LEARNT[learnt]
+        (work / "own.py").write_text(OWN)
+        prepare(PrepareSettings(dataset, self.data, **self._source(dataset), silos=2, validation=0.1))
         self.wholes: dict[int, Run] = {}
         for variable in (ROOT / "jobs" / "mpi.env").read_text().splitlines():
             if variable and not variable.startswith("#"):
                 os.environ.setdefault(*variable.split("=", 1))
         os.environ["OMP_NUM_THREADS"] = "1"
 
+    def _source(self, dataset: str) -> dict[str, Any]:
+        """Texts of three clients, a few pages each."""
+        if dataset != "text":
+            return {}
+        folder = self.work / "letters"
+        folder.mkdir(exist_ok=True)
+        for client in range(3):
+            words = (self.random.choice(("to ", "be ", "or ", "not ")) for _ in range(300 + 100 * client))
+            (folder / f"{client}.txt").write_text("".join(words))
+        return {"raw": folder, "length": 20}
+
     def arguments(self, *more: str) -> list[str]:
-        return ["--dataset", str(self.data), *SETTINGS, *more]
+        return ["--dataset", str(self.data), *(SETTINGS + self.settings.format(work=self.work)).split(), *more]
 
     def out(self) -> Path:
         return self.work / f"run{next(self.names)}"
@@ -82,6 +125,7 @@ class Campaign:
 
     def resume(self, ranks: int, out: Path, what: str) -> None:
         """Resume until it is done, and compare."""
+        what = self.named(what)
         self.tried[what] += 1
         expected, process = self.whole(ranks), self.start(ranks, out, "--resume")
         status = process.wait()
@@ -98,7 +142,11 @@ class Campaign:
         else:
             shutil.rmtree(out)
 
+    def named(self, what: str) -> str:
+        return what if self.learnt == "digits" else f"{self.learnt}: {what}"
+
     def check(self, what: str, out: Path, condition: bool, message: str) -> None:
+        what = self.named(what)
         if not condition:
             self.failures.append(f"{what}, {out}: {message}")
             print(f"WRONG {self.failures[-1]}", flush=True)
@@ -180,7 +228,7 @@ class Campaign:
             out, what = self.out(), f"diverges, {ranks} ranks"
             lr = str(10.0 ** self.random.uniform(0, 6))
             more = ["--lr", lr, "--weight-decay", "1000", "--clip", "0", "--rounds", "60"]
-            self.tried[what] += 1
+            self.tried[self.named(what)] += 1
             for flags in ([], ["--resume"]):
                 process = self.start(ranks, out, *more, *flags)
                 self.one_line(what, out, process, process.wait(), expected=3)
@@ -313,10 +361,15 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="*", default=[1, 3])
     parser.add_argument("--only", nargs="*", default=["writes", "kills", "errors", "full", "two", "nan"])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data", nargs="*", choices=LEARNT, default=["digits"], help="what the runs learn")
     options = parser.parse_args()
+    return max(campaign(learnt, options) for learnt in options.data)
+
+
+def campaign(learnt: str, options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="kills-") as work:
         tempfile.tempdir = work  # for the logs of all runs
-        campaign = Campaign(Path(work), options.seed, options.every)
+        campaign = Campaign(Path(work), options.seed, options.every, learnt)
         kinds: dict[str, Callable[[int], None]] = {
             "writes": lambda ranks: campaign.writes(ranks, "kill"),
             "kills": lambda ranks: campaign.kills(ranks, options.trials),
@@ -329,6 +382,7 @@ def main() -> int:
         for kind, tried in kinds.items():
             for ranks in options.ranks if kind.split()[0] in options.only else ():
                 tried(ranks)
+        tempfile.tempdir = None
         for what, count in campaign.tried.items():
             wrong = sum(failure.startswith(what) for failure in campaign.failures)
             print(f"{what} | {count} | {'as expected' if not wrong else f'{wrong} WRONG'}", flush=True)

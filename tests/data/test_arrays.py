@@ -221,7 +221,7 @@ REFUSED = {
     "owners that are numbers with a point": (dict(clients=np.ones(6)), "clients: got float64 of shape"),
     "an unknown owner of a test row": (dict(test=(X, Y, [*OWNERS[:5], "z"])), "test rows of 'z', who has no training"),
     "fewer owners of test rows": (dict(test=(X, Y, OWNERS[:5])), r"got shape \[5\], expected one for each of 6"),
-    "a client without rows": (dict(clients=[[0, 1], []]), "client 1 has no images"),
+    "a client without rows": (dict(clients=[[0, 1], []]), "client 1 has no rows"),
     "owners in a column": (dict(clients=np.arange(6)[:, None]), r"clients: got shape \[6, 1\], expected the owner of"),
     "an index beyond the rows": (dict(clients=[[0, 6]]), "got index 6, expected 0 to 5"),
     "other test columns": (dict(test=(X[:, :2], Y)), r"inputs of float32 \[3\] and test inputs of float32 \[2\]"),
@@ -254,7 +254,7 @@ REFUSED = {
 def test_refused(name):
     changes, message = REFUSED[name]
     with pytest.raises(UserError, match=message) as refused:
-        Data(**good(**changes))
+        shards(Data(**good(**changes)), {})  # integers may be numbers of a task that a run names
     assert len(str(refused.value).splitlines()) == 1
     assert str(refused.value).startswith("data")
 

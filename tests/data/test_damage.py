@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import random
-import shutil
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from damage import DAMAGES, MANIFEST, ODD_VALUES, contents, edited, flipped, outcome, places
-from hypothesis import example, given, settings
+from damage import DAMAGES, MANIFEST, contents, flipped, outcome
+from fuzz_shards import FUZZ, Changed, check_damaged, check_edited, json_values, refusal_of_edit, with_content
+from hypothesis import example, given
 from hypothesis import strategies as st
 from training_runs import make_data
 
-from fedlada_mpi.data.checksums import sha256
 from fedlada_mpi.data.shards import read_manifest
 from fedlada_mpi.support.errors import UserError
 
 FILES = ("silo_0001.h5", "silo_0002.h5", "test.h5")
-FUZZ = settings(derandomize=True, deadline=None, max_examples=80, database=None)
 
 
 @pytest.fixture(scope="session")
@@ -33,26 +29,10 @@ def original(shards):
     return contents(shards)
 
 
-class Changed:
-    """One file with other content, until the end of the block."""
-
-    def __init__(self, path: Path, content: bytes | str):
-        self.path, self.before = path, path.read_bytes()
-        self.content = content.encode("utf8", "surrogatepass") if isinstance(content, str) else content
-
-    def __enter__(self) -> None:
-        self.path.write_bytes(self.content)
-
-    def __exit__(self, *_: object) -> None:
-        self.path.write_bytes(self.before)
-
-
 @FUZZ
 @given(st.sampled_from((*FILES, MANIFEST)), st.sampled_from(DAMAGES), st.integers(0, 2**32))
 def test_damaged_files(shards, original, name, damage, seed):
-    path = shards / name
-    with Changed(path, damage(path.read_bytes(), random.Random(seed))):
-        assert outcome(shards, original) in ("refused", "same")
+    check_damaged(shards / name, original, damage, seed)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -65,23 +45,12 @@ def test_no_flip_in_a_shard_is_accepted(shards, original, name):
             assert outcome(shards, original) == "refused"
 
 
-json_values = st.recursive(
-    st.one_of(st.sampled_from(ODD_VALUES), st.integers(), st.floats(), st.text(max_size=8)),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=6,
-)
-
-
 @FUZZ
 @given(st.integers(0, 10**6), json_values, st.booleans())
 @example(0, [[]], False)
 @example(0, None, True)
 def test_edited_manifests(shards, original, number, value, delete):
-    path = shards / MANIFEST
-    text = path.read_text()
-    paths = list(places(json.loads(text)))
-    with Changed(path, edited(text, paths[number % len(paths)], value, delete)):
-        assert outcome(shards, original) in ("refused", "same")
+    check_edited(shards, original, number, value, delete)
 
 
 # One for each that the reader once took, or failed on with a traceback.
@@ -127,12 +96,7 @@ EDITS = {
 
 @pytest.mark.parametrize("name", EDITS)
 def test_edits(shards, name):
-    path = shards / MANIFEST
-    place, value, message = EDITS[name]
-    with Changed(path, edited(path.read_text(), place, value)), pytest.raises(UserError, match=message) as refused:
-        contents(shards)
-    assert "python -m data_prep" in str(refused.value)
-    assert len(str(refused.value).splitlines()) == 1
+    assert "python -m data_prep" in refusal_of_edit(shards, *EDITS[name])
 
 
 def test_nesting_without_end(shards):
@@ -190,13 +154,6 @@ def a_group(file: h5py.File) -> None:
     ],
 )
 def test_content_is_checked_whatever_the_checksum(shards, tmp_path, change, message):
-    """The checksum is made to fit, as by someone who wrote shards with a program of their own."""
-    copy = Path(shutil.copytree(shards, tmp_path / "copy"))
-    path = copy / "silo_0001.h5"
-    with h5py.File(path, "r+") as file:
-        change(file)
-    manifest = json.loads((copy / MANIFEST).read_text())
-    manifest["files"][path.name] |= {"sha256": sha256(path), "bytes": path.stat().st_size}
-    (copy / MANIFEST).write_text(json.dumps(manifest))
+    copy = with_content(shards, tmp_path / "copy", "silo_0001.h5", change)
     with pytest.raises(UserError, match=message):
         contents(copy)

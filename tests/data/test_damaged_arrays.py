@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import random
-import shutil
 import tracemalloc
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-from damage import DAMAGES, MANIFEST, contents, edited, outcome, places
+from damage import DAMAGES, MANIFEST, contents, edited
+from fuzz_shards import FUZZ, Changed, check_damaged, check_edited, json_values, refusal_of_edit, with_content
 from hypothesis import given
 from hypothesis import strategies as st
-from test_damage import FUZZ, Changed, json_values
 
 from fedlada_mpi.data import prepare as preparation
 from fedlada_mpi.data.arrays import Data
 from fedlada_mpi.data.arrays import shards as written
-from fedlada_mpi.data.checksums import sha256
 from fedlada_mpi.data.shards import padded_inputs, read_manifest, read_silos
 from fedlada_mpi.support.errors import UserError
 
@@ -53,19 +49,13 @@ def test_everything_is_compared(original):
 @FUZZ
 @given(st.sampled_from((SILO, "silo_0002.h5", MANIFEST)), st.sampled_from(DAMAGES), st.integers(0, 2**32))
 def test_damaged_files(shards, original, name, damage, seed):
-    path = shards / name
-    with Changed(path, damage(path.read_bytes(), random.Random(seed))):
-        assert outcome(shards, original) in ("refused", "same")
+    check_damaged(shards / name, original, damage, seed)
 
 
 @FUZZ
 @given(st.integers(0, 10**6), json_values, st.booleans())
 def test_edited_manifests(shards, original, number, value, delete):
-    path = shards / MANIFEST
-    text = path.read_text()
-    paths = list(places(json.loads(text)))
-    with Changed(path, edited(text, paths[number % len(paths)], value, delete)):
-        assert outcome(shards, original) in ("refused", "same")
+    check_edited(shards, original, number, value, delete)
 
 
 TOKENS, VALUES = ("inputs", "tokens"), ("inputs", "values")
@@ -109,11 +99,7 @@ EDITS = {
 
 @pytest.mark.parametrize("name", EDITS)
 def test_edits(shards, name):
-    path = shards / MANIFEST
-    place, value, message = EDITS[name]
-    with Changed(path, edited(path.read_text(), place, value)), pytest.raises(UserError, match=message) as refused:
-        contents(shards)
-    assert len(str(refused.value).splitlines()) == 1
+    refusal_of_edit(shards, *EDITS[name])
 
 
 def test_no_counts(shards):
@@ -196,13 +182,7 @@ def text(file: h5py.File) -> None:
     ],
 )
 def test_content_is_checked_whatever_the_checksum(shards, tmp_path, change, message):
-    copy = Path(shutil.copytree(shards, tmp_path / "copy"))
-    path = copy / SILO
-    with h5py.File(path, "r+") as file:
-        change(file)
-    manifest = json.loads((copy / MANIFEST).read_text())
-    manifest["files"][SILO] |= {"sha256": sha256(path), "bytes": path.stat().st_size}
-    (copy / MANIFEST).write_text(json.dumps(manifest))
+    copy = with_content(shards, tmp_path / "copy", SILO, change)
     tracemalloc.start()
     with pytest.raises(UserError, match=message) as refused:
         contents(copy)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from limits import LIMIT
 from ranks import python
 from repository import ROOT
 
@@ -84,7 +85,7 @@ def test_a_concentration_asks_for_a_dirichlet_partition(mine):
     config, directory = asked(mine, dirichlet=0.1)
     assert (config.partition, directory.name) == ("dirichlet", "mine-4clients-dirichlet0.1")
     assert ensure(config, directory, 1).partition["dirichlet"] == 0.1
-    with pytest.raises(UserError, match="the data has 4 owners: leave it out, or divide all images anew"):
+    with pytest.raises(UserError, match="the data has 4 owners: leave it out, or divide all examples anew"):
         ensure(*asked(directory, partition="natural", clients=5), 1)
 
 
@@ -186,13 +187,13 @@ ensure(resolved.config, directory, 1, print)
 def test_runs_at_once_and_one_that_is_killed(mine):
     """The first is killed in the middle; of the next three, one prepares and two wait."""
     killed = started(mine, kill_after=3)
-    killed.communicate(timeout=150)
+    killed.communicate(timeout=LIMIT)
     assert killed.returncode == -signal.SIGKILL
     directory = mine.with_name("mine-5clients-dirichlet0.6")
     assert not (directory / "manifest.json").exists()
     assert [path.name for path in mine.parent.glob(".*")] == [".mine-5clients-dirichlet0.6.lock"]
     runs = [started(mine) for _ in range(3)]
-    said = [run.communicate(timeout=150)[0].split(maxsplit=1)[:1] for run in runs]
+    said = [run.communicate(timeout=LIMIT)[0].split(maxsplit=1)[:1] for run in runs]
     assert [run.returncode for run in runs] == [0, 0, 0]
     assert said.count(["preparing"]) == 1
     assert {*map(tuple, said)} <= {("preparing",), ("waiting",), ()}

@@ -127,14 +127,14 @@ def test_pathological(per_client, clients):
 def test_pathological_dealt_by_hand():
     quotas, pools = np.array([[2, 0], [1, 1]]), [np.array([5, 6]), np.array([7])]
     assert [part.tolist() for part in deal(quotas, pools, exact=False)] == [[5, 6], [5, 7]]
-    with pytest.raises(UserError, match="class 0 has 2 images and its clients want 3"):
+    with pytest.raises(UserError, match="class 0 has 2 examples and its clients want 3"):
         deal(quotas, pools, exact=True)
 
 
 def test_pathological_refuses_too_many_classes():
     with pytest.raises(UserError, match="got 11 of 10 classes"):
         pathological_quotas(np.random.RandomState(0), np.array([50]), np.full(10, 9), 11)
-    with pytest.raises(UserError, match="client of 3 images"):
+    with pytest.raises(UserError, match="client of 3 examples"):
         pathological_quotas(np.random.RandomState(0), np.array([3]), np.full(10, 9), 4)
 
 
@@ -164,7 +164,7 @@ def test_natural():
 
 
 def test_more_clients_than_images():
-    with pytest.raises(UserError, match="7 clients for 6 training images"):
+    with pytest.raises(UserError, match="7 clients for 6 training examples"):
         partition(REFILL, np.arange(6) % 2, 2, 7, seed=20)
 
 

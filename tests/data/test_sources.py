@@ -61,7 +61,7 @@ def test_npz(tmp_path):
         (dict(train_labels=np.linspace(0, 1, 6)), "expected one integer per image"),
         (dict(test_labels=np.array([0, 1, 7])), "test label 7"),
         (dict(train_clients=np.arange(4)), "expected one owner per training image"),
-        (dict(train_labels=np.array([0, 1, 2, 0, 1, None])), "plain arrays"),
+        (dict(train_labels=np.array([0, 1, 2, 0, 1, None])), "has Python objects"),
         (dict(class_names=np.array(["cat"])), "but 1 class names"),
         (dict(test_images=np.zeros((0, 4, 4, 3), np.uint8), test_labels=np.zeros(0, int)), "at least one image"),
     ],

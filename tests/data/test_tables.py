@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -94,7 +95,12 @@ REFUSED = {
     "a short row": (TABLE + "1,2\n", ["cost"], {}, "row 7 has 2 cells, expected 6"),
     "no rows": ("cost,age\n", ["cost"], {}, "no rows"),
     "nothing": ("", ["cost"], {}, "no rows"),
-    "a name twice": ("a,a\n1,2\n", ["a"], {}, "'a' twice"),
+    "a name twice": ("a,a\n1,2\n", ["a"], {}, "two columns are called 'a'"),
+    "no name": ("a,,y\n1,2,3\n", ["y"], {}, "column 2 has no name"),
+    "separators at the end": ("a,y,\n1,2,\n", ["y"], {}, "column 3 has no name"),
+    "names that numpy would cut": ("h,a,y\nX\0,1,2\nX,1,2\n", ["y"], dict(client="h"), "it has bytes of 0"),
+    "one class": ("a,y\n1,no\n2,no\n3,no\n", ["y"], {}, "all rows are of class 'no', expected at least 2 classes"),
+    "a target that is dropped": ("a,y\n1,2\n", ["y"], dict(drop=["y"]), "--drop: got 'y', which is the target"),
     "no inputs": ("cost,h\n1,a\n2,a\n", ["cost"], dict(client="h"), "no columns are left for the inputs"),
     "text to predict as a number": (TABLE, ["sex"], dict(task="regression"), "column 'sex' is text, expected numbers"),
     "two targets without a task": (TABLE, ["cost", "age"], {}, "expected --task survival with event and time"),
@@ -223,7 +229,7 @@ def test_npz_of_arrays(tmp_path):
         (dict(test_inputs=None), "expected also test_inputs"),
         (dict(test_targets=None), "expected also test_targets"),
         (dict(train_targets=np.ones(3)), "4 rows of train_inputs and 3 of train_targets"),
-        (dict(train_inputs=np.array([{}] * 4, object)), "not a complete .npz"),
+        (dict(train_inputs=np.array([{}] * 4, object)), "train_inputs has Python objects"),
         (dict(train_inputs=np.full((4, 4), np.nan)), "training inputs: got nan in row 0"),
         (dict(test_clients=np.ones(2)), "test_clients alone"),
         (dict(train_clients=np.ones(3)), "one owner per training row"),
@@ -297,6 +303,20 @@ def test_numbers_that_would_become_others_are_refused(tmp_path, text, how, words
     (tmp_path / "odd.csv").write_text(text)
     with pytest.raises(UserError, match=words):
         load_csv(tmp_path / "odd.csv", **how)
+
+
+def test_codes_are_no_numbers(tmp_path):
+    (tmp_path / "codes.csv").write_text("code,y\n1_2,3\n12,4\n1_2,5\n")
+    assert load_csv(tmp_path / "codes.csv", target=["y"]).feature_names == ["code=12", "code=1_2"]
+
+
+def test_a_table_of_many_columns(tmp_path):
+    """A search for names that occur twice may not take the square of their number."""
+    names = [f"c{i}" for i in range(40_000)]
+    (tmp_path / "wide.csv").write_text("\n".join([",".join(names), ",".join(["1"] * len(names))]))
+    started = time.process_time()
+    assert [*read_columns(tmp_path / "wide.csv")] == names
+    assert time.process_time() - started < 3
 
 
 def test_owners_with_leading_zeros_stay_apart(tmp_path):

@@ -97,8 +97,8 @@ def test_another_share_is_refused_and_replaced_by_force(made, capsys):
         (1.0, "--validation: got 1.0, expected less than 1"),
         (-0.1, "--validation: got -0.1, expected at least 0"),
         (float("nan"), "--validation: got nan, expected at least 0"),
-        (0.0001, "--validation: got 0.0001 of 1500 training images, which is none: give more"),
-        (0.9999, "--validation: got 0.9999, which leaves no training image of class 0: give less"),
+        (0.0001, "--validation: got 0.0001 of 1500 training examples, which is none: give more"),
+        (0.9999, "--validation: got 0.9999, which leaves no training example of class or stratum 0: give less"),
     ],
 )
 def test_refused(share, words, tmp_path):
@@ -114,7 +114,7 @@ def test_an_owner_keeps_an_image(tmp_path):
     arrays |= dict(test_images=arrays["train_images"][:4], test_labels=labels[:4], train_clients=np.arange(40) // 2)
     np.savez(tmp_path / "raw.npz", **arrays)
     settings = dict(raw=tmp_path / "raw.npz", out=tmp_path / "out", partition="natural", silos=1)
-    with pytest.raises(UserError, match=r"--validation: got 0\.8, which leaves owner \d+ no image: give less"):
+    with pytest.raises(UserError, match=r"--validation: got 0\.8, which leaves owner \d+ no row: give less"):
         prepare(PrepareSettings("npz", validation=0.8, **settings))
     manifest = prepare(PrepareSettings("npz", validation=0.05, **settings))
     assert (manifest.clients, int(manifest.sizes.sum())) == (20, 38)
@@ -125,7 +125,7 @@ def test_an_owner_keeps_an_image(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"validation": 2}, "'validation' is 2, expected a share of the training images"),
+        ({"validation": 2}, "'validation' is 2, expected a share of the training examples"),
         ({"validation": "a"}, "'validation' is 'a', expected a number"),
         ({"validation": 0.0}, "'files' are not silo_0001.h5 to silo_0002.h5 and test.h5: 'validation.h5'"),
         ({"validation": 0.3}, "validation 0.1, but 0.3 in manifest.json"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from limits import LIMIT
 from PIL import Image
 from ranks import python
 from repository import ROOT
@@ -66,7 +67,7 @@ MISTAKES = {
     "a zip that is none": ("--dataset tinyimagenet --raw JUNK", "truncated or not a zip"),
     "a folder with no images": ("--dataset imagefolder --raw FOLDER", "no images, expected folder/CLASS/IMAGE"),
     "images of another shape": ("--dataset cifar100 --raw MINE", "2x2x3, expected 32x32x3"),
-    "more clients than images": ("--dataset npz --raw MINE --clients 5 --silos 1", "5 clients for 4 training images"),
+    "more clients than images": ("--dataset npz --raw MINE --clients 5 --silos 1", "5 clients for 4 training examples"),
     "more silos than clients": ("--dataset digits --clients 3 --silos 4", "4 silos for 3 clients"),
     "no clients": ("--dataset digits --clients 0", "got 0, expected at least 1"),
     "too many classes": ("--dataset digits --partition pathological --classes-per-client 11",
@@ -113,7 +114,7 @@ def test_a_disk_that_fills_up(tmp_path):
         "PYTHONDONTWRITEBYTECODE": "1",
         "MPLCONFIGDIR": str(tmp_path / "m"),
     }
-    done = subprocess.run(command, preexec_fn=limit, env=environment, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, preexec_fn=limit, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
@@ -148,7 +149,7 @@ def test_bench(digits, capsys):
 
 def test_importing_needs_no_torch():
     code = "import sys, data_prep; sys.exit(any(name in sys.modules for name in ('torch', 'torchvision', 'mpi4py')))"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=150)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=LIMIT)
 
 
 @pytest.fixture

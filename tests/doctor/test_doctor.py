@@ -92,7 +92,7 @@ def test_wrong_sums_on_one_rank_are_reported_and_hang_no_rank(mpirun, tmp_path):
 @pytest.mark.slow
 def test_missing_rank_does_not_hang_the_others(mpirun):
     program = ONE_DIFFERS.format(patience=8, first="time.sleep(60)")
-    done = mpirun(2, command=("-c", program), timeout=120)
+    done = mpirun(2, command=("-c", program))
     assert done.returncode != 0
     assert "Timeout (0:00:08)!" in done.stderr
     assert "mpi_loads" in done.stderr or "ranks" in done.stderr
@@ -218,7 +218,7 @@ def test_prepared_data_is_found_and_a_cut_file_too(digits_dir, tmp_path, monkeyp
     shutil.copytree(digits_dir, tmp_path / "digits")
     status, found = machine.data(Here())
     assert status == OK
-    assert found.endswith("digits (1500 images, 50 clients)")
+    assert found.endswith("digits (1500 examples, 50 clients)")
     file = tmp_path / "digits" / "silo_0002.h5"
     size = file.stat().st_size
     file.write_bytes(file.read_bytes()[:-1])

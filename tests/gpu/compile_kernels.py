@@ -58,7 +58,7 @@ def main() -> None:
     for dataset, precision, method, model in cases:
         settings = {"dataset": dataset, "precision": precision, "algorithm": method, "model": model, "batch_size": 2}
         config = resolve(settings).config
-        bench.Bench(replace(config, local_steps=1, clip=1.0), 2, torch.device("cpu")).round()
+        bench.Bench(bench.Workload.of_images(replace(config, local_steps=1, clip=1.0)), 2, torch.device("cpu")).round()
     print(*met)
 
 

@@ -10,7 +10,7 @@ from noisy_method import Noisy
 
 from fedlada_mpi import algorithms
 from fedlada_mpi.algorithms import Algorithm, resolve
-from fedlada_mpi.bench import Bench
+from fedlada_mpi.bench import Bench, Workload
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.models import layers
 
@@ -20,7 +20,11 @@ CUDA = torch.device("cuda", 0)
 
 def moved(device: torch.device, **settings) -> dict[str, torch.Tensor]:
     """What three clients send after two rounds from the same state, as flat torch-ordered vectors."""
-    bench = Bench(resolve({"dataset": "cifar10", "batch_size": 8, "local_steps": 3, **settings}).config, 3, device)
+    bench = Bench(
+        Workload.of_images(resolve({"dataset": "cifar10", "batch_size": 8, "local_steps": 3, **settings}).config),
+        3,
+        device,
+    )
     for _ in range(2):
         bench.round()
     layout = bench.network.layout
@@ -93,7 +97,7 @@ def gradient(precision: str, device: torch.device, **settings) -> torch.Tensor:
     plain = {"algorithm": "fedavg", "lr": 1e-3, "weight_decay": 0, "clip": 0}
     shape = {"dataset": "cifar10", "batch_size": 16, "local_steps": 1, "precision": precision}
     config = resolve({**plain, **shape, **settings}).config
-    bench = Bench(config, 3, device)
+    bench = Bench(Workload.of_images(config), 3, device)
     bench.round()
     return flat(bench.network.layout, bench.sums.vectors["offset"])
 
@@ -135,7 +139,7 @@ def test_batches_are_the_cpus_to_the_bit(compiler):
     settings = {"dataset": "cifar10", "local_steps": 3, "batch_size": 8, "precision": "fp32", "compile": compiler}
     found = []
     for device in (torch.device("cpu"), CUDA):
-        bench = Bench(resolve(settings).config, 2, device)
+        bench = Bench(Workload.of_images(resolve(settings).config), 2, device)
         bench.round()
         found.append(bench.trainer.gather(bench.trainer.buffers.plan.at(2, 2)).cpu())
     assert torch.equal(*found)
@@ -148,7 +152,7 @@ def test_evaluation_as_on_the_cpu(settings):
     """Twice, as the second one is a replay; with a batch that is cut short."""
     found = []
     for device in (torch.device("cpu"), CUDA):
-        bench = Bench(resolve({"dataset": "cifar10", **settings}).config, 11, device)
+        bench = Bench(Workload.of_images(resolve({"dataset": "cifar10", **settings}).config), 11, device)
         evaluation = bench.evaluation()
         evaluation()
         bench.s.x.mul_(1.5)
@@ -168,7 +172,11 @@ def test_without_a_compiler():
 def test_evaluation_by_the_librarys_convolutions_as_by_columns(precision, monkeypatch):
     found = []
     for _ in range(2):
-        found.append(Bench(resolve({"dataset": "cifar10", "precision": precision}).config, 11, CUDA).evaluation()())
+        found.append(
+            Bench(
+                Workload.of_images(resolve({"dataset": "cifar10", "precision": precision}).config), 11, CUDA
+            ).evaluation()()
+        )
         monkeypatch.setattr(layers, "use_library", lambda x, window, groups=1: False)
     (loss, correct, _), (by_columns, correct_by_columns, _) = found
     assert loss == pytest.approx(by_columns, rel=1e-4)
@@ -181,7 +189,7 @@ def test_work_on_the_side_stream_changes_no_bit(compiler, monkeypatch):
     settings = {"dataset": "cifar10", "local_steps": 6, "precision": "tf32", "compile": compiler}
     found = []
     for _ in range(2):
-        bench = Bench(resolve(settings).config, 4, CUDA)
+        bench = Bench(Workload.of_images(resolve(settings).config), 4, CUDA)
         bench.round()
         bench.round()
         found.append(bench.sums.vectors["offset"])
@@ -191,7 +199,7 @@ def test_work_on_the_side_stream_changes_no_bit(compiler, monkeypatch):
 
 def test_uneven_draws_compile_nothing():
     settings = {"dataset": "cifar10", "batch_size": 8, "local_steps": 2, "precision": "fp32"}
-    bench = Bench(resolve(settings).config, 4, CUDA)
+    bench = Bench(Workload.of_images(resolve(settings).config), 4, CUDA)
     bench.round()
     step = bench.trainer.local_step
     made = dict(step._made)

@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_checks import CUDA, DEVICE, agree, kernels_run, random
+from limits import LIMIT
 from repository import ROOT
 
 from fedlada_mpi.doctor import machine
@@ -66,25 +67,25 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1500)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
 def test_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-q", "-x", __file__, str(Path(__file__).with_name("test_fuse.py"))]
     done = subprocess.run(
-        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=580
+        command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert re.search(r"\d+ passed, 2 skipped", done.stdout), done.stdout  # but for this test and the next
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
 def test_every_kernel_compiles_for_a_gpu(tmp_path):
     """The interpreter takes what the compiler may refuse; this takes the compiler's word where there is no GPU."""
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT}/tests/helpers", "TRITON_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, str(Path(__file__).with_name("compile_kernels.py"))]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=580)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-4000:]
     made = {"squares", "update"}  # by fuse.py
     for module in (channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, sum_kernels):
@@ -98,7 +99,7 @@ def test_without_triton():
     code = (
         "import sys; sys.modules['triton'] = None; from fedlada_mpi.gpu import layer_kernels as k; print(k.available())"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=150)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
     assert done.stdout.strip() == "False", done.stderr
 
 

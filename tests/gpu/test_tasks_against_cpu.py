@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fedlada_mpi import Data, Task, train
+from fedlada_mpi.rounds import examples
 
 pytestmark = [pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")]
 PLAIN = dict(algorithm="fedlada", precision="fp64", batch_size=3, local_steps=4, lr=1e-2, rounds=3, eval_every=1,
@@ -85,3 +86,28 @@ def test_as_on_the_cpu(tmp_path, task, more, compiler):
     for name, values in cpu.metrics.items():
         if name.startswith(("train_", "test_", "client_")):
             np.testing.assert_allclose(gpu.metrics[name], values, rtol=1e-7, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("on", ["host", "disk"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("kind", ["images", "segmentation", "next-token"])
+@pytest.mark.parametrize("algorithm", ["fedlada", "mimelite"])
+def test_streamed_as_on_the_device(tmp_path, monkeypatch, kind, on, precision, algorithm):
+    monkeypatch.setattr(examples, "SLOT_STEPS", 2)
+    draw = np.random.default_rng(0)
+    if kind == "images":
+        images, labels = draw.integers(0, 256, (90, 8, 8, 3), dtype=np.uint8), draw.integers(0, 3, 90)
+        given = Data(inputs=images, targets=labels, clients=np.arange(90) % 4, test=(images[:20], labels[:20]))
+    else:
+        given = data(kind)
+    settings = {**PLAIN, "precision": precision, "local_steps": 7, "algorithm": algorithm}
+    settings |= {"augment": "paper"} if kind == "images" else {}
+    device, streamed = (
+        train(**settings, data=given, data_dir=tmp_path / "data", out=tmp_path / place, device="cuda", data_on=place)
+        for place in ("device", on)
+    )
+    for name, value in device.model.module.state_dict().items():
+        assert torch.equal(streamed.model.module.state_dict()[name], value), name
+    for name, values in device.metrics.items():
+        if name.startswith(("train_", "test_", "client_")):
+            np.testing.assert_equal(streamed.metrics[name], values, err_msg=name)

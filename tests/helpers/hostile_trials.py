@@ -148,7 +148,7 @@ run_files = st.fixed_dictionaries(
 def try_report(files: dict[str, bytes], folder: Path) -> str:
     """A run directory makes a page with tables, or is left out for a reason."""
     from fedlada_mpi.analysis import load as runs
-    from fedlada_mpi.analysis import page, tables
+    from fedlada_mpi.analysis import page, run_tables
     from fedlada_mpi.analysis.groups import group
     from fedlada_mpi.reproduction import comparison, figures, paper
 
@@ -157,9 +157,9 @@ def try_report(files: dict[str, bytes], folder: Path) -> str:
 
     def report() -> None:
         groups = group(runs.read_all([folder], skip_broken=True)[0])
-        levels = tables.levels(groups, paper.levels())
-        made = [*comparison.tables(groups), *tables.overview(groups), *tables.targets(groups, levels)]
-        made += [tables.phases(groups), *tables.runs(groups)]
+        levels = run_tables.levels(groups, paper.levels())
+        made = [*comparison.tables(groups), *run_tables.overview(groups), *run_tables.targets(groups, levels)]
+        made += [run_tables.phases(groups), *run_tables.runs(groups)]
         text = "".join(table.csv() + table.markdown() for table in made)
         panels = {figure.id: figure.panels for figure in figures.figures(groups)}
         (text + page.render(groups, made, [], "runs") + page._embedded(page._data(groups, panels))).encode()

@@ -117,7 +117,7 @@ class InPlace(nn.Module):
 
 
 class Attention(nn.Module):
-    """A small vision transformer: operations that stacked layers do not have run under vmap."""
+    """A small vision transformer with its attention written out."""
 
     def __init__(self, classes, image_shape):
         super().__init__()

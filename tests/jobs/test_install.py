@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from limits import LIMIT
 from ranks import find_mpirun, python
 from repository import ROOT
 
@@ -29,7 +30,7 @@ def wheel(tmp_path_factory) -> zipfile.ZipFile:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True, timeout=250)
+    done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     return zipfile.ZipFile(next(out.glob("fedlada_mpi-*.whl")))
 
@@ -71,7 +72,7 @@ def test_wheel_has_the_commands(wheel):
 
 def script(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = ["bash", str(ROOT / "jobs" / name), *arguments]
-    return subprocess.run(command, env={**os.environ, **env}, cwd="/", capture_output=True, text=True, timeout=250)
+    return subprocess.run(command, env={**os.environ, **env}, cwd="/", capture_output=True, text=True, timeout=LIMIT)
 
 
 def stub(path: Path, text: str) -> Path:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from limits import LIMIT
 from repository import ROOT
 
 # It stops at TERM with status 75, as a run does after its checkpoint; os.write, as print is not for handlers.
@@ -79,7 +80,7 @@ def test_a_status_is_never_lost_to_a_signal(start):
 def test_what_would_fail_again_is_not_requeued(status, words, start):
     job = start(100 + status, f"raise SystemExit({status})")
     assert f"{words}, see above: not requeued" in until(job, "requeued")
-    assert job.wait(timeout=120) == status
+    assert job.wait(timeout=LIMIT) == status
 
 
 KIND = """\
@@ -118,7 +119,7 @@ def test_how_jobs_start_ranks(chosen, library, version, nodes, kinds, tmp_path):
     environment["FEDLADA_VENV"] = str(tmp_path / "venv")
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "python").rename(tmp_path / "venv/bin/python")
-    done = subprocess.run(["bash", "-c", KIND], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["bash", "-c", KIND], env=environment, capture_output=True, text=True, timeout=LIMIT)
     if kinds:
         assert (done.returncode, done.stdout) == (0, f"{kinds}\n"), done.stderr
     else:

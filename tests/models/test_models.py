@@ -265,7 +265,7 @@ def test_initialisation_is_a_function_of_the_seed_alone():
     [
         (
             "resnet8",
-            "mlp, fcn, causal_cnn, torchvision:NAME, hf:FOLDER, package.module:function or path/file.py:function",
+            "causal_cnn, gpt, lstm, torchvision:NAME, hf:FOLDER, package.module:function or path/file.py:function",
         ),
         ("lenet", "lenet needs images of at least 16x16, got 8x8"),
     ],

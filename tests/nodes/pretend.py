@@ -25,6 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import fork_server
+from limits import LIMIT
 
 PROGRAMS = ("ip", "tc", "unshare", "nsenter", "setpriv")
 INSTALL = "apt-get install --no-install-recommends util-linux iproute2"
@@ -146,7 +147,7 @@ class Nodes:
                 [*command, "bash", "-c", KEEPER, "keeper", name, self.folder],
                 env={**os.environ, "PATH": PATH}, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
-        wait_until((folder / "ready").exists, 100, lambda: f"{name} did not start: {(folder / 'log').read_text()}")
+        wait_until((folder / "ready").exists, LIMIT, lambda: f"{name} did not start: {(folder / 'log').read_text()}")
         inside = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
         (folder / "pid").write_text(inside[0] if own_processes else str(keeper.pid))
 
@@ -157,7 +158,7 @@ class Nodes:
         """What a command prints on a node, or on head."""
         pid = (self.folder / name / "pid").read_text()
         words = ["nsenter", "-t", pid, *namespaces, *map(str, command)]
-        done = subprocess.run(words, env={**os.environ, "PATH": PATH}, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(words, env={**os.environ, "PATH": PATH}, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
 
@@ -225,7 +226,7 @@ class Nodes:
         command: Sequence[object],
         slots: Sequence[int],
         env: Mapping[str, str] | None = None,
-        timeout: float = 250,
+        timeout: float = LIMIT,
     ) -> subprocess.CompletedProcess[str]:
         return self.start(command, slots, env).finish(timeout)
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from limits import LIMIT
 from pretend import PATH, Nodes, wait_until
 from slurm_settings import COMMON, INSTALL, pmix_missing
 
@@ -75,11 +76,11 @@ class SlurmNodes:
         files = [f"--{name}-file={self.root}/munge.{name}" for name in ("key", "pid", "seed", "log")]
         # One for all nodes: its socket is a file.
         self._daemon("head", "munged", "--foreground", "--num-threads=2", f"--socket={self.root}/munge.socket", *files)
-        wait_until((self.root / "munge.socket").exists, 60, self.logs)
+        wait_until((self.root / "munge.socket").exists, LIMIT, self.logs)
         self._daemon("head", "slurmctld", "-D", "-c")
         for name in self.names:
             self._daemon(name, "slurmd", "-D", "-N", name, namespaces=("-m", "-u", "-i", "-n", "-p"))
-        wait_until(self._idle, 100, self.logs)
+        wait_until(self._idle, LIMIT, self.logs)
 
     def _daemon(self, node: str, *command: str, namespaces: Sequence[str] = ("-m", "-u", "-i", "-n")) -> None:
         pid = (self.nodes.folder / node / "pid").read_text()
@@ -100,14 +101,14 @@ class SlurmNodes:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-1500:]}" for path in files)
 
     def run(
-        self, command: Sequence[object], env: Mapping[str, str] | None = None, timeout: float = 250
+        self, command: Sequence[object], env: Mapping[str, str] | None = None, timeout: float = LIMIT
     ) -> subprocess.CompletedProcess[str]:
         """A client's command on head."""
         return self.nodes.start(command, (), {**self.environment, **(env or {})}).finish(timeout)
 
     def __exit__(self, *_: object) -> None:
         if len(self.daemons) > 2:
-            self.run(["scancel", "--user=root"], timeout=120)
+            self.run(["scancel", "--user=root"])
         for daemon in reversed(self.daemons):
             daemon.kill()  # nsenter, and with it the daemon
             daemon.wait()

@@ -14,7 +14,7 @@ from training_runs import Run, arguments, disagreement, make_data, run_here
 
 from fedlada_mpi.support.launcher import settings
 
-pytestmark = [pytest.mark.nodes, pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nodes, pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 # The last rank, in the second round.
 DIES = """
@@ -47,7 +47,7 @@ def test_two_nodes(slurm, shared_tmp, tmp_path):
     env["OMPI_MCA_mpi_yield_when_idle"] = "1"
     line = arguments(data, tmp_path / "run", SETTINGS)
     srun = ["srun", "--mpi=pmix", "-K", "-N", 2, "-n", 4, slurm.nodes.python(2), "-c", GPUS]
-    done = slurm.run([*srun, *line], env, timeout=200)
+    done = slurm.run([*srun, *line], env)
     assert done.returncode == 0, done.stdout + done.stderr + slurm.logs()
     chosen = sorted(line.split()[1:] for line in done.stdout.splitlines() if line.startswith("GPU"))
     assert chosen == [["n1", "0"], ["n1", "0"], ["n1", "1"], ["n2", "0"]]
@@ -66,7 +66,7 @@ def test_ranks_by_mpirun_inside_an_allocation(slurm, shared_tmp, tmp_path):
     env = {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])), "PATH": path}
     env |= {"FEDLADA_STATE": str(tmp_path / "state"), **settings()}
     launch = ["salloc", "-N", 2, "-n", 4, "bash", ROOT / "jobs/launch.sh", "ulfm", slurm.nodes.python(2), "-c", DIES]
-    done = slurm.run([*launch, *arguments(data, tmp_path / "run", SETTINGS)], env, timeout=200)
+    done = slurm.run([*launch, *arguments(data, tmp_path / "run", SETTINGS)], env)
     assert done.returncode == 0, done.stdout + done.stderr + slurm.logs()
     summary = Run(tmp_path / "run", data).summary
     assert summary["status"] == "finished"

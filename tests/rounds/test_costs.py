@@ -123,8 +123,8 @@ def test_clients_at_once_and_memory_are_those_allocated(algorithm, limit, sampli
     buffers = trainer.buffers
     held = over_ranks(buffers.capacity)
     tensors = [*vars(silo.s).values(), *silo.aggregation.vectors.values(), silo.x_previous]
-    tensors += silo.evaluations.examples.get("test", ())
-    tensors += [trainer.data.inputs, trainer.data.targets]
+    for examples in (trainer.data.examples, *filter(None, [silo.evaluations.examples.get("test")])):
+        tensors += [examples.inputs, examples.all_targets]
     tensors += [v for clients in trainer.client_state.vectors.values() for v in clients.values()]
     stacked = (
         [v for name, v in vars(buffers.c).items() if v is not None and name != "steps"] if buffers.capacity else []

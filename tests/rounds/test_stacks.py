@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedlada_mpi.algorithms import Round, resolve
-from fedlada_mpi.bench import Bench
+from fedlada_mpi.bench import Bench, Workload
 from fedlada_mpi.rounds.aggregate import Collector, Sent
 from fedlada_mpi.rounds.trainer import chunks
 from fedlada_mpi.session.process_state import torch_state_restored
@@ -38,7 +38,7 @@ def sent_by(groups: list[list[int]], device: str, **settings) -> list[dict]:
     found: list[dict] = [{}, {}]
     with torch_state_restored():
         for group in groups:
-            bench = Bench(config, CLIENTS, torch.device(device))
+            bench = Bench(Workload.of_images(config), CLIENTS, torch.device(device))
             recorder = Recorder(bench.algorithm, bench.network.layout.size, torch.float32, bench.device)
             for t in range(2):
                 r = Round(t, config.lr, bench.steps, CLIENTS, CLIENTS)

@@ -15,9 +15,10 @@ from training_runs import SHAPE, make_data, run_here
 
 from fedlada_mpi import models
 from fedlada_mpi.algorithms import Round, Vectors, create, resolve
-from fedlada_mpi.bench import Bench
+from fedlada_mpi.bench import Bench, Workload
 from fedlada_mpi.rounds.aggregate import RankSums
 from fedlada_mpi.rounds.batches import LocalData, Normaliser
+from fedlada_mpi.rounds.examples import Resident
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine
 from fedlada_mpi.rounds.trainer import Trainer
 from fedlada_mpi.settings import Config
@@ -173,7 +174,7 @@ class Local:
         images = torch.randint(0, 256, (15, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
         normalise = Normaliser(torch.full((3,), 0.5), torch.full((3,), 0.25))
         starts, sizes = np.array([0, 3, 9]), np.array([3, 6, 6])
-        data = LocalData(images, torch.arange(15) % 3, np.arange(3), starts, sizes, normalise)
+        data = LocalData(Resident(images, torch.arange(15) % 3), np.arange(3), starts, sizes, normalise)
         engine = GenericEngine(network) if network.forward is None else StackedEngine(network)
         network.module.double()
         self.layout, self.algorithm = network.layout, create(config)
@@ -226,7 +227,7 @@ def test_no_client_of_this_rank_was_drawn():
 
 
 def test_evaluation_takes_smaller_batches_on_a_full_gpu():
-    bench = Bench(resolve({"dataset": "digits"}).config, 20, torch.device("cpu"))
+    bench = Bench(Workload.of_images(resolve({"dataset": "digits"}).config), 20, torch.device("cpu"))
     (loss, correct, count), tried, room = bench.evaluation()(), [], 100
 
     def capture(work):
@@ -245,7 +246,7 @@ def test_evaluation_takes_smaller_batches_on_a_full_gpu():
 
 def test_a_trainer_is_freed_at_once():
     """With a reference cycle, the garbage collector could free its CUDA graphs while another one is captured."""
-    bench = Bench(resolve({"dataset": "digits"}).config, 2, torch.device("cpu"))
+    bench = Bench(Workload.of_images(resolve({"dataset": "digits"}).config), 2, torch.device("cpu"))
     bench.round()
     trainer = weakref.ref(bench.trainer)
     gc.disable()

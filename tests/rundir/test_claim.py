@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hostile import damage_file
+from limits import LIMIT
 from repository import ROOT
 from training_runs import arguments, make_data, run_here
 
@@ -91,10 +92,10 @@ def test_two_runs_at_once(data, tmp_path):
         assert first.poll() is None, first.communicate()
         time.sleep(0.01)
     first.send_signal(signal.SIGSTOP)  # so that it is still there, however slow the second one is
-    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     first.send_signal(signal.SIGCONT)
     assert (second.returncode, f"is in use by process {first.pid} on " in second.stderr) == (2, True), second.stderr
-    assert first.wait(timeout=250) == 0
+    assert first.wait(timeout=LIMIT) == 0
     lines = (tmp_path / "shared" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["local_loss"] for line in lines] == [record["local_loss"] for record in alone.metrics]
 
@@ -124,7 +125,7 @@ def test_garbage_in_the_metrics_of_a_run_that_goes_on(data, tmp_path, capsys):
 
 def test_a_batch_plan_larger_than_the_memory_is_refused(data, tmp_path, refused):
     words = refused("--overwrite", local_steps=2**31 - 1)
-    assert "local steps of 6 images take" in words
+    assert "local steps of 6 examples take" in words
     assert "lower --local-steps" in words
 
 

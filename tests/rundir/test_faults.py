@@ -8,6 +8,7 @@ import signal
 import subprocess
 
 import pytest
+from limits import LIMIT
 from ranks import find_mpirun, python
 from repository import ROOT
 from tiers import slow
@@ -27,7 +28,7 @@ def start(data, out, ranks, fault, *more):
     words = [*map(str, fault), str(out), *arguments(data, out, SETTINGS), *more]
     line = [*launcher, python(), str(ROOT / "tests" / "helpers" / "faults.py"), *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=250)
+    return subprocess.run(line, env=environment, capture_output=True, text=True, timeout=LIMIT)
 
 
 def undisturbed(data, out, ranks, *more) -> Run:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 import h5py
 import pytest
+from limits import LIMIT
 from ranks import SIZE, barrier, find_mpirun, is_root, python
 from repository import ROOT
 from training_runs import arguments, make_data, run_here
@@ -62,10 +63,10 @@ def test_rounds_that_were_lost_are_in_no_segment(data, out):
         "sys.exit(main(sys.argv[1:]))\n"
     )
     words = arguments(data, out, {**SHORT, "rounds": 6})
-    done = subprocess.run([python(), "-c", kill, *words], cwd=ROOT, capture_output=True, timeout=250)
+    done = subprocess.run([python(), "-c", kill, *words], cwd=ROOT, capture_output=True, timeout=LIMIT)
     assert done.returncode == -9
     command = [find_mpirun() or pytest.skip("no mpirun"), "-n", "2", python(), "-m", "fedlada_mpi.run", *words]
-    subprocess.run([*command, "--resume"], cwd=ROOT, check=True, capture_output=True, timeout=250)
+    subprocess.run([*command, "--resume"], cwd=ROOT, check=True, capture_output=True, timeout=LIMIT)
     segments = json.loads((out / "summary.json").read_text())["segments"]
     assert [(s["from"], s["to"], s["ranks"]) for s in segments] == [(1, 2, 1), (3, 6, 2)]
     assert [sum(node["ranks"] for node in s["nodes"].values()) for s in segments] == [1, 2]

@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from limits import LIMIT
 from method_cases import CASES, PAPER
 from ranks import barrier, find_mpirun, is_root, python
 from repository import ROOT
@@ -58,7 +59,7 @@ def start(data, out, *, ranks=1, resume=False, **settings) -> subprocess.Popen:
 
 def finish(process: subprocess.Popen, expected: int = 0) -> str:
     try:
-        out, err = process.communicate(timeout=250)
+        out, err = process.communicate(timeout=LIMIT)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGABRT)
         out, err = process.communicate()
@@ -101,7 +102,7 @@ def whole(data, shared_tmp):
     return find
 
 
-@pytest.mark.timeout(120 * KILLS + 300)
+@pytest.mark.timeout(300 * KILLS + 900)
 @pytest.mark.parametrize(("algorithm", "ranks"), [slow("fedavg", 1), ("scaffold", 1), slow("scaffold", 2)])
 def test_killed_at_a_random_moment(algorithm, ranks, data, run_dir, whole):
     expected = whole(algorithm, ranks)
@@ -120,7 +121,7 @@ def test_killed_at_a_random_moment(algorithm, ranks, data, run_dir, whole):
             for pid in victims(process, ranks):
                 os.kill(pid, signal.SIGKILL)
             kills += 1
-        process.communicate(timeout=150)
+        process.communicate(timeout=LIMIT)
         logged = (out / "metrics.jsonl").read_bytes().count(b"\n") if (out / "metrics.jsonl").exists() else 0
         finish(start(data, out, ranks=ranks, resume=True, **settings))
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from limits import LIMIT
 from ranks import python
 from repository import ROOT
 from training_runs import arguments, make_data, run_here
@@ -140,7 +141,7 @@ def test_nothing_is_imported_that_is_not_asked_for(data, tmp_path):
     code = "import sys; from fedlada_mpi.run import main; main(sys.argv[1:])"
     code += "; assert not {'wandb', 'mlflow'} & {*sys.modules}"
     words = arguments(data, tmp_path / "run", {**SHORT, "rounds": 1})
-    subprocess.run([python(), "-c", code, *words], cwd=ROOT, check=True, capture_output=True, timeout=250)
+    subprocess.run([python(), "-c", code, *words], cwd=ROOT, check=True, capture_output=True, timeout=LIMIT)
 
 
 def test_a_service_that_cannot_start(data, tmp_path, offline, monkeypatch, capsys):

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from limits import LIMIT
 from slurm_settings import COMMON, INSTALL, pmix_missing
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
@@ -194,7 +195,7 @@ class Cluster:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in sorted(self.root.glob("log/*")))
 
     def run(
-        self, *command: object, check: bool = True, timeout: float = 250, env: Mapping[str, str] | None = None,
+        self, *command: object, check: bool = True, timeout: float = LIMIT, env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> subprocess.CompletedProcess[str]:  # fmt: skip
         """A client's command on this cluster."""

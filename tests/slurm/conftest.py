@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from at_once import STORIES
 from cluster import END_STATES, Cluster, missing, wait_for
+from limits import LIMIT
 from ranks import python
 from repository import ROOT
 
@@ -41,7 +42,7 @@ class User:
             "OMPI_MCA_mpi_yield_when_idle": "1",
         }
 
-    def run(self, *command: object, check: bool = True, timeout: float = 250):
+    def run(self, *command: object, check: bool = True, timeout: float = LIMIT):
         return self.cluster.run(*command, check=check, timeout=timeout, cwd=self.folder, env=self.environment)
 
     def submit(self, *arguments: object) -> str:

@@ -8,7 +8,7 @@ import pytest
 from at_once import at_once
 from cluster import END_STATES
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1500)]
 GRID = """\
 title = "Three runs, and one whose shards do not exist"
 [base]

@@ -6,16 +6,17 @@ import json
 
 import pytest
 from at_once import at_once
+from limits import LIMIT
 from ranks import python
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
 @at_once
 def test_eleven_ranks_end_with_one_summary(user):
     done = user.run(
         "srun", "--mpi=pmix", "-n", 11, python(), "-m", "fedlada_mpi.run", "--rounds", 2, "--local-epochs", 1,
-        "--out", "run", timeout=150,
+        "--out", "run", timeout=LIMIT,
     )  # fmt: skip
     summary = json.loads((user.folder / "run/summary.json").read_text())
     assert summary["status"] == "finished"

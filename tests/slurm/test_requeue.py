@@ -15,7 +15,7 @@ from cluster import wait_for
 from ranks import tolerant_mpirun
 from repository import ROOT
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1500)]
 TRAIN = ("--participation", 0.1, "--local-epochs", 1, "--rounds", 30)
 
 

@@ -8,6 +8,7 @@ import re
 import subprocess
 
 import pytest
+from limits import LIMIT
 from methods_table import code_lines, table
 from ranks import programs
 from repository import ROOT
@@ -24,7 +25,7 @@ def test_lines_of_code():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_tutorial(tmp_path):
     """Its files and commands, literally, in an empty directory."""
     tutorial = PAGE.partition("## A method of your own")[2].partition("### What a round calls, in order")[0]
@@ -44,7 +45,7 @@ def test_tutorial(tmp_path):
             env={**os.environ, **paths, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=250,
+            timeout=LIMIT,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         shown += done.stdout

@@ -8,6 +8,7 @@ import re
 import subprocess
 
 import pytest
+from limits import LIMIT
 from ranks import programs
 from repository import ROOT
 
@@ -22,7 +23,7 @@ def test_a_model_of_your_own(tmp_path):
     (tmp_path / "my_model.py").write_text(blocks[0][1])
     environment = {**os.environ, "PATH": programs(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     words = ["bash", "-euc", blocks[1][1]]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "generic" not in done.stdout
     summary = json.loads((tmp_path / "runs" / "my_model" / "summary.json").read_text())

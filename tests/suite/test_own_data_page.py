@@ -8,6 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from limits import LIMIT
 from PIL import Image
 from ranks import programs
 from repository import ROOT
@@ -38,7 +39,7 @@ def test_from_a_folder_of_photos_to_a_prediction(tmp_path, monkeypatch, capsys):
             printed.append(capsys.readouterr().out)
             continue
         words = ["bash", "-euc", code]
-        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
     assert re.fullmatch(r"new\.jpg +\d+\.\d%  dogs\n", printed[2])

@@ -7,6 +7,7 @@ import re
 import subprocess
 
 import pytest
+from limits import LIMIT
 from ranks import python
 from repository import ROOT
 
@@ -27,7 +28,7 @@ def test_examples_of_the_page(tmp_path):
     code, _ = blocks()
     (tmp_path / "page.py").write_text("\n".join(code) + "\nprint([r.config['seed'] for r in runs], torch.rand(1))\n")
     done = subprocess.run(
-        [python(), "page.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=250
+        [python(), "page.py"], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unknown setting 'round' (did you mean 'rounds'?)" in done.stdout
@@ -49,7 +50,7 @@ def test_the_script_on_ranks(mpirun, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_notebook(tmp_path, monkeypatch):
     import nbclient
     import nbformat
@@ -57,7 +58,7 @@ def test_notebook(tmp_path, monkeypatch):
     notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
     stored = [cell.get("outputs", []) for cell in notebook.cells]
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    nbclient.NotebookClient(notebook, timeout=250, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=LIMIT, resources={"metadata": {"path": str(tmp_path)}}).execute()
     for cell, before in zip(notebook.cells, stored, strict=True):
         assert kinds(cell.get("outputs", [])) == kinds(before), cell.source
 

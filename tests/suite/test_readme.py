@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from limits import LIMIT
 from ranks import programs
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def test_the_commands(tmp_path, digits_dir):
     (tmp_path / "data").symlink_to(digits_dir.parent)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_"))}
     done = subprocess.run(
-        ["bash", "-euc", after + own], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+        ["bash", "-euc", after + own], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stdout + done.stderr

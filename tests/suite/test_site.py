@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 import pytest
 from command_reference import page
+from limits import LIMIT
 from links import anchors, dead, replaced, targets
 from repository import ROOT
 
@@ -78,7 +79,7 @@ def test_the_site(tmp_path):
     """Builds without a warning; no page links to what is not there, or loads anything from elsewhere."""
     site = tmp_path / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(site)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     pages = {path: References(path.read_text()) for path in site.rglob("*.html") if path.name != "404.html"}
     assert {"index.html", "reference.html", "fedlada.py.html"} <= {path.name for path in pages}

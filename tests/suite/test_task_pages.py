@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from limits import LIMIT
 from ranks import programs, python
 from repository import ROOT
 
@@ -35,7 +36,6 @@ def texts(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page(name, tmp_path):
     texts(tmp_path)
@@ -56,7 +56,7 @@ def test_the_page(name, tmp_path):
             continue
         (tmp_path / "block.py").write_text(code)
         words = ["bash", "-euc", code] if kind == "bash" else [python(), "block.py"]
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, code + done.stdout + done.stderr
         assert "Warning" not in done.stderr
         printed = done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+from limits import LIMIT
 
 from fedlada_mpi.rundir.files import write_atomically
 from fedlada_mpi.support import disk
@@ -41,7 +42,7 @@ print(failed)
 
 def test_hdf5_on_a_full_disk_raises_and_does_not_crash(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-c", LIMITED, tmp_path / "x.h5"], capture_output=True, text=True, timeout=150
+        [sys.executable, "-c", LIMITED, tmp_path / "x.h5"], capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr
     assert 30 <= int(done.stdout) < 40, "all that are too small, and not those that are large enough"

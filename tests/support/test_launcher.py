@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from limits import LIMIT
 from ranks import python
 from repository import ROOT
 
@@ -74,7 +75,7 @@ def place(tmp_path, digits_dir, monkeypatch):
 
 
 def test_refused_before_ranks_start(place):
-    done = subprocess.run(command(place, "-n", "2", "--rounds", "-1"), capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command(place, "-n", "2", "--rounds", "-1"), capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 2
     assert done.stderr == "error: --rounds: got -1, expected at least 0\n"
     assert not place.exists()
@@ -93,13 +94,13 @@ def test_ctrl_c_stops_with_a_checkpoint_and_the_run_goes_on(place, count):
     with subprocess.Popen(command(place, "-n", count, *LONG), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as run:
         wait_for_rounds(place, run)
         run.send_signal(signal.SIGINT)
-        output = run.communicate(timeout=150)[0].decode()
+        output = run.communicate(timeout=LIMIT)[0].decode()
     assert run.returncode == STOPPED
     assert output.count("stopping after this round; Ctrl-C again stops at once") == 1
     assert f"go on with     python -m fedlada_mpi.run --resume {place}\n" in output
     done = json.loads((place / "summary.json").read_text())["rounds"]
     again = [python(), "-m", "fedlada_mpi.run", "--resume", str(place), "--rounds", str(done + 2)]
-    resumed = subprocess.run(again, capture_output=True, text=True, timeout=150)
+    resumed = subprocess.run(again, capture_output=True, text=True, timeout=LIMIT)
     assert resumed.returncode == 0, resumed.stderr
     assert f"resumed after round {done}" in resumed.stdout
     assert json.loads((place / "summary.json").read_text())["rounds"] == done + 2
@@ -117,7 +118,7 @@ def test_a_second_ctrl_c_ends_it_at_once(place, count):
         for _ in range(2):
             time.sleep(1)
             run.send_signal(signal.SIGINT)
-        run.communicate(timeout=120)
+        run.communicate(timeout=LIMIT)
     assert run.returncode not in (0, STOPPED)
 
 
@@ -144,7 +145,7 @@ def test_a_bar_on_a_terminal_with_the_evaluated_rounds_above(place):
 def test_resume_names_what_is_missing(tmp_path):
     def refused(*words: str) -> str:
         done = subprocess.run(
-            [python(), "-m", "fedlada_mpi.run", *words], capture_output=True, text=True, timeout=150, cwd=tmp_path
+            [python(), "-m", "fedlada_mpi.run", *words], capture_output=True, text=True, timeout=LIMIT, cwd=tmp_path
         )
         assert done.returncode == 2
         return done.stderr

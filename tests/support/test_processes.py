@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from limits import LIMIT
 from ranks import python
 from repository import ROOT
 
@@ -49,7 +50,7 @@ def test_workers_of_a_plain_script_keep_the_order(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "started\n0 1 4 9 16 25\nFalse True\n"

@@ -405,3 +405,16 @@ def test_images_with_several_labels_are_loaded_as_images(there):
     again = fedlada_mpi.load(run.dir)
     np.testing.assert_array_equal(again.predict(pictures), run.predict(pictures))
     assert again.evaluate()["f1"] == pytest.approx(run.metrics["test_f1"][-1], rel=1e-12)
+
+
+def test_integers_are_numbers_where_the_run_says_so(there):
+    """They are no classes, and the data was given without a task."""
+    x, _, owners, x1, *_ = arrays()
+    y, y1 = (np.rint(1000 * each[:, 0]).astype(int) for each in (x, x1))
+    data = Data(inputs=x, targets=y, clients=owners, test=(x1, y1))
+    given = {**PLAIN, "model": linear(), "data_dir": f"{there}/data", "out": f"{there}/run", "rounds": 1}
+    with pytest.raises(UserError, match="expected 0 to K-1; numbers: task regression"):
+        train(data=data, **given)
+    run = train(data=data, task="regression", **given)
+    weights = np.append(run.model.module.weight.detach().numpy(), run.model.module.bias.detach().numpy())
+    assert run.metrics["test_rmse"][-1] == pytest.approx(rmse(weights, x1, y1), rel=1e-12)

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedlada_mpi.rounds.evaluate import batch_size
 from fedlada_mpi.support.errors import UserError
-from fedlada_mpi.tasks import About, Array, Metric, Task, own, summed, whole
+from fedlada_mpi.tasks import About, Array, Metric, Task, create, own, summed, whole
 from fedlada_mpi.tasks.scores import Scores
 
 ABOUT = About(Array("float32", (2,)), Array("float32"))
@@ -133,6 +134,14 @@ def test_a_whole_metric_that_gives_no_number_is_refused():
     of = scores(bad=whole(lambda outputs, targets: outputs))
     with pytest.raises(UserError, match=r"metric bad: got .*, expected a number"):
         of.of_all(OUTPUTS.numpy(), TARGETS.numpy())
+
+
+def test_a_loss_of_batches_is_evaluated_in_the_same_ones_on_every_device():
+    about = About(Array("float32", (2,)), Array("float32", (2,)), edges=(1.0, 2.0))
+    discrete, cox = (Scores(create("survival", about, loss), shape) for loss, shape in (("", (2,)), ("cox", (1,))))
+    devices = torch.device("cpu"), torch.device("cuda")
+    assert [batch_size(discrete, device) for device in devices] == [250, 5000]
+    assert [batch_size(cox, device) for device in devices] == [250, 250]
 
 
 def test_objectives():

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from ...support.errors import UserError
+from ...settings import TASKS
+from ...support.errors import UserError, shortened
 from ...support.suggestions import did_you_mean
-from ..manifest import DTYPES, IGNORED, MOST_DIMENSIONS, is_name
+from ..json_checks import LARGEST
+from ..manifest import DTYPES, IGNORED, MOST_DIMENSIONS, MOST_VALUES, is_name
 from ..rows import Inputs, Ragged, Rows, is_finite, length, named, unnamed, values_of, with_values
 
 __all__ = ["ArraySet", "ImageSet", "Inputs", "Ragged"]
 
-TASKS = ("classification", "multilabel", "regression", "segmentation", "next-token", "survival")
 REGRESSION, OTHER_TASKS = "task regression", "give the task"
 
 
@@ -186,7 +187,7 @@ def check_arrays(examples: ArraySet, where: Path | str) -> None:
 
 
 def _widen(examples: ArraySet) -> None:
-    """Training and test values of one kind, such as float32 and float64, get the wider type."""
+    """Training and test values of one kind, such as float32 and float64, get the wider type, in this byte order."""
     train, test = named(examples.inputs), named(examples.test_inputs)
     pairs = {name: _widened(train[name], test[name]) for name in train if name in test}
     if [*train] == [*test]:
@@ -198,10 +199,11 @@ def _widen(examples: ArraySet) -> None:
 
 def _widened(one: Rows, other: Rows) -> tuple[Rows, Rows]:
     kinds = [values_of(array).dtype for array in (one, other)]
-    if kinds[0] == kinds[1] or kinds[0].kind != kinds[1].kind or kinds[0].kind not in "iuf":
+    if kinds[0].kind != kinds[1].kind or kinds[0].kind not in "iuf":
         return one, other
-    wide = np.promote_types(*kinds)
-    return with_values(one, values_of(one).astype(wide)), with_values(other, values_of(other).astype(wide))
+    wide = np.promote_types(*kinds).newbyteorder("=")
+    parts = [with_values(array, values_of(array).astype(wide, copy=False)) for array in (one, other)]
+    return parts[0], parts[1]
 
 
 def _label(name: str) -> str:
@@ -219,6 +221,11 @@ def _check_array(values: np.ndarray, what: str) -> None:
         place = np.argwhere(~np.isfinite(values))[0]
         value, row = values[tuple(place)], int(place[0])
         raise UserError(f"{what}: got {value} in row {row}, expected finite numbers: leave the row out, or fill it in")
+    if values.dtype.itemsize > 2 and values.dtype.kind in "fu" and values.size:
+        most, text = (LARGEST, f"{LARGEST:g}") if values.dtype.kind == "f" else (np.iinfo(np.int64).max, "2^63 - 1")
+        if values.max() > most or (values.dtype.kind == "f" and -values.min() > most):
+            place = np.argwhere(np.abs(values) > most)[0]
+            raise UserError(f"{what}: got {values[tuple(place)]} in row {place[0]}, expected numbers up to {text}")
 
 
 def _check_alike(examples: ArraySet, where: Path | str) -> None:
@@ -253,24 +260,46 @@ def _check_owners(examples: ArraySet, where: Path | str) -> None:
 
 
 def _check_task(examples: ArraySet, where: Path | str) -> None:
-    targets, task = examples.targets, examples.task
+    task = examples.task
     if task not in ("", *TASKS):
         raise UserError(f"{where}: task {task!r}, expected one of {', '.join(TASKS)}{did_you_mean(task, TASKS)}")
     if task == "classification":
         _check_classes(examples, where)
     elif task == "survival":
-        for part in (targets, examples.test_targets):
-            if part.shape[1:] != (2,) or part.dtype.kind != "f":
+        for part in (examples.targets, examples.test_targets):
+            if part.shape[1:] != (2,) or part.dtype.kind not in "biuf":
                 got = f"{part.dtype} of shape {list(part.shape)}"
-                raise UserError(f"{where}: survival targets are {got}, expected floats [n, 2]: event and time")
+                raise UserError(f"{where}: survival targets are {got}, expected numbers [n, 2]: event and time")
             if not np.isin(part[:, 0], (0, 1)).all() or part[:, 1].min() < 0:
                 raise UserError(f"{where}: survival targets: expected events of 0 or 1, and times of at least 0")
+        if examples.targets.dtype.kind != "f":
+            examples.targets, examples.test_targets = (
+                part.astype(np.float64) for part in (examples.targets, examples.test_targets)
+            )
     elif task == "next-token":
         for array in named(examples.inputs).values():
             if values_of(array).dtype.kind not in "iu" or values_of(array).min(initial=0) < 0:
                 raise UserError(f"{where}: inputs are {values_of(array).dtype}, expected tokens: integers from 0")
-    elif task == "segmentation" and targets.dtype.kind not in "bu":
-        raise UserError(f"{where}: masks are {targets.dtype}, expected uint8: the class of each pixel, 255 for none")
+        if examples.classes > MOST_VALUES:
+            raise UserError(f"{where}: got token {examples.classes - 1}, expected up to {MOST_VALUES - 1}")
+        if examples.targets.dtype.kind in "iu" and examples.targets.max() < 0:
+            raise UserError(f"{where}: all targets are -1, which is none, expected rows of at least 2 tokens")
+    elif task == "segmentation":
+        _check_masks(examples, where)
+
+
+def _check_masks(examples: ArraySet, where: Path | str) -> None:
+    """Masks are bytes; other integers become them where they fit."""
+    masks = examples.targets, examples.test_targets
+    for part in masks:
+        small = part.dtype.kind in "biu" and part.min() >= 0 and part.max() <= IGNORED
+        if not small:
+            got = f"{part.min()} to {part.max()}" if part.dtype.kind in "iu" else str(part.dtype)
+            raise UserError(f"{where}: masks are {got}, expected the class of each pixel, 0 to 254, {IGNORED} for none")
+    if (masks[0] == IGNORED).all():
+        raise UserError(f"{where}: all pixels of the masks are {IGNORED}, which is none, expected some with a class")
+    if masks[0].dtype.kind == "i":
+        examples.targets, examples.test_targets = (part.astype(np.uint8) for part in masks)
 
 
 def _check_classes(examples: ArraySet, where: Path | str) -> None:
@@ -287,6 +316,10 @@ def _check_classes(examples: ArraySet, where: Path | str) -> None:
         if largest >= max(2, rows):
             raise UserError(f"{where}: got class {largest} among {rows} rows, expected 0 to K-1; numbers: {REGRESSION}")
         examples.class_names = [str(label) for label in range(max(2, largest + 1))]
+    if len(examples.class_names) < 2:
+        raise UserError(
+            f"{where}: all rows are of class {shortened(examples.class_names[0])}, expected at least 2 classes"
+        )
     for part in (examples.targets, examples.test_targets):
         if part.max() >= len(examples.class_names):
             names = len(examples.class_names)

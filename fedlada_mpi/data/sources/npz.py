@@ -38,12 +38,15 @@ def load_npz(raw: Path, workers: int = 1, class_names: tuple[str, ...] = (), tas
             pair = TARGETS if any(name in members for name in TARGETS) else ()
             required = (*ARRAYS, *pair) if general else REQUIRED
             if missing := [name for name in required if name not in members]:
-                raise UserError(f"{raw}: got arrays {', '.join(members) or 'none'}, expected also {', '.join(missing)}")
+                several = any(name.startswith("train_inputs") for name in members) and missing[0] == "train_inputs"
+                advice = "; several inputs by name: from Python, fedlada_mpi.Data(inputs={...})" if several else ""
+                got = ", ".join(members) or "none"
+                raise UserError(f"{raw}: got arrays {got}, expected also {', '.join(missing)}{advice}")
             optional = (*OPTIONAL, "task") if general else OPTIONAL
             used = {name: members[name] for name in (*required, *optional) if name in members}
             headers = {name: _header(archive, info) for name, info in used.items()}
-            _check_owners(headers, raw, *(ARRAYS if general else REQUIRED[::2]))
             (_check_arrays if general else _check_headers)(headers, raw)
+            _check_owners(headers, raw, *(ARRAYS if general else REQUIRED[::2]))
             check_memory(sum(array.nbytes for array in headers.values()), raw)
             arrays = {name: _array(archive, info) for name, info in used.items()}
     except ZIP_ERRORS as error:
@@ -125,8 +128,13 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
         if read is None:
             raise ValueError(f"{info.filename} is of format {version}")
         shape, _, dtype = read(stream)
+        if dtype.hasobject:
+            raise UserError(
+                f"{archive.filename}: {info.filename.removesuffix('.npy')} has Python objects, expected numbers or "
+                "text: save it with .astype(float) or .astype(str)"
+            )
         size = math.prod(shape) * dtype.itemsize
-        if dtype.hasobject or min(shape, default=0) < 0 or stream.tell() + size != info.file_size:
+        if min(shape, default=0) < 0 or stream.tell() + size != info.file_size:
             raise ValueError(f"{info.filename} has {info.file_size} bytes for {dtype} of shape {list(shape)}")
     return np.broadcast_to(np.zeros((), dtype), shape)
 

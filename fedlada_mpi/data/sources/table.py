@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ...support.errors import UserError, shortened
 from ...support.suggestions import did_you_mean
+from ..json_checks import LARGEST
 from .base import ArraySet
 from .bounds import check_memory
 
@@ -45,6 +48,8 @@ def load_csv(
         raise UserError(f"--dataset csv: no target given, expected --target COLUMN of {', '.join([*columns][:20])}")
     if client in target:
         raise UserError(f"--client: got {client!r}, which is the target, expected another column")
+    if odd := next((name for name in drop if name in (*target, client)), None):
+        raise UserError(f"--drop: got {odd!r}, which is the {'target' if odd in target else 'client'}: leave it out")
     for name in target:
         check_complete(name, columns[name], raw)
     targets, names, task = targets_of({name: columns[name] for name in target}, task, raw)
@@ -80,40 +85,58 @@ def read_columns(raw: Path) -> dict[str, list[str]]:
             first = file.readline()
             file.seek(0)
             delimiter = max(DELIMITERS, key=first.count)
-            lines = csv.reader(file, delimiter=delimiter, strict=True)
+            lines = csv.reader(_without_nul(file), delimiter=delimiter, strict=True)
             header, *rows = [[cell.strip() for cell in line] for line in lines if line] or [[]]
     except (csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"{raw}: not a table of text ({error}): save it as CSV in UTF-8") from None
     if not rows:
         raise UserError(f"{raw}: no rows, expected a line with the names of the columns and a line per row")
-    if twice := next((name for name in header if header.count(name) > 1 or not name), None):
-        raise UserError(f"{raw}: a column is called {twice!r} twice or has no name, expected a name for each")
+    if "" in header:
+        raise UserError(f"{raw}: column {header.index('') + 1} has no name, expected a name for each")
+    if twice := next((name for name, times in Counter(header).items() if times > 1), None):
+        raise UserError(f"{raw}: two columns are called {shortened(twice)}, expected another name for each")
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise UserError(f"{raw}: row {number} has {len(row)} cells, expected {len(header)}, as the first line")
     return dict(zip(header, map(list, zip(*rows, strict=True)), strict=True))
 
 
-def check_complete(name: str, column: list[str], raw: Path, advice: str = "") -> None:
+def _without_nul(lines: Iterable[str]) -> Iterator[str]:
+    """Refuse binary files, and names that numpy would cut."""
+    for line in lines:
+        if "\0" in line:
+            raise csv.Error("it has bytes of 0")
+        yield line
+
+
+def check_complete(name: str, column: list[str], raw: Path, advice: str = "fill it in, or remove the row") -> None:
     if row := next((row for row, cell in enumerate(column, 1) if cell in MISSING), 0):
-        raise UserError(f"{raw}: column {name!r} has no value in row {row}: fill it in, remove the row{advice}")
+        raise UserError(f"{raw}: column {name!r} has no value in row {row}: {advice}")
 
 
 def numbers(name: str, column: list[str], raw: Path) -> np.ndarray | None:
     """The column as numbers; None where it is text. What is missing is refused."""
-    check_complete(name, column, raw, f", or add --drop {name}")
+    check_complete(name, column, raw, f"fill it in, remove the row, or add --drop {shlex.quote(name)}")
     if all(cell.lower() in TRUTH for cell in column):
         return np.array([TRUTH[cell.lower()] for cell in column])
     try:
-        values = np.array([float(cell) for cell in column])
+        values = np.array([_number(cell) for cell in column])
     except ValueError:
         if all(DECIMAL_COMMA.fullmatch(cell) for cell in column):
             raise UserError(f"{raw}: column {name!r} has decimal commas, expected points, as in 2.5") from None
         return None
-    if (odd := np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))).size:
+    if (odd := np.flatnonzero(~(np.abs(values) <= LARGEST))).size:
         got = column[odd[0]]
-        raise UserError(f"{raw}: column {name!r} has {shortened(got)} in row {odd[0] + 1}, expected a finite number")
+        raise UserError(
+            f"{raw}: column {name!r} has {shortened(got)} in row {odd[0] + 1}, expected a number up to {LARGEST:g}"
+        )
     return values
+
+
+def _number(cell: str) -> float:
+    if "_" in cell:  # which Python would leave out: 12_34 is more likely a code
+        raise ValueError(cell)
+    return float(cell)
 
 
 def features_of(columns: dict[str, list[str]], raw: Path) -> tuple[np.ndarray, list[str]]:
@@ -129,7 +152,7 @@ def features_of(columns: dict[str, list[str]], raw: Path) -> tuple[np.ndarray, l
         if len(found) > MOST_VALUES:
             raise UserError(
                 f"{raw}: column {name!r} is text with {len(found)} values, expected at most {MOST_VALUES}: "
-                f"add --drop {name}, or make numbers of it"
+                f"add --drop {shlex.quote(name)}, or make numbers of it"
             )
         cells = np.array(column)
         parts += [(cells == value).astype(np.float32) for value in found]

@@ -66,7 +66,8 @@ def text_files(raw: Path) -> dict[str, Path]:
         raise UserError(f"{raw}: no files, expected a text for each client")
     short = [path.stem for path in paths]
     names = short if len({*short}) == len(paths) else [path.name for path in paths]
-    return {os.fsencode(name).decode(errors="replace"): path for name, path in zip(names, paths, strict=True)}
+    # Bytes that are no text stay apart: \xfe and \xff are two clients.
+    return {os.fsencode(name).decode(errors="backslashreplace"): path for name, path in zip(names, paths, strict=True)}
 
 
 def fingerprint(raw: Path) -> str:

@@ -72,7 +72,7 @@ class Objective:
         return 3 * self.like.nbytes
 
     @cached_property
-    def _images(self) -> tuple[Tensor, Tensor]:
+    def _images(self) -> tuple[np.ndarray, Tensor]:
         """The index of every image that counts, and its weight."""
         config, data = self.config, self.data
         total = int(self.sizes.sum())
@@ -83,11 +83,7 @@ class Objective:
             index.append(start + chosen)
             mine = n / total if config.weighting == "size" else 1 / len(self.sizes)
             weights.append(np.full(len(chosen), mine / len(chosen)))
-        like = self.like
-        return (
-            torch.from_numpy(np.concatenate(index)).to(like.device),
-            torch.from_numpy(np.concatenate(weights)).to(like),
-        )
+        return np.concatenate(index), torch.from_numpy(np.concatenate(weights)).to(self.like)
 
     def compute(self) -> None:
         """This rank's part of the gradient at ``x``, in batches that fit next to what is already on the GPU."""
@@ -105,8 +101,9 @@ class Objective:
         self.gradient.zero_()
         for start in range(0, len(index), self.batch):
             part = slice(start, start + self.batch)
-            inputs = each(data.inputs, lambda v, at=index[part]: data.normalise(v[at], self.like.dtype)[None])
-            batch = inputs, data.targets[index[part]][None], weights[part][None]
+            taken, targets = data.examples.take(index[part])
+            inputs = each(taken, lambda values: data.normalise(values, self.like.dtype)[None])
+            batch = inputs, targets[None], weights[part][None]
             self.engine.gradients(self.x[None], self._of_batch[None], *batch, keys=None)
             self.gradient.add_(self._of_batch)
 
