@@ -129,6 +129,13 @@ def test_adapters_on_layers_of_gpt2(folder):
         build(folder(GPT2), lora=Lora(2, "lm_head"))
 
 
+@pytest.mark.parametrize(("config", "outputs"), [(GPT2, (LENGTH, TOKENS)), (BERT, (CLASSES,))], ids=["gpt2", "bert"])
+def test_adapters_on_stacked_layers(config, outputs, folder):
+    network = models.build(f"hf:{folder(config)}", outputs, ROWS, lora=Lora(2, "attn|attention"))
+    assert not network.untraceable_because
+    assert network.forward is not None
+
+
 def test_a_run(folder, tmp_path):
     """With rows of different lengths; what is loaded is what was trained, and a resume goes on with the same bits."""
     random = np.random.default_rng(0)
