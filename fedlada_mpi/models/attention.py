@@ -31,20 +31,22 @@ def attention(
         out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale)
         return out.unflatten(0, shape)
     scores = torch.matmul(q * (1 / sqrt(q.shape[-1]) if scale is None else scale), k.mT)
+    seen = mask if mask is not None and mask.dtype == torch.bool else None
     if is_causal:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
-    if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -torch.inf)
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if seen is not None:
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)  # finite, for tokens that see none
     elif mask is not None:
         scores = scores + mask
     wide = None if scores.dtype == torch.float64 else torch.float32
     weights = scores.softmax(-1, dtype=wide).to(q.dtype)
-    if mask is not None and mask.dtype == torch.bool and not is_causal:
-        weights = weights.masked_fill(~mask.any(-1, keepdim=True), 0)  # as torch has it for rows without a key
     if dropout_p:
         with p.draws or nullcontext():
             weights = F.dropout(weights.unflatten(0, shape), dropout_p).flatten(0, 1)
-    return torch.matmul(weights, v).unflatten(0, shape)
+    out = torch.matmul(weights, v)
+    if seen is not None and not is_causal:
+        out = out.masked_fill(~seen.any(-1, keepdim=True), 0)  # as torch has it for them
+    return out.unflatten(0, shape)
 
 
 def _folded_mask(mask: Tensor, query: Tensor) -> Tensor:

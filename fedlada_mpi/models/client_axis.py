@@ -215,6 +215,11 @@ def indexed(x: Tensor, *indices: Tensor) -> Tensor:
     return x[places]
 
 
+def diff(x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None, append: Tensor | None = None) -> Tensor:
+    x, prepend, append = of_clients(x, prepend, append)
+    return torch.diff(x, n, shifted(dim), prepend, append)
+
+
 def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
     return torch.gather(*of_clients(x, shifted(dim), index))
 
@@ -293,7 +298,9 @@ OPERATIONS: dict[Any, Callable[..., Any]] = {
     **{function: _broadcasting(function) for function in OPERATORS},
     **{function: _broadcasting(plain) for function, plain in IN_PLACE_OPERATORS.items()},
     **_under_their_names(permute, transpose, movedim, unbind, chunk, split, select, narrow, unsqueeze, flip, roll),
-    **_under_their_names(repeat_interleave, expand, expand_as, repeat, cat, stack, matmul, addmm, gather, einsum, norm),
+    **_under_their_names(
+        repeat_interleave, expand, expand_as, repeat, cat, stack, matmul, addmm, diff, gather, einsum, norm
+    ),
     torch.linalg.vector_norm: norm,
     **dict.fromkeys((torch.concat, torch.concatenate), cat),
     **dict.fromkeys((torch.swapaxes, "swapaxes", torch.swapdims, "swapdims"), transpose),

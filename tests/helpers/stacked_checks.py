@@ -19,7 +19,11 @@ CLIENTS, EXAMPLES = 3, 4
 
 def built(module: nn.Module, about: About, outputs: tuple[int, ...] | None = None) -> models.Network:
     """The network of a module, which has a stacked forward without an operation under vmap."""
-    network = models.build(Given(module), outputs, about)
+    return stacked_alone(models.build(Given(module), outputs, about))
+
+
+def stacked_alone(network: models.Network) -> models.Network:
+    """The network, if it has a stacked forward without an operation under vmap."""
     assert not network.untraceable_because, network.untraceable_because
     vmapped = (network.forward.training.vmapped, network.forward.evaluation.vmapped)
     assert vmapped == ([], []), vmapped
@@ -28,8 +32,13 @@ def built(module: nn.Module, about: About, outputs: tuple[int, ...] | None = Non
 
 def check_stacked(module: nn.Module, about: About, inputs=None, close: float = 1e-12) -> models.Network:
     """Outputs and gradients of clients in float64; the last example of a client is padding, and has no weight."""
-    network = built(module, about)
-    draw = torch.Generator().manual_seed(1)
+    return check_network(built(module, about), inputs, close)
+
+
+def check_network(network: models.Network, inputs=None, close: float = 1e-12) -> models.Network:
+    """As ``check_stacked``, of a network that is there already."""
+    stacked_alone(network)
+    module, draw = network.module, torch.Generator().manual_seed(1)
     if inputs is None:
         inputs = network.form.random(CLIENTS, EXAMPLES, draw=draw, dtype=torch.float64)
     state = {name: p.detach().double() for name, p in module.named_parameters() if p.requires_grad}

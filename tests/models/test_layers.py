@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlada_mpi.models import by_autograd, recurrent
+from fedlada_mpi.models.attention import attention
 from fedlada_mpi.models.form import as_stored, each
 from fedlada_mpi.models.layers import Stack
 from fedlada_mpi.models.resample import adaptive_average, average, border, by_products, interpolation
@@ -90,6 +91,24 @@ def test_attention_written_out_as_on_a_gpu(monkeypatch):
     monkeypatch.setattr(Stack, "on_gpu", property(lambda self: True, lambda self, value: None), raising=False)
     written = gradients(network, torch.arange(3), torch.float64)
     torch.testing.assert_close(written, fused, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_tokens_that_see_none(dropout):
+    """Whose rows of a mask are empty: zeros, and no gradient that is not a number."""
+    network = built(ViT(), ZOO["vit"][1])
+    stack = network.stack(network.initial(torch.float64).expand(2, -1))
+    stack.on_gpu, stack.draws = True, Draws(torch.arange(2), stacked=True)
+    q, k, v = torch.randn(3, 2, 2, 1, 4, 5, dtype=torch.float64, requires_grad=True).unbind(0)
+    mask = torch.ones(1, 4, 4, dtype=torch.bool)
+    mask[:, 2] = False
+    out = attention(stack, q, k, v, mask, dropout)
+    assert out[..., 2, :].abs().max() == 0
+    (gradient,) = torch.autograd.grad(out.sum(), q)
+    assert gradient.isfinite().all()
+    if not dropout:
+        expected = F.scaled_dot_product_attention(q[..., :2, :], k, v)
+        torch.testing.assert_close(out[..., :2, :], expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_unet_of_volumes():

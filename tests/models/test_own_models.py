@@ -15,6 +15,7 @@ from fedlada_mpi.models.parameters import in_type
 from fedlada_mpi.rounds.gradients import GenericEngine, create_engine
 from fedlada_mpi.support.errors import UserError
 from fedlada_mpi.support.randomness import Draws
+from fedlada_mpi.support.user_code import Given
 
 OWN = """
 import random
@@ -532,3 +533,25 @@ def test_one_type_for_all_numbers_of_a_module():
     module.register_buffer("order", torch.arange(2))
     kinds = {name: value.dtype for name, value in in_type(module, torch.float64).state_dict().items()}
     assert kinds == dict(weight=torch.float64, bias=torch.float64, turns=torch.complex64, order=torch.int64)
+
+
+class Sensitive(torch.nn.Module):
+    """Computes ``error`` more with values in place of its own, and makes ``much`` of that where weights are large."""
+
+    def __init__(self, error: float, much: float):
+        super().__init__()
+        self.fc, self.error, self.much = torch.nn.Linear(128, 3), error, much
+        self.own = [self.fc.weight]
+
+    def forward(self, x):
+        y = self.fc(x.flatten(1)) + self.error * (self.fc.weight is not self.own[0])
+        return torch.sin(y * (self.much if self.fc.weight.abs().max() > 0.5 else 1))
+
+
+def test_what_a_deep_model_makes_of_rounding_is_no_reason():
+    def made(error: float, much: float):
+        return models.build(Given(lambda classes, shape: Sensitive(error, much)), 3, (8, 8, 2), stacked=False)
+
+    assert made(1e-5, 1e4).layout.numel == 128 * 3 + 3
+    with pytest.raises(UserError, match="views of its parameters"):
+        made(0.1, 1.0)

@@ -1,0 +1,39 @@
+"""Adapters on a frozen base in transformers' format: stacked, nothing under vmap, and the base in one product."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from stacked_checks import check_network
+
+from fedlada_mpi import models
+from fedlada_mpi.models import Lora
+from fedlada_mpi.tasks.base import About, Array
+
+LENGTH, TOKENS, CLASSES = 6, 20, 3
+ROWS = About(Array("int64", (LENGTH,), TOKENS), classes=TOKENS)
+SIZES = dict(vocab_size=24, initializer_range=0.5)
+GPT2 = dict(model_type="gpt2", n_embd=8, n_layer=2, n_head=2, n_positions=16, **SIZES)
+BERT = dict(
+    model_type="bert", hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+    max_position_embeddings=16, **SIZES,
+)  # fmt: skip
+LLAMA = dict(BERT, model_type="llama", pad_token_id=None)
+
+
+@pytest.mark.parametrize(
+    ("config", "outputs", "lora"),
+    [
+        (GPT2, (LENGTH, TOKENS), Lora(2)),
+        (GPT2, (LENGTH, TOKENS), None),
+        (LLAMA, (LENGTH, TOKENS), Lora(2, "attn", fixed_a=True)),
+        (BERT, (CLASSES,), Lora(2, "attention")),
+        (GPT2, (CLASSES,), Lora(2)),
+    ],
+)
+def test_adapters_on_stacked_layers(tmp_path, config, outputs, lora):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    network = models.build(f"hf:{tmp_path}", outputs, ROWS, lora=lora)
+    check_network(network, close=1e-9 if config is LLAMA else 1e-11)
