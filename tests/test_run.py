@@ -126,7 +126,7 @@ def test_nothing_is_evaluated_that_is_not_asked_for(data, out, monkeypatch):
 
     seen = []
     call = Evaluation.__call__
-    monkeypatch.setattr(Evaluation, "__call__", lambda self: seen.append(len(self.targets)) or call(self))
+    monkeypatch.setattr(Evaluation, "__call__", lambda self: seen.append(len(self.examples)) or call(self))
     run_here(data, out, **{**SHORT, "rounds": 4, "eval_every": 1, "eval_train_every": 0})
     if SIZE == 1:
         assert seen == [12, 12, 12, sum(SIZES), 12]

@@ -51,7 +51,7 @@ def compile_launches() -> set[str]:
 
 def main() -> None:
     met = compile_launches()
-    bench.create_engine = lambda network, config, device: StackedEngine(network, layer_kernels)
+    bench.create_engine = lambda network, config, device, loss: StackedEngine(network, layer_kernels)
     layers.use_library = lambda x, window, groups=1: False  # as on a GPU
     cases = [("cifar10", "bf16", "fedlada", "resnet18"), ("cifar10", "fp32", "fedavg", "model_zoo:ConvNeXt")]
     cases += [("digits", "fp32", name, "cnn") for name in algorithms.names()]

@@ -223,19 +223,25 @@ def ranks_left(nodes):
 def test_a_cut_link_ends_the_run(nodes, start, data, alone, tmp_path):
     """The ranks end; mpirun once the kernel gives up on the node, by default after 15 minutes."""
     said = {
-        30: "has waited 30 s for other ranks: one of them",
+        8: "has waited 8 s for other ranks: one of them",
         600: "waits for other ranks, and n2 has given no sign of life",
     }
     nodes.on("head", "sh", "-c", "echo 3 >/proc/sys/net/ipv4/tcp_retries2")
     settings = {patience: {**SETTINGS, "rounds": 100_000, "patience": patience} for patience in said}
     outs = {patience: tmp_path / str(patience) for patience in said}
-    started = {
-        patience: start((2, 2), DEPARTING, "{}", *arguments(data, outs[patience], settings[patience]))
-        for patience in said
-    }
-    for patience, run in started.items():
-        wait_until((outs[patience] / "checkpoint" / "round_000003").exists, LIMIT, run.err.read_text)
-    assert len(ranks_left(nodes)) >= 16, "a rank would not be seen"
+
+    def begun(patience, *more):
+        """A run that has come to its third round; a busy machine may use up a short patience before."""
+        run = start((2, 2), DEPARTING, "{}", *arguments(data, outs[patience], settings[patience]), *more)
+        third = outs[patience] / "checkpoint" / "round_000003"
+        wait_until(lambda: third.exists() or run.process.poll() is not None, LIMIT, run.err.read_text)
+        if third.exists():
+            return run
+        assert run.process.returncode == 4, run.err.read_text()
+        return begun(patience, "--overwrite")
+
+    started = {patience: begun(patience) for patience in said}
+    assert len(ranks_left(nodes)) >= 8, "a rank would not be seen"
     nodes.cut("n2")
     try:
         for patience, words in said.items():
