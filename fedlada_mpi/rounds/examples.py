@@ -154,7 +154,7 @@ class Streamed:
         return self._moved(self.source.targets(self._rows(which)))
 
     def _rows(self, which: Which) -> np.ndarray:
-        return np.arange(len(self))[which] if isinstance(which, slice) else which
+        return np.arange(*which.indices(len(self))) if isinstance(which, slice) else which
 
     def _moved(self, values: Tensor) -> Tensor:
         return self.pinned(values).to(self.device, non_blocking=True)

@@ -18,7 +18,7 @@ from ..rundir import checkpoint
 from ..rundir.columns import ALL_PHASES, PARTS
 from ..rundir.metrics import Clock
 from ..settings import Config
-from ..support.errors import DivergedError, UserError
+from ..support.errors import DivergedError, UserError, some
 from ..support.signals import stop_requested
 from .aggregate import Aggregation
 from .costs import RankMemory
@@ -199,8 +199,7 @@ def _explain(clients: list[int], on_nonfinite: str) -> str:
     """What was not finite, and what to do."""
     if not clients:
         return "the server's step gave parameters that are not finite: lower --server-lr or --lr"
-    names = ", ".join(map(str, clients[:10])) + (f" and {len(clients) - 10} more" if len(clients) > 10 else "")
-    which = f"the result of client{'s' * (len(clients) > 1)} {names} is not finite"
+    which = f"the result of client{'s' * (len(clients) > 1)} {some(map(str, clients), most=10)} is not finite"
     if on_nonfinite == "skip":
         return f"{which}, and no client's was for {MAX_EMPTY_ROUNDS} rounds: lower --lr, or set --clip"
     return f"{which}: lower --lr, set --clip, or leave such clients out with --on-nonfinite skip"

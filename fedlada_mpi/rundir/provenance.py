@@ -57,7 +57,7 @@ def cpu_model() -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
-def nodes(ranks: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Any]]:
+def nodes(ranks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """By host name: the number of ranks, the CPU, and how many ranks use each device."""
     found: dict[str, dict[str, Any]] = {}
     for rank in ranks:

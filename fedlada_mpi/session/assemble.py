@@ -40,7 +40,7 @@ from ..rundir.sinks import check_installed
 from ..settings import Config
 from ..support.errors import UserError
 from ..tasks import Scores, Task
-from ..tasks.client_loss import ClientLoss
+from ..tasks.client_loss import COUNTED, ClientLoss
 from ..tasks.dry_run import dry_run
 from ..tasks.own import objective_of
 from .loading import Loading
@@ -80,8 +80,8 @@ class Session:
         self.about = self.manifest.about()
         self.task = world.collectively(self._task)
         world.collectively(self._verify)
-        about = (self.manifest, self.task, self.device, self.dtype, config.data_on)
-        self.loading = Loading.on_rank(world, *about)
+        about = (self.manifest, self.task, self.device, self.dtype)
+        self.loading = Loading(*about, config.data_on, world.node.size)
         data = world.collectively(self._local_data)
         held_out = world.on_root(self.loading.of_nobody) or {}
 
@@ -100,8 +100,7 @@ class Session:
         self.config.columns = self.columns.record()
         self.silo = self._silo(data, held_out)
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
-        here["data"] = " and ".join(sorted(self.loading.places))
-        self.ranks = world.allgather_json(here)
+        self.ranks = world.allgather_json({**here, "data": sorted(self.loading.places)})
 
     @property
     def clients(self) -> Clients:
@@ -139,10 +138,13 @@ class Session:
 
     def _counts(self, loss: ClientLoss, examples: Examples) -> Tensor | None:
         """Of every example, where the loss gives sums and counts."""
-        parts = batches([0, len(examples)], BATCH["cpu"])
-        found = (loss.counts(examples.targets(part), self.scores.output_shape) for part in parts)
-        counts = [each for each in found if each is not None]
-        return torch.cat(counts) if counts else None
+        found = []
+        for part in batches([0, len(examples)], COUNTED):
+            counts = loss.counts(examples.targets(part), self.scores.output_shape)
+            if counts is None:
+                return None
+            found.append(counts)
+        return torch.cat(found) if found else None  # a rank may have no clients
 
     def _task(self) -> Task:
         """What is learned, from data that fits it."""

@@ -135,7 +135,7 @@ class Banner:
 
     def _streamed(self) -> str:
         """Where examples come from that are not on the device."""
-        places = {place for rank in self.session.ranks for place in rank["data"].split(" and ")}
+        places = {place for rank in self.session.ranks for place in rank["data"]}
         named = {"host": "the host's memory", "disk": "the files"}
         streamed = [words for place, words in named.items() if place in places]
         return f"; examples are streamed from {' and '.join(streamed)}" if streamed else ""

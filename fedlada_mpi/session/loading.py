@@ -19,7 +19,6 @@ from ..data.rows import Inputs, joined_inputs, take
 from ..data.shards import Shard, map_clients, padded_inputs, read_clients, read_test
 from ..models.form import Stored as Tensors
 from ..models.form import as_stored
-from ..mpi import World
 from ..rounds.batches import LocalData, Normalise, Normaliser, on_device, tensor_of
 from ..rounds.examples import Examples, Resident, Streamed
 from ..support.errors import UserError
@@ -42,12 +41,6 @@ class Loading:
     on: str = "auto"
     ranks_on_node: int = 1
     places: set[str] = field(default_factory=set)  # where data has been put
-
-    @classmethod
-    def on_rank(
-        cls, world: World, manifest: Manifest, task: Task, device: torch.device, dtype: torch.dtype, on: str
-    ) -> Loading:
-        return cls(manifest, task, device, dtype, on, world.node.size)
 
     def of_clients(self, clients: Sequence[int] | np.ndarray) -> LocalData:
         """The clients' examples, with those that they have to test on; the files have been checked."""

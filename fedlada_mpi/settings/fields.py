@@ -137,8 +137,8 @@ class Config:
     )
     model: str = _method(
         "cnn",
-        "resnet18, lenet, lenet3, cnn, torchvision:NAME, hf:FOLDER (transformers' format), or your own as "
-        "package.module:function or file.py:function",
+        "resnet18, lenet, lenet3, cnn, vit_tiny; of arrays linear, mlp, fcn, causal_cnn, gpt, lstm; torchvision:NAME, "
+        "hf:FOLDER (transformers' format), or your own as package.module:function or file.py:function",
     )
     norm: str = _method(
         "", "exchange BatchNorm by group:N, layer, instance or none (torchvision:NAME: group:2 unless given)"

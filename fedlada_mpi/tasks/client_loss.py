@@ -10,7 +10,7 @@ from torch.func import vmap
 from .base import Loss, Task
 from .next_token import NextToken
 
-COUNTED = 64  # examples at once
+COUNTED = 64  # examples at once, as outputs may be large
 
 
 def wide(outputs: Tensor) -> Tensor:
@@ -71,15 +71,10 @@ class ClientLoss:
 
     def counts(self, targets: Tensor, output_shape: tuple[int, ...]) -> Tensor | None:
         """Of a loss that gives sums and counts, the counts [N]; they do not depend on the outputs."""
-        if self.task.batch_loss is not None or not len(targets):  # a rank may have no clients
+        if self.task.batch_loss is not None or not len(targets):
             return None
-        found = []
-        for part in targets.split(COUNTED):
-            loss = self.task.loss(torch.zeros(len(part), *output_shape, device=part.device), part)
-            if not isinstance(loss, tuple):
-                return None
-            found.append(loss[1].double())
-        return torch.cat(found)
+        loss = self.task.loss(torch.zeros(len(targets), *output_shape, device=targets.device), targets)
+        return loss[1].double() if isinstance(loss, tuple) else None
 
     def targets_like(self, *lead: int) -> Tensor:
         """Zeros of the form of targets, [*lead, ...]."""
