@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .attention_kernels import attention, takes_attention
 from .channel_kernels import bias_activation, bias_activation_backward, scale
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .norm_kernels import group_norm, group_norm_backward
@@ -21,6 +22,7 @@ from .sum_kernels import column_sums
 from .triton_support import TILE, Window, available, check, jit, power, tl, triton, vector
 
 __all__ = [
+    "attention",
     "available",
     "bias_activation",
     "bias_activation_backward",
@@ -36,6 +38,7 @@ __all__ = [
     "im2col",
     "max_pool",
     "scale",
+    "takes_attention",
 ]
 
 

@@ -1,8 +1,9 @@
 """Scaled dot-product attention of all clients at once, clients folded into the batch.
 
 This is the one place that says how attention is computed. On a CPU it is torch's own function, whose kernels give the
-same bits every time. On a GPU it is products and a softmax: torch's fused kernels add up gradients in no fixed order.
-With dropout it is written out too, as what is dropped comes from the draws of the step.
+same bits every time. On a GPU it is a kernel of this package, as torch's fused ones add up gradients in no fixed order.
+What that does not take, such as a mask, is products and a softmax there. With dropout it is written out everywhere, as
+what is dropped comes from the draws of the step.
 """
 
 from __future__ import annotations
@@ -27,10 +28,13 @@ def attention(
     q, k, v = (x.expand(p.count, *x.shape[1:]).flatten(0, 1) for x in (query, key, value))
     if enable_gqa:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
+    scale = 1 / sqrt(q.shape[-1]) if scale is None else scale
+    if dropout_p == 0 and mask is None and p.kernels and p.kernels.takes_attention(q, k, v):
+        return p.kernels.attention(q, k, v, is_causal, scale).unflatten(0, shape)
     if dropout_p == 0 and not p.on_gpu:
         out = F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale)
         return out.unflatten(0, shape)
-    scores = torch.matmul(q * (1 / sqrt(q.shape[-1]) if scale is None else scale), k.mT)
+    scores = torch.matmul(q * scale, k.mT)
     seen = mask if mask is not None and mask.dtype == torch.bool else None
     if is_causal:
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()

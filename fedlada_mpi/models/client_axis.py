@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import pieces
 from .resample import repeatable
 from .written_out import added_mask, mask_of_heads
 
@@ -126,15 +127,15 @@ def movedim(x: Tensor, source: Any, destination: Any) -> Tensor:
 
 
 def unbind(x: Tensor, dim: int = 0) -> Any:
-    return x.unbind(shifted(dim))
+    return pieces.unbind(x, shifted(dim))
 
 
 def chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
-    return x.chunk(chunks, shifted(dim))
+    return pieces.chunk(x, chunks, shifted(dim))
 
 
 def split(x: Tensor, split_size_or_sections: Any = None, dim: int = 0, split_size: Any = None) -> Any:
-    return x.split(split_size_or_sections if split_size is None else split_size, shifted(dim))
+    return pieces.split(x, split_size_or_sections if split_size is None else split_size, shifted(dim))
 
 
 def select(x: Tensor, dim: int, index: int) -> Tensor:

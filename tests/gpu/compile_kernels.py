@@ -54,6 +54,7 @@ def main() -> None:
     bench.create_engine = lambda network, config, device, loss: StackedEngine(network, layer_kernels)
     layers.use_library = lambda x, window, groups=1: False  # as on a GPU
     cases = [("cifar10", "bf16", "fedlada", "resnet18"), ("cifar10", "fp32", "fedavg", "model_zoo:ConvNeXt")]
+    cases += [("cifar10", "bf16", "fedavg", "vit_tiny")]
     cases += [("digits", "fp32", name, "cnn") for name in algorithms.names()]
     for dataset, precision, method, model in cases:
         settings = {"dataset": dataset, "precision": precision, "algorithm": method, "model": model, "batch_size": 2}

@@ -1,0 +1,224 @@
+"""Scaled dot-product attention with scores that are never in memory; forward and backward in one launch each.
+
+Every program adds up its own part of a gradient in a fixed order: one has a block of keys and goes over all queries,
+another has a block of queries and goes over all keys. So scores are computed twice, and no sum needs atomics, whose
+order is another one every time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .triton_support import jit, power, tl, triton
+
+WIDEST = 128  # a head; the blocks of wider ones do not fit into the registers
+LOG2_E: Any = 1.4426950408889634 if tl is None else tl.constexpr(1.4426950408889634)
+
+
+@jit
+def _load(x, row, lane, stride, rows, WIDTH: tl.constexpr):
+    mask = (row < rows)[:, None] & (lane < WIDTH)[None, :]
+    return tl.load(x + row[:, None] * stride + lane[None, :], mask=mask, other=0.0)
+
+
+@jit
+def _store(x, value, row, lane, stride, rows, WIDTH: tl.constexpr):
+    mask = (row < rows)[:, None] & (lane < WIDTH)[None, :]
+    tl.store(x + row[:, None] * stride + lane[None, :], value.to(x.dtype.element_ty), mask=mask)
+
+
+@jit
+def _scores(q, k, scale, row, column, keys, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
+    """To the base 2; what a query does not see is -inf."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    seen = (column < keys)[None, :]
+    if CAUSAL:
+        seen = seen & (row[:, None] >= column[None, :])
+    return tl.where(seen, scores, float("-inf"))
+
+
+@jit(do_not_specialize=["queries", "keys"])
+def _attention(
+    q, k, v, out, logs, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
+    queries, keys, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    batch, head = (tl.program_id(1) // HEADS).to(tl.int64), tl.program_id(1) % HEADS
+    row, lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, LANES)
+    k += batch * k_batch + head * k_head
+    v += batch * v_batch + head * v_head
+    query = _load(q + batch * q_batch + head * q_head, row, lane, q_row, queries, WIDTH)
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, LANES], tl.float32)
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(keys, (tl.program_id(0) + 1) * ROWS)
+    for begin in range(0, end, COLUMNS):
+        column = begin + tl.arange(0, COLUMNS)
+        scores = _scores(
+            query, _load(k, column, lane, k_row, keys, WIDTH), scale * LOG2_E, row, column, keys, CAUSAL, PRECISION
+        )
+        now = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2(scores - now[:, None])
+        smaller = tl.exp2(largest - now)
+        total = total * smaller + tl.sum(weights, 1)
+        value = _load(v, column, lane, v_row, keys, WIDTH)
+        sums = sums * smaller[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
+        largest = now
+    _store(out + batch * o_batch + head * o_head, sums / total[:, None], row, lane, o_row, queries, WIDTH)
+    tl.store(logs + tl.program_id(1).to(tl.int64) * queries + row, largest + tl.log2(total), mask=row < queries)
+
+
+@jit
+def _weights_and_gradient(
+    query, key, value, dout, out, log, scale, row, column, keys, CAUSAL: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Of a block: the weights of the values, and the gradient of the scores."""
+    weights = tl.exp2(_scores(query, key, scale * LOG2_E, row, column, keys, CAUSAL, PRECISION) - log[:, None])
+    common = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+    return weights, weights * (tl.dot(dout, tl.trans(value), input_precision=PRECISION) - common[:, None]) * scale
+
+
+@jit(do_not_specialize=["queries", "keys"])
+def _attention_backward(
+    dout, q, k, v, out, logs, dq, dk, dv, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
+    o_batch, o_head, o_row, d_batch, d_head, d_row, dq_batch, dq_head, dq_row, dk_batch, dk_head, dk_row, dv_batch,
+    dv_head, dv_row, queries, keys, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    batch, head = (tl.program_id(1) // HEADS).to(tl.int64), tl.program_id(1) % HEADS
+    lane = tl.arange(0, LANES)
+    q += batch * q_batch + head * q_head
+    k += batch * k_batch + head * k_head
+    v += batch * v_batch + head * v_head
+    out += batch * o_batch + head * o_head
+    dout += batch * d_batch + head * d_head
+    logs += tl.program_id(1).to(tl.int64) * queries
+    blocks = (keys + COLUMNS - 1) // COLUMNS
+    block = tl.program_id(0)
+    if block < blocks:
+        column = block * COLUMNS + tl.arange(0, COLUMNS)
+        key = _load(k, column, lane, k_row, keys, WIDTH)
+        value = _load(v, column, lane, v_row, keys, WIDTH)
+        key_sums = tl.zeros([COLUMNS, LANES], tl.float32)
+        value_sums = tl.zeros([COLUMNS, LANES], tl.float32)
+        first = 0
+        if CAUSAL:
+            first = block * COLUMNS // ROWS * ROWS
+        for begin in range(first, queries, ROWS):
+            row = begin + tl.arange(0, ROWS)
+            query = _load(q, row, lane, q_row, queries, WIDTH)
+            do = _load(dout, row, lane, d_row, queries, WIDTH)
+            given = _load(out, row, lane, o_row, queries, WIDTH)
+            log = tl.load(logs + row, mask=row < queries, other=0.0)
+            weights, dscores = _weights_and_gradient(
+                query, key, value, do, given, log, scale, row, column, keys, CAUSAL, PRECISION
+            )
+            value_sums += tl.dot(tl.trans(weights.to(do.dtype)), do, input_precision=PRECISION)
+            key_sums += tl.dot(tl.trans(dscores.to(query.dtype)), query, input_precision=PRECISION)
+        _store(dk + batch * dk_batch + head * dk_head, key_sums, column, lane, dk_row, keys, WIDTH)
+        _store(dv + batch * dv_batch + head * dv_head, value_sums, column, lane, dv_row, keys, WIDTH)
+    else:
+        row = (block - blocks) * ROWS + tl.arange(0, ROWS)
+        query = _load(q, row, lane, q_row, queries, WIDTH)
+        do = _load(dout, row, lane, d_row, queries, WIDTH)
+        given = _load(out, row, lane, o_row, queries, WIDTH)
+        log = tl.load(logs + row, mask=row < queries, other=0.0)
+        sums = tl.zeros([ROWS, LANES], tl.float32)
+        end = keys
+        if CAUSAL:
+            end = tl.minimum(keys, (block - blocks + 1) * ROWS)
+        for begin in range(0, end, COLUMNS):
+            column = begin + tl.arange(0, COLUMNS)
+            key = _load(k, column, lane, k_row, keys, WIDTH)
+            value = _load(v, column, lane, v_row, keys, WIDTH)
+            _, dscores = _weights_and_gradient(
+                query, key, value, do, given, log, scale, row, column, keys, CAUSAL, PRECISION
+            )
+            sums += tl.dot(dscores.to(key.dtype), key, input_precision=PRECISION)
+        _store(dq + batch * dq_batch + head * dq_head, sums, row, lane, dq_row, queries, WIDTH)
+
+
+def _geometry(q: Tensor, k: Tensor, causal: bool, block: int) -> dict[str, Any]:
+    """Queries, keys and channels of a block, and what else is known at compile time."""
+    rows, columns = (min(max(power(x.shape[2]), 16), block) for x in (q, k))
+    lanes = max(power(q.shape[3]), 16)
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    sizes = {"HEADS": q.shape[1], "WIDTH": q.shape[3], "CAUSAL": causal, "PRECISION": precision}
+    return {
+        **sizes,
+        "ROWS": rows,
+        "COLUMNS": columns,
+        "LANES": lanes,
+        "num_warps": 4 if max(rows, columns) < 128 else 8,
+    }
+
+
+def _strides(*tensors: Tensor) -> list[int]:
+    return [stride for tensor in tensors for stride in tensor.stride()[:3]]
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+        q, k, v = map(_in_rows, (q, k, v))
+        batch, heads, queries, _ = q.shape
+        # Tokens before heads, as the product that follows reads them.
+        out = q.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
+        logs = torch.empty(batch * heads, queries, dtype=torch.float32, device=q.device)
+        shape = _geometry(q, k, causal, 64)
+        _attention[(triton.cdiv(queries, shape["ROWS"]), batch * heads)](
+            q, k, v, out, logs, *_strides(q, k, v, out), queries, k.shape[2], scale, **shape
+        )
+        ctx.save_for_backward(q, k, v, out, logs)
+        ctx.settings = causal, scale
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, logs = ctx.saved_tensors
+        causal, scale = ctx.settings
+        dout, (batch, heads, queries, _), keys = _in_rows(dout), q.shape, k.shape[2]
+        dq, dk, dv = _like_pieces(q, k, v)
+        shape = _geometry(q, k, causal, 64)
+        blocks = triton.cdiv(keys, shape["COLUMNS"]) + triton.cdiv(queries, shape["ROWS"])
+        _attention_backward[(blocks, batch * heads)](
+            dout, q, k, v, out, logs, dq, dk, dv, *_strides(q, k, v, out, dout, dq, dk, dv), queries, keys, scale,
+            **shape,
+        )  # fmt: skip
+        return dq, dk, dv, None, None
+
+
+def _like_pieces(*pieces: Tensor) -> list[Tensor]:
+    """New tensors that lie to each other as these do, where these are the whole of one dense tensor."""
+    first = min(piece.storage_offset() for piece in pieces)
+    same = all(piece.untyped_storage().data_ptr() == pieces[0].untyped_storage().data_ptr() for piece in pieces)
+    size = sum(piece.numel() for piece in pieces)
+    ends = (sum((n - 1) * s for n, s in zip(p.shape, p.stride(), strict=True)) + p.storage_offset() for p in pieces)
+    if not same or max(ends) + 1 - first != size:
+        return [torch.empty_like(piece) for piece in pieces]
+    whole = pieces[0].new_empty(size)
+    return [whole.as_strided(p.shape, p.stride(), p.storage_offset() - first) for p in pieces]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
+    """Of [N, heads, tokens, width]; a causal query sees the keys up to its own place."""
+    out: Tensor = _Attention.apply(q, k, v, causal, scale)
+    return out
+
+
+def takes_attention(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernels compute attention of such tensors."""
+    narrow = q.shape[-1] == v.shape[-1] <= WIDEST
+    known = (torch.float32, torch.bfloat16, torch.float16)
+    return narrow and q.dim() == 4 and q.dtype in known and q.dtype == k.dtype == v.dtype
