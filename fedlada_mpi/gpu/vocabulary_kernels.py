@@ -13,10 +13,14 @@ WARPS = 16  # few programs on a multiprocessor, so that their logits are still i
 
 
 @jit
-def _some(logits, bias, begin, WORDS: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
+def _some(
+    logits, bias, begin, WORDS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
     """A tile of a token's logits, -inf behind the last, and their places."""
     at = begin + tl.arange(0, ROWS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    value = tl.load(logits + at, mask=at < WORDS, other=float("-inf")).to(tl.float32)
+    # Up to the width, which is even: loads are 16 bytes wide.
+    value = tl.load(logits + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+    value = tl.where(at < WORDS, value, float("-inf"))
     if bias is not None:
         value += tl.load(bias + at, mask=at < WORDS, other=0.0).to(tl.float32)
     return value, at
@@ -38,7 +42,7 @@ def _token_cross_entropy(
     highest = tl.full([1, LANES], LOWEST, tl.float32)
     sums = tl.zeros([1, LANES], tl.float32)
     for begin in range(0, WORDS, ROWS * LANES):
-        value, _ = _some(logits, bias, begin, WORDS, ROWS, LANES)
+        value, _ = _some(logits, bias, begin, WORDS, WIDTH, ROWS, LANES)
         before = highest
         highest = tl.maximum(before, tl.max(value, 0, keep_dims=True))
         sums = sums * tl.exp(before - highest) + tl.sum(tl.exp(value - highest), 0, keep_dims=True)
@@ -48,7 +52,7 @@ def _token_cross_entropy(
     tl.store(losses + token, share * (tl.log(total) + (peak - right)))
     factor = share / total
     for begin in range(0, WIDTH, ROWS * LANES):
-        value, at = _some(logits, bias, begin, WORDS, ROWS, LANES)
+        value, at = _some(logits, bias, begin, WORDS, WIDTH, ROWS, LANES)
         gradient = tl.exp(value - peak) * factor - tl.where(at == label, share, 0.0)
         tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < WIDTH)
 

@@ -6,15 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from kernel_checks import DEVICE, agree, kernels_run, random
-from sequence_zoo import GPT, LENGTH, TEXT, TOKENS
 
-from fedlada_mpi import models
 from fedlada_mpi.gpu import layer_kernels
 from fedlada_mpi.models import vocabulary
-from fedlada_mpi.rounds.gradients import StackedEngine
-from fedlada_mpi.support.user_code import Given
-from fedlada_mpi.tasks.client_loss import ClientLoss
-from fedlada_mpi.tasks.next_token import NextToken
 
 TYPES = (torch.float32, torch.bfloat16)
 
@@ -42,41 +36,24 @@ def test_cross_entropy_of_tokens(words, width, biased, dtype):
     assert torch.equal(copy, logits)
 
 
-def head(kind: str) -> GPT:
-    torch.manual_seed(0)
-    module = GPT()
-    if kind != "tied":
-        module.lm_head = torch.nn.Linear(8, TOKENS).requires_grad_(kind == "own")
-    if kind == "frozen table":
-        module.lm_head.bias.requires_grad_()
-    return module
-
-
 @kernels_run
-@pytest.mark.parametrize("kind", ["tied", "own", "frozen", "frozen table"])
-def test_a_last_layer_as_plain_code_has_it(monkeypatch, kind):
-    clients, examples = 3, 4
-    monkeypatch.setattr(vocabulary, "LARGE", TOKENS)
-    monkeypatch.setattr(vocabulary, "KERNEL_BLOCK_BYTES", 64 * 4 * clients * 7)  # several blocks
-    network = models.build(Given(head(kind)), (LENGTH, TOKENS), TEXT)
-    assert network.forward.training.head is not None
-    inputs, targets = (torch.randint(0, TOKENS, (clients, examples, LENGTH), device=DEVICE) for _ in range(2))
-    targets[0, :2, 3:] = -1
-    weight = torch.full((clients, examples), 1 / 3, device=DEVICE)
-    weight[:, -1] = 0
-    values = (network.initial() + 0.1 * torch.randn(clients, network.layout.size)).to(DEVICE)
+@pytest.mark.parametrize("trained", ["", "table", "bias", "table and bias"])
+def test_a_last_layer_as_plain_code_has_it(monkeypatch, trained):
+    clients, words, tables = 3, 11, vocabulary.PaddedTables()
+    monkeypatch.setattr(vocabulary, "KERNEL_BLOCK_BYTES", 64 * 4 * 7)  # several blocks
+    hidden = random(clients, 2, 5, 4)
+    table, bias = random(clients if "table" in trained else 1, words, 4), random(clients if trained else 1, words)
+    targets = torch.randint(0, words, (clients, 2, 5), device=DEVICE)
+    weight = torch.rand(clients, 2, 5, device=DEVICE) * (torch.arange(5, device=DEVICE) < 4)
     found = []
     for kernels in (None, layer_kernels, layer_kernels):
-        engine = StackedEngine(network, kernels, DEVICE, ClientLoss(NextToken(TEXT)))
-        grads, keys = torch.full_like(values, 7.0), torch.arange(clients, device=DEVICE)
-        for _ in range(2):  # the second time with the padded table of the first
-            losses = engine.gradients(values, grads, inputs, targets, weight, keys)
-        found.append((losses, grads))
-    (expected, expected_grads), (losses, grads), again = found
-    agree(losses, expected)
-    assert (grads - expected_grads).norm() < 1e-5 * expected_grads.norm()
-    assert torch.equal(again[0], losses)
-    assert torch.equal(again[1], grads)
+        wanted = (True, "table" in trained, "bias" in trained)
+        leaves = [v.clone().requires_grad_(w) for v, w in zip((hidden, table, bias), wanted, strict=True)]
+        losses = vocabulary.backward(*leaves, targets, weight, kernels, tables)
+        found.append((losses, *(leaf.grad for leaf in leaves if leaf.requires_grad)))
+    for expected, mine, again in zip(*found, strict=True):
+        agree(mine, expected)
+        assert torch.equal(mine, again)
 
 
 def test_a_frozen_table_is_padded_once():
