@@ -20,6 +20,7 @@ from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_we
 from .norm_kernels import group_norm, group_norm_backward
 from .sum_kernels import column_sums
 from .triton_support import TILE, Window, available, check, jit, power, tl, triton, vector
+from .vocabulary_kernels import token_cross_entropy
 
 __all__ = [
     "attention",
@@ -39,6 +40,7 @@ __all__ = [
     "max_pool",
     "scale",
     "takes_attention",
+    "token_cross_entropy",
 ]
 
 

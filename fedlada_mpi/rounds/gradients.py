@@ -147,6 +147,7 @@ class StackedEngine(Engine):
         self.network, self.forward, self.kernels = network, network.forward, kernels
         self.description = "stacked" if kernels is None else "stacked, compiled kernels"
         self.side_stream = SideStream(device)
+        self.tables = vocabulary.PaddedTables()
         self.unused = [e for e in network.layout.entries if e.name not in network.forward.used]
         self._constants: dict[torch.dtype, dict[str, Tensor]] = {}
         self._stacks: dict[tuple[int, int, int], Stack] = {}
@@ -166,7 +167,8 @@ class StackedEngine(Engine):
         tokens = None if program.head is None else self.loss.token_weights(targets, weight)
         with torch.enable_grad():
             if tokens is not None:
-                losses = vocabulary.backward(*program.before_head(stack, inputs), targets, tokens)
+                layer = program.before_head(stack, inputs)
+                losses = vocabulary.backward(*layer, targets, tokens, self.kernels, self.tables)
                 self.side_stream.join()
                 return losses
             outputs = self.forward(stack, inputs)
