@@ -18,6 +18,7 @@ from .attention_kernels import attention, takes_attention
 from .channel_kernels import bias_activation, bias_activation_backward, scale
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .norm_kernels import group_norm, group_norm_backward
+from .recurrent_kernels import gru, gru_backward, lstm, lstm_backward
 from .sum_kernels import column_sums
 from .triton_support import TILE, Window, available, check, jit, power, tl, triton, vector
 from .vocabulary_kernels import token_cross_entropy
@@ -36,7 +37,11 @@ __all__ = [
     "gather",
     "group_norm",
     "group_norm_backward",
+    "gru",
+    "gru_backward",
     "im2col",
+    "lstm",
+    "lstm_backward",
     "max_pool",
     "scale",
     "takes_attention",

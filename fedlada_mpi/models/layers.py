@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from ..gpu.side_stream import SideStream
 from ..support.randomness import Draws
+from .cells import CellKernels
 from .columns import Window, col2im, im2col
 from .layout import Layout
 
@@ -45,8 +46,8 @@ class LayerSteps(Protocol):
     ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
 
 
-class Kernels(LayerSteps, Protocol):
-    """Compiled kernels: the steps above, and whole operations."""
+class Kernels(LayerSteps, CellKernels, Protocol):
+    """Compiled kernels: the steps above, those of recurrent layers, and whole operations."""
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor: ...
 

@@ -159,7 +159,7 @@ class Operations(General):
                     return F.dropout(value, dropout) if dropout else value
 
             parameters, inputs, initial = filled(places, held)
-            return recurrent(layer, parameters, inputs, initial, drop, p.on_gpu)
+            return recurrent(layer, parameters, inputs, initial, drop, p.on_gpu, p.kernels)
 
         return self.results(node, run, reads)
 
