@@ -116,8 +116,9 @@ def _cotangent(dout, x, out, mean, rstd, at, mask, ACTIVATION: tl.constexpr):
     if out is not None:
         after = tl.load(out + at, mask=mask, other=0.0)
         if ACTIVATION == "relu6":
-            dy = tl.where(after < 6, dy, 0.0)
-        dy = tl.where(after > 0, dy, 0.0)
+            dy = tl.where((after > 0) & (after < 6), dy, 0.0)
+        else:
+            dy = tl.where(after > 0, dy, 0.0)
     normal = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean) * rstd
     return dy, normal
 
