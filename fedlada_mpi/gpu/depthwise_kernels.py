@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 from torch import Tensor
 
@@ -97,6 +99,32 @@ def _weight_gradient(
     tl.store(partial + tap * CHANNELS + channel, total, mask=known)
 
 
+@jit(do_not_specialize=["pixels", "chunks"])
+def _few_taps_gradient(
+    x, dout, partial, pixels, chunks, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr, OUT_H: tl.constexpr,
+    OUT_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr, KERNEL_H: tl.constexpr,
+    KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """As ``_weight_gradient`` for small kernels: all pixels at once, one tap after another."""
+    client, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    channel = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
+    pixel = chunk * PIXELS + tl.arange(0, PIXELS)[:, None]
+    inside = (pixel < pixels) & (channel < CHANNELS)
+    image, place = pixel // (OUT_H * OUT_W), pixel % (OUT_H * OUT_W)
+    top, left = place // OUT_W * STRIDE - TOP, place % OUT_W * STRIDE - LEFT
+    x += client * (pixels // (OUT_H * OUT_W)) * (H * W * CHANNELS)
+    dout += client * pixels * CHANNELS
+    partial += (client * chunks + chunk) * (KERNEL_H * KERNEL_W * CHANNELS)
+    gradient = tl.load(dout + pixel * CHANNELS + channel, mask=inside, other=0.0).to(tl.float32)
+    for i in range(KERNEL_H):
+        for j in tl.static_range(KERNEL_W):
+            h, w = top + i, left + j
+            valid = inside & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+            value = tl.load(x + ((image * H + h) * W + w) * CHANNELS + channel, mask=valid, other=0.0).to(tl.float32)
+            total = tl.sum(value * gradient, 0, keep_dims=True)
+            tl.store(partial + (i * KERNEL_W + j) * CHANNELS + channel, total, mask=channel < CHANNELS)
+
+
 def _geometry(shape: torch.Size, window: Window) -> tuple[int, ...]:
     """What is a constant to kernels: the shape of maps [C, N, rows, columns, channels] and the window over them."""
     return *shape[2:], *window.out, *window.padding, window.stride[0], *window.kernel
@@ -139,7 +167,8 @@ def depthwise_input_gradient(dout: Tensor, weight: Tensor, window: Window, shape
     return dx
 
 
-PIXELS = 64  # of a program that sums weight gradients
+FEW_TAPS = 9
+PIXELS = 64  # of a program that sums weight gradients of many taps
 UNROLLED = 4  # of them at a time, so that loads overlap
 
 
@@ -147,11 +176,21 @@ def depthwise_weight_gradient(grad: Tensor, x: Tensor, dout: Tensor, window: Win
     """Into ``grad`` [C, taps or more, channels]."""
     count, n, *_, channels = x.shape
     taps, pixels = window.kernel[0] * window.kernel[1], n * window.out[0] * window.out[1]
-    chunks = triton.cdiv(pixels, PIXELS)
     check("depthwise convolution", x, dout)
+    few = taps <= FEW_TAPS
+    if few:
+        lanes = gcd(channels, 64)
+        lanes = lanes if lanes >= 16 else min(power(channels), 64)
+        at_once = TILE // lanes
+    else:
+        lanes = min(power(channels), max(2 * TILE // (x.element_size() * power(taps)), 16))
+        at_once = PIXELS
+    chunks = triton.cdiv(pixels, at_once)
     partial = torch.empty(count, chunks, taps, channels, dtype=torch.float32, device=x.device)
-    lanes = min(power(channels), max(2 * TILE // (x.element_size() * power(taps)), 16))
-    _weight_gradient[(triton.cdiv(channels, lanes), chunks, count)](
-        x, dout, partial, pixels, chunks, *_geometry(x.shape, window), PIXELS, power(taps), lanes, UNROLLED
-    )
+    grid = (triton.cdiv(channels, lanes), chunks, count)
+    arguments = (x, dout, partial, pixels, chunks, *_geometry(x.shape, window), at_once)
+    if few:
+        _few_taps_gradient[grid](*arguments, lanes, num_warps=x.element_size())
+    else:
+        _weight_gradient[grid](*arguments, power(taps), lanes, UNROLLED)
     column_sums(grad.view(count, -1)[:, : taps * channels], partial.view(count, chunks, taps * channels))

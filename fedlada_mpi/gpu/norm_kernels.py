@@ -1,4 +1,4 @@
-"""GroupNorm with the residual and the ReLU that follow it: forward in one launch, backward in two."""
+"""GroupNorm with the residual and the ReLU or ReLU6 that follow it: forward in one launch, backward in two."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .channel_kernels import activated
 from .side_stream import SideStream
 from .triton_support import TILE, check, jit, power, tl, triton
 
 IN_REGISTERS = 16384  # elements of a group that stay there between its statistics and its output
+ROW_TILES = 8  # of LayerNorm's rows that a program takes
 SUMMANDS = 64  # partial sums added at a time
 
 
@@ -21,19 +23,19 @@ def _group_sum(value):
 
 
 @jit
-def _normalise(value, mean, rstd, gamma, beta, residual, out, at, mask, RELU: tl.constexpr):
+def _normalise(value, mean, rstd, gamma, beta, residual, out, at, mask, ACTIVATION: tl.constexpr):
     value = (value - mean) * rstd * gamma + beta
     if residual is not None:
         value += tl.load(residual + at, mask=mask, other=0.0)
-    if RELU:
-        value = tl.where(value > 0, value, tl.where(value != value, value, 0.0))
+    if ACTIVATION:
+        value = activated(value, ACTIVATION)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=mask)
 
 
 @jit(do_not_specialize=["images"])
 def _group_norm(
     x, gamma, beta, residual, out, mean, rstd, images, stride, eps, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr, RELU: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
     first = tl.program_id(0) // GROUPS * IMAGES
@@ -57,7 +59,7 @@ def _group_norm(
         average = _group_sum(value) / COUNT
         centred = tl.where(mask, value - average, 0.0)
         inverse = tl.rsqrt(_group_sum(centred * centred) / COUNT + eps)
-        _normalise(value, average, inverse, scale, shift, residual, out, at, mask, RELU)
+        _normalise(value, average, inverse, scale, shift, residual, out, at, mask, ACTIVATION)
     else:
         average = tl.zeros([IMAGES, 1, 1], tl.float32)
         squares = tl.zeros([IMAGES, 1, 1], tl.float32)
@@ -76,7 +78,7 @@ def _group_norm(
         for begin in range(0, SIZE, ROWS):
             mask = known & (row < SIZE - begin)
             value = tl.load(x + at + begin * CHANNELS, mask=mask, other=0.0).to(tl.float32)
-            _normalise(value, average, inverse, scale, shift, residual, out, at + begin * CHANNELS, mask, RELU)
+            _normalise(value, average, inverse, scale, shift, residual, out, at + begin * CHANNELS, mask, ACTIVATION)
     statistic = (client * images + first + image) * GROUPS + group
     tl.store(mean + statistic, average, mask=first + image < images)
     tl.store(rstd + statistic, inverse, mask=first + image < images)
@@ -92,7 +94,7 @@ def _group_tile(size: int, lanes: int, elements: int, of_a_warp: int) -> tuple[i
 
 
 def group_norm(
-    x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, relu: bool, eps: float = 1e-5
+    x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, activation: str, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
     count, n, *size, channels = x.shape
     x = x.contiguous()
@@ -103,16 +105,20 @@ def group_norm(
     images, rows, lanes, warps = _group_tile(prod(size), channels // groups, TILE, 1024)
     _group_norm[(triton.cdiv(n, images) * groups, count)](
         x, gamma, beta, None if residual is None else residual.contiguous(), out, mean, rstd, n, gamma.stride(0), eps,
-        prod(size), channels, groups, relu, images, rows, lanes, num_warps=warps,
+        prod(size), channels, groups, activation, images, rows, lanes, num_warps=warps,
     )  # fmt: skip
     return out, mean, rstd
 
 
 @jit
-def _cotangent(dout, x, out, mean, rstd, at, mask):
+def _cotangent(dout, x, out, mean, rstd, at, mask, ACTIVATION: tl.constexpr):
     dy = tl.load(dout + at, mask=mask, other=0.0).to(tl.float32)
     if out is not None:
-        dy = tl.where(tl.load(out + at, mask=mask, other=0.0) > 0, dy, 0.0)
+        after = tl.load(out + at, mask=mask, other=0.0)
+        if ACTIVATION == "relu6":
+            dy = tl.where((after > 0) & (after < 6), dy, 0.0)
+        else:
+            dy = tl.where(after > 0, dy, 0.0)
     normal = (tl.load(x + at, mask=mask, other=0.0).to(tl.float32) - mean) * rstd
     return dy, normal
 
@@ -127,7 +133,7 @@ def _gradient(dy, normal, scale, rstd, a, b, dx, dresidual, at, mask):
 @jit(do_not_specialize=["images"])
 def _group_norm_backward(
     dout, x, gamma, mean, rstd, out, dx, dresidual, partial, images, stride, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
     block = tl.program_id(0) // GROUPS
@@ -153,7 +159,7 @@ def _group_norm_backward(
         dresidual += start
     if ROWS >= SIZE:
         mask = known & (row < SIZE)
-        dy, normal = _cotangent(dout, x, out, average, inverse, at, mask)
+        dy, normal = _cotangent(dout, x, out, average, inverse, at, mask, ACTIVATION)
         a = _group_sum(dy * scale) / COUNT
         b = _group_sum(dy * scale * normal) / COUNT
         _gradient(dy, normal, scale, inverse, a, b, dx, dresidual, at, mask)
@@ -164,19 +170,52 @@ def _group_norm_backward(
         dbeta = tl.zeros([1, 1, LANES], tl.float32)
         for begin in range(0, SIZE, ROWS):
             mask = known & (row < SIZE - begin)
-            dy, normal = _cotangent(dout, x, out, average, inverse, at + begin * CHANNELS, mask)
+            dy, normal = _cotangent(dout, x, out, average, inverse, at + begin * CHANNELS, mask, ACTIVATION)
             dgamma += tl.sum(dy * normal, 1, keep_dims=True)
             dbeta += tl.sum(dy, 1, keep_dims=True)
         a = tl.sum(dbeta * scale, 2, keep_dims=True) / COUNT
         b = tl.sum(dgamma * scale, 2, keep_dims=True) / COUNT
         for begin in range(0, SIZE, ROWS):
             mask = known & (row < SIZE - begin)
-            dy, normal = _cotangent(dout, x, out, average, inverse, at + begin * CHANNELS, mask)
+            dy, normal = _cotangent(dout, x, out, average, inverse, at + begin * CHANNELS, mask, ACTIVATION)
             _gradient(dy, normal, scale, inverse, a, b, dx, dresidual, at + begin * CHANNELS, mask)
     blocks = (images + IMAGES - 1) // IMAGES
     partial += (client * blocks + block) * (2 * CHANNELS) + group * (CHANNELS // GROUPS)
     tl.store(partial + lane, dgamma, mask=lane < CHANNELS // GROUPS)
     tl.store(partial + CHANNELS + lane, dbeta, mask=lane < CHANNELS // GROUPS)
+
+
+@jit(do_not_specialize=["images"])
+def _row_norm_backward(
+    dout, x, gamma, mean, rstd, dx, partial, images, stride, CHANNELS: tl.constexpr, TILES: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """For images of one pixel and one group, the rows of LayerNorm: a program adds up the parameters' gradients over
+    many of them, as sums over few would outweigh the activations."""
+    client = tl.program_id(1).to(tl.int64)
+    lane = tl.arange(0, LANES)[None, :]
+    scale = tl.load(gamma + client * stride + lane, mask=lane < CHANNELS, other=0.0).to(tl.float32)
+    dout += client * images * CHANNELS
+    x += client * images * CHANNELS
+    dx += client * images * CHANNELS
+    mean += client * images
+    rstd += client * images
+    dgamma = tl.zeros([ROWS, LANES], tl.float32)
+    dbeta = tl.zeros([ROWS, LANES], tl.float32)
+    for tile in range(tl.program_id(0) * TILES, (tl.program_id(0) + 1) * TILES):
+        row = tile * ROWS + tl.arange(0, ROWS)[:, None]
+        at, mask = row * CHANNELS + lane, (row < images) & (lane < CHANNELS)
+        average = tl.load(mean + row, mask=row < images, other=0.0)
+        inverse = tl.load(rstd + row, mask=row < images, other=0.0)
+        dy, normal = _cotangent(dout, x, None, average, inverse, at, mask, "")
+        a = tl.sum(dy * scale, 1, keep_dims=True) / CHANNELS
+        b = tl.sum(dy * scale * normal, 1, keep_dims=True) / CHANNELS
+        _gradient(dy, normal, scale, inverse, a, b, dx, None, at, mask)
+        dgamma += dy * normal
+        dbeta += dy
+    partial += (client * tl.num_programs(0) + tl.program_id(0)) * (2 * CHANNELS)
+    tl.store(partial + lane, tl.sum(dgamma, 0, keep_dims=True), mask=lane < CHANNELS)
+    tl.store(partial + CHANNELS + lane, tl.sum(dbeta, 0, keep_dims=True), mask=lane < CHANNELS)
 
 
 @jit(do_not_specialize=["blocks"])
@@ -198,21 +237,33 @@ def _add_partials(
 
 def group_norm_backward(
     dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
-    has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
+    activation: str, has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     count, n, *size, channels = x.shape
     x = x.contiguous()
     dx = torch.empty_like(x)
-    # Without a ReLU the residual's gradient is the output's.
+    # Without an activation the residual's gradient is the output's.
     dresidual = torch.empty_like(x) if has_residual and out is not None else None
-    # Its many sums are within a warp where possible: twice as fast as across warps.
-    images, rows, lanes, warps = _group_tile(prod(size), channels // groups, TILE // 2, 2048)
+    of_rows = groups == prod(size) == 1 and not activation and power(channels) <= IN_REGISTERS // 4
+    if of_rows:
+        lanes = power(channels)
+        rows = max(TILE // lanes, 1)
+        images, warps = rows * ROW_TILES, max(lanes // 512, 4)
+    else:
+        # Its many sums are within a warp where possible: twice as fast as across warps.
+        images, rows, lanes, warps = _group_tile(prod(size), channels // groups, TILE // 2, 2048)
     blocks = triton.cdiv(n, images)
     partial = torch.empty(count, blocks, 2, channels, dtype=torch.float32, device=x.device)
-    _group_norm_backward[(blocks * groups, count)](
-        dout, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels, groups,
-        images, rows, lanes, num_warps=warps,
-    )  # fmt: skip
+    if of_rows:
+        _row_norm_backward[(blocks, count)](
+            dout, x, gamma, mean, rstd, dx, partial, n, gamma.stride(0), channels, ROW_TILES, rows, lanes,
+            num_warps=warps,
+        )  # fmt: skip
+    else:
+        _group_norm_backward[(blocks * groups, count)](
+            dout, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels, groups,
+            activation, images, rows, lanes, num_warps=warps,
+        )  # fmt: skip
     if gamma_grad is not None or beta_grad is not None:
         side_stream.submit(lambda: _of_parameters(partial, gamma_grad, beta_grad), partial)
     return dx, (dout if has_residual and out is None else dresidual)

@@ -1,7 +1,7 @@
 """Operations that become part of the step before them.
 
 A product (convolution or linear layer) also applies the activation behind it, and a norm adds a residual and applies a
-ReLU: one step, on a GPU one kernel, does the work of two or three. So a product or norm whose only user can be such an
+ReLU or ReLU6: one step, on a GPU one kernel, does the work of two or three. So a product or norm whose only user can be such an
 operation waits for it; if it does not fit after all, the step is added without it.
 """
 
@@ -31,11 +31,18 @@ def activation_of(node: fx.Node) -> str:
     function = operation(node)
     if function in RELU:
         return "relu"
+    if function is F.relu6 or (function is F.hardtanh and _limits(*node.args, **node.kwargs) == (0, 6)):
+        return "relu6"
     if function is F.silu and len(node.args) == 1:
         return "silu"
     if function is F.gelu and len(node.args) == 1:
         return {"none": "gelu", "tanh": "gelu_tanh"}.get(str(node.kwargs.get("approximate", "none")), "")
     return ""
+
+
+def _limits(x: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> tuple[float, float]:
+    """Of ``F.hardtanh`` with these arguments."""
+    return min_val, max_val
 
 
 @dataclass

@@ -37,12 +37,13 @@ class LayerSteps(Protocol):
     def scale(self, x: Tensor, factor: Tensor) -> Tensor: ...
 
     def group_norm(
-        self, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, relu: bool, eps: float
+        self, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, activation: str, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
     def group_norm_backward(
         self, dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
-        has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
+        activation: str, has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None,
+        side_stream: SideStream,
     ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
 
 
@@ -351,16 +352,16 @@ class _Depthwise(torch.autograd.Function):
 
 
 class _GroupNorm(torch.autograd.Function):
-    """GroupNorm, then the residual if there is one, then ReLU if asked."""
+    """GroupNorm, then the residual if there is one, then one of NORM_ACTIVATIONS if asked."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, gamma: Tensor, gamma_grad: Tensor | None, beta: Tensor,
-        beta_grad: Tensor | None, groups: int, eps: float, residual: Tensor | None, relu: bool, p: Stack,
+        beta_grad: Tensor | None, groups: int, eps: float, residual: Tensor | None, activation: str, p: Stack,
     ) -> Tensor:  # fmt: skip
-        out, mean, rstd = p.steps.group_norm(x, gamma, beta, groups, residual, relu, eps)
-        ctx.save_for_backward(x, gamma, mean, rstd, out if relu else None)
-        ctx.groups, ctx.p, ctx.has_residual, ctx.grads = groups, p, residual is not None, (gamma_grad, beta_grad)
+        out, mean, rstd = p.steps.group_norm(x, gamma, beta, groups, residual, activation, eps)
+        ctx.save_for_backward(x, gamma, mean, rstd, out if activation else None)
+        ctx.form, ctx.p, ctx.grads = (groups, activation, residual is not None), p, (gamma_grad, beta_grad)
         return out
 
     @staticmethod
@@ -368,7 +369,7 @@ class _GroupNorm(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         x, gamma, mean, rstd, out = ctx.saved_tensors
         dx, dresidual = ctx.p.steps.group_norm_backward(
-            dout.contiguous(), x, gamma, mean, rstd, out, ctx.groups, ctx.has_residual, *ctx.grads, ctx.p.side_stream
+            dout.contiguous(), x, gamma, mean, rstd, out, *ctx.form, *ctx.grads, ctx.p.side_stream
         )
         return dx, None, None, None, None, None, None, None, dresidual, None, None
 
@@ -441,7 +442,7 @@ def scale_channels(x: Tensor, factor: Tensor) -> Tensor:
 
 
 def group_norm(
-    x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, relu: bool, eps: float = 1e-5
+    x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, activation: str, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
     count, n, *_, channels = x.shape
     grouped = x.reshape(count, n, -1, groups, channels // groups)
@@ -452,18 +453,18 @@ def group_norm(
     out = ((wide - mean) * rstd * gamma.reshape(per_channel) + beta.reshape(per_channel)).reshape(x.shape)
     if residual is not None:
         out = out + residual
-    if relu:
-        out = out.relu_()
+    if activation:
+        out = out.relu_() if activation == "relu" else out.clamp_(0, 6)
     return out.to(x.dtype), mean, rstd
 
 
 def group_norm_backward(
     dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
-    has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
+    activation: str, has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     count, n, *_, channels = x.shape
     if out is not None:
-        dout = dout * (out > 0)
+        dout = dout * ((out > 0) if activation == "relu" else (out > 0) & (out < 6))
     grouped = (count, n, -1, groups, channels // groups)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     dy = dout.reshape(grouped).to(wide)
@@ -496,10 +497,13 @@ class _Plain:
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
     "relu": F.relu,
+    "relu6": F.relu6,
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,
 }
+# Those whose gradient follows from their output: norms compute them.
+NORM_ACTIVATIONS = ("relu", "relu6")
 
 
 def conv(
@@ -535,12 +539,12 @@ def _of_pixels(count: int) -> Window:
 
 def norm(
     p: Stack, x: Tensor, weight: str | None, bias: str | None, groups: int, eps: float = 1e-5,
-    residual: Tensor | None = None, relu: bool = False,
+    residual: Tensor | None = None, activation: str = "",
 ) -> Tensor:  # fmt: skip
     """Of each image and group of channels in x [C, N, rows, columns, channels]."""
     channels = x.shape[-1]
     gamma, beta = p.affine(weight, channels, 1.0), p.affine(bias, channels, 0.0)
-    return _GroupNorm.apply(x, p.anchor_of(weight, bias), *gamma, *beta, groups, eps, residual, relu, p)
+    return _GroupNorm.apply(x, p.anchor_of(weight, bias), *gamma, *beta, groups, eps, residual, activation, p)
 
 
 def layer_norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: float) -> Tensor:

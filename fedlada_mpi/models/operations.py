@@ -256,15 +256,15 @@ class Operations(General):
         image = self.arranged(image, (1, 2, 0))
 
         def emit(residual: Value | None, activation: str) -> Value:
-            relu, reads = activation == "relu", [image] if residual is None else [image, residual]
+            reads = [image] if residual is None else [image, residual]
             value = self.emit(
-                lambda p, v, r=None: layers.norm(p, v, w, b, groups, eps, residual=r, relu=relu), reads, image.axes
+                lambda p, v, r=None: layers.norm(p, v, w, b, groups, eps, r, activation), reads, image.axes
             )
             return self.regrouped(value, shape)
 
         if len(shape) != 3:
             return emit(None, "")
-        return self.fusion.add(node, FusableStep(emit, ("relu",), image.axes))
+        return self.fusion.add(node, FusableStep(emit, layers.NORM_ACTIVATIONS, image.axes))
 
     def layer_norm(
         self, node: fx.Node, x: Value, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5

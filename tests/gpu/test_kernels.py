@@ -151,29 +151,32 @@ def test_columns(shape, kernel, stride, padding, dtype):
 
 @kernels_run
 @pytest.mark.parametrize(
-    ("shape", "n", "relu", "with_residual", "dtype"),
+    ("shape", "n", "activation", "with_residual", "dtype"),
     [
-        ((16, 16, 16), 2, True, False, torch.float32),
-        ((4, 4, 32), 9, True, True, torch.float32),
-        ((4, 4, 32), 9, True, True, torch.bfloat16),
-        ((2, 2, 128), 9, False, False, torch.float32),
-        ((1, 1, 64), 66, False, True, torch.float32),
-        ((3, 5, 24), 17, True, True, torch.bfloat16),
-        (PIECES, 2, True, True, torch.float32),
-        (PIECES, 2, False, False, torch.bfloat16),
+        ((16, 16, 16), 2, "relu", False, torch.float32),
+        ((4, 4, 32), 9, "relu", True, torch.float32),
+        ((4, 4, 32), 9, "relu", True, torch.bfloat16),
+        ((4, 4, 32), 9, "relu6", True, torch.float32),
+        ((4, 4, 32), 9, "relu6", False, torch.bfloat16),
+        ((2, 2, 128), 9, "", False, torch.float32),
+        ((1, 1, 64), 66, "", True, torch.float32),
+        ((3, 5, 24), 17, "relu", True, torch.bfloat16),
+        (PIECES, 2, "relu", True, torch.float32),
+        (PIECES, 2, "relu6", True, torch.float32),
+        (PIECES, 2, "", False, torch.bfloat16),
     ],
 )
-def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
+def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
     count = 2
     monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.SUMMANDS", 2)
     if shape == PIECES:
         monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.IN_REGISTERS", 512)
     x = 3 + 2 * random(count, n, *shape, dtype=dtype)
-    residual = random(*x.shape, dtype=dtype) if with_residual else None
+    residual = 4 * random(*x.shape, dtype=dtype) if with_residual else None
     gamma, beta = flat_views(count, shape[2], dtype=dtype)
-    out, mean, rstd = layer_kernels.group_norm(x, gamma, beta, 2, residual, relu)
+    out, mean, rstd = layer_kernels.group_norm(x, gamma, beta, 2, residual, activation)
     wide = [None if t is None else t.double() for t in (x, gamma, beta, residual)]
-    exact = layers.group_norm(*wide[:3], 2, wide[3], relu)
+    exact = layers.group_norm(*wide[:3], 2, wide[3], activation)
     agree(out, exact[0], dtype)
     agree(mean, exact[1], torch.float32)
     agree(rstd, exact[2], torch.float32)
@@ -181,13 +184,13 @@ def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
     dout = random(*x.shape, dtype=dtype)
     grads, expected_grads = flat_views(count, shape[2], dtype=dtype), flat_views(count, shape[2], dtype=torch.float64)
     before = grads[0]._base.clone()
-    mask = out if relu else None
+    mask = out if activation else None
     side_stream = SideStream(x.device)
     dx, dresidual = layer_kernels.group_norm_backward(
-        dout, x, gamma, mean, rstd, mask, 2, with_residual, *grads, side_stream
+        dout, x, gamma, mean, rstd, mask, 2, activation, with_residual, *grads, side_stream
     )
     expected = layers.group_norm_backward(
-        dout.double(), *wide[:2], exact[1], exact[2], mask, 2, with_residual, *expected_grads, side_stream
+        dout.double(), *wide[:2], exact[1], exact[2], mask, 2, activation, with_residual, *expected_grads, side_stream
     )
     side_stream.join()
     agree(dx, expected[0], dtype)
@@ -198,7 +201,31 @@ def test_group_norm(shape, n, relu, with_residual, dtype, monkeypatch):
         assert torch.equal(view, copy)  # nothing but the two parameters was touched
     assert (dresidual is None) == (not with_residual)
     if with_residual:
-        assert torch.equal(dresidual, dout if mask is None else dout * (mask > 0))
+        kept = {"": lambda out: 1, "relu": lambda out: out > 0, "relu6": lambda out: (out > 0) & (out < 6)}[activation]
+        assert torch.equal(dresidual, dout * kept(out))
+
+
+@kernels_run
+@pytest.mark.parametrize(
+    ("n", "channels", "dtype"),
+    [(150, 192, torch.float32), (150, 192, torch.bfloat16), (7, 24, torch.float32), (40, 1000, torch.float32)],
+)
+def test_layer_norm_over_many_rows(n, channels, dtype):
+    """More rows than a program takes, and not a multiple of them."""
+    x, dout = 3 + 2 * random(2, n, 1, 1, channels, dtype=dtype), random(2, n, 1, 1, channels, dtype=dtype)
+    gamma, beta = flat_views(2, channels, dtype=dtype)
+    _, mean, rstd = layer_kernels.group_norm(x, gamma, beta, 1, None, "")
+    grads, side_stream = flat_views(2, channels, dtype=dtype), SideStream(x.device)
+    again = [grad.clone() for grad in grads]
+    dx, _ = layer_kernels.group_norm_backward(dout, x, gamma, mean, rstd, None, 1, "", False, *grads, side_stream)
+    layer_kernels.group_norm_backward(dout, x, gamma, mean, rstd, None, 1, "", False, *again, side_stream)
+    side_stream.join()
+    wide = [value.double().requires_grad_() for value in (x, gamma, beta)]
+    normal = F.layer_norm(wide[0], (channels,))
+    (normal * wide[1].view(2, 1, 1, 1, -1) + wide[2].view(2, 1, 1, 1, -1)).backward(dout.double())
+    for found, repeated, exact in zip((dx, *grads), (dx, *again), wide, strict=True):
+        agree(found, exact.grad, dtype)
+        assert torch.equal(found, repeated)
 
 
 @kernels_run
@@ -228,7 +255,7 @@ def test_cross_entropy(n, classes, dtype):
 
 
 @kernels_run
-@pytest.mark.parametrize("name", ["relu", "gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("name", ["relu", "relu6", "gelu", "gelu_tanh", "silu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bias_and_activation(name, dtype):
     # More rows than a program takes, and not a multiple of them.
@@ -257,9 +284,9 @@ def test_factors_of_channels():
 def test_a_norm_with_one_frozen_parameter():
     gamma, beta = flat_views(2, 16)
     x, side_stream = random(2, 3, 2, 2, 16), SideStream(DEVICE)
-    _, mean, rstd = layer_kernels.group_norm(x, gamma, beta, 2, None, False)
+    _, mean, rstd = layer_kernels.group_norm(x, gamma, beta, 2, None, "")
     grads = [torch.zeros(2, 16, device=DEVICE) for _ in range(4)]
-    arguments = (x.flip(0), x, gamma, mean, rstd, None, 2, False)
+    arguments = (x.flip(0), x, gamma, mean, rstd, None, 2, "", False)
     layer_kernels.group_norm_backward(*arguments, grads[0], grads[1], side_stream)
     layer_kernels.group_norm_backward(*arguments, grads[2], None, side_stream)
     layer_kernels.group_norm_backward(*arguments, None, grads[3], side_stream)
@@ -278,6 +305,7 @@ def test_a_norm_with_one_frozen_parameter():
         ((5, 7, 16), (3, 3), 2, 1, torch.float32),
         ((4, 4, 96), (3, 1), 1, 0, torch.bfloat16),
         ((2, 2, 8), (5, 5), 2, 2, torch.float32),
+        ((9, 7, 80), (3, 3), 1, 1, torch.bfloat16),
     ],
 )
 def test_depthwise(shape, kernel, stride, padding, dtype):
