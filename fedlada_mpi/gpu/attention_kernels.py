@@ -16,6 +16,8 @@ from torch.autograd.function import once_differentiable
 from .triton_support import jit, power, tl, triton
 
 WIDEST = 128  # a head; the blocks of wider ones do not fit into the registers
+# Tokens in a block and in a step of its loop, warps, and steps that are loaded ahead.
+FORWARD, BACKWARD = (128, 64, 4, 3), (128, 32, 4, 3)
 LOG2_E: Any = 1.4426950408889634 if tl is None else tl.constexpr(1.4426950408889634)
 
 
@@ -89,7 +91,7 @@ def _attention_backward(
     dout, q, k, v, out, logs, dq, dk, dv, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row,
     o_batch, o_head, o_row, d_batch, d_head, d_row, dq_batch, dq_head, dq_row, dk_batch, dk_head, dk_row, dv_batch,
     dv_head, dv_row, queries, keys, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK: tl.constexpr, STEP: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     batch, head = (tl.program_id(1) // HEADS).to(tl.int64), tl.program_id(1) % HEADS
     lane = tl.arange(0, LANES)
@@ -99,19 +101,19 @@ def _attention_backward(
     out += batch * o_batch + head * o_head
     dout += batch * d_batch + head * d_head
     logs += tl.program_id(1).to(tl.int64) * queries
-    blocks = (keys + COLUMNS - 1) // COLUMNS
+    blocks = (keys + BLOCK - 1) // BLOCK
     block = tl.program_id(0)
     if block < blocks:
-        column = block * COLUMNS + tl.arange(0, COLUMNS)
+        column = block * BLOCK + tl.arange(0, BLOCK)
         key = _load(k, column, lane, k_row, keys, WIDTH)
         value = _load(v, column, lane, v_row, keys, WIDTH)
-        key_sums = tl.zeros([COLUMNS, LANES], tl.float32)
-        value_sums = tl.zeros([COLUMNS, LANES], tl.float32)
+        key_sums = tl.zeros([BLOCK, LANES], tl.float32)
+        value_sums = tl.zeros([BLOCK, LANES], tl.float32)
         first = 0
         if CAUSAL:
-            first = block * COLUMNS // ROWS * ROWS
-        for begin in range(first, queries, ROWS):
-            row = begin + tl.arange(0, ROWS)
+            first = block * BLOCK // STEP * STEP
+        for begin in range(first, queries, STEP):
+            row = begin + tl.arange(0, STEP)
             query = _load(q, row, lane, q_row, queries, WIDTH)
             do = _load(dout, row, lane, d_row, queries, WIDTH)
             given = _load(out, row, lane, o_row, queries, WIDTH)
@@ -124,17 +126,17 @@ def _attention_backward(
         _store(dk + batch * dk_batch + head * dk_head, key_sums, column, lane, dk_row, keys, WIDTH)
         _store(dv + batch * dv_batch + head * dv_head, value_sums, column, lane, dv_row, keys, WIDTH)
     else:
-        row = (block - blocks) * ROWS + tl.arange(0, ROWS)
+        row = (block - blocks) * BLOCK + tl.arange(0, BLOCK)
         query = _load(q, row, lane, q_row, queries, WIDTH)
         do = _load(dout, row, lane, d_row, queries, WIDTH)
         given = _load(out, row, lane, o_row, queries, WIDTH)
         log = tl.load(logs + row, mask=row < queries, other=0.0)
-        sums = tl.zeros([ROWS, LANES], tl.float32)
+        sums = tl.zeros([BLOCK, LANES], tl.float32)
         end = keys
         if CAUSAL:
-            end = tl.minimum(keys, (block - blocks + 1) * ROWS)
-        for begin in range(0, end, COLUMNS):
-            column = begin + tl.arange(0, COLUMNS)
+            end = tl.minimum(keys, (block - blocks + 1) * BLOCK)
+        for begin in range(0, end, STEP):
+            column = begin + tl.arange(0, STEP)
             key = _load(k, column, lane, k_row, keys, WIDTH)
             value = _load(v, column, lane, v_row, keys, WIDTH)
             _, dscores = _weights_and_gradient(
@@ -144,19 +146,17 @@ def _attention_backward(
         _store(dq + batch * dq_batch + head * dq_head, sums, row, lane, dq_row, queries, WIDTH)
 
 
-def _geometry(q: Tensor, k: Tensor, causal: bool, block: int) -> dict[str, Any]:
-    """Queries, keys and channels of a block, and what else is known at compile time."""
-    rows, columns = (min(max(power(x.shape[2]), 16), block) for x in (q, k))
-    lanes = max(power(q.shape[3]), 16)
+def _known(q: Tensor, causal: bool) -> dict[str, Any]:
+    """What is known at compile time."""
     precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-    sizes = {"HEADS": q.shape[1], "WIDTH": q.shape[3], "CAUSAL": causal, "PRECISION": precision}
-    return {
-        **sizes,
-        "ROWS": rows,
-        "COLUMNS": columns,
-        "LANES": lanes,
-        "num_warps": 4 if max(rows, columns) < 128 else 8,
-    }
+    sizes = {"HEADS": q.shape[1], "WIDTH": q.shape[3], "LANES": max(power(q.shape[3]), 16)}
+    return {**sizes, "CAUSAL": causal, "PRECISION": precision}
+
+
+def _blocks(q: Tensor, k: Tensor, *largest: int) -> list[int]:
+    """So many of the longer sequence's tokens in a block; of float32 half as many."""
+    tokens = max(power(max(q.shape[2], k.shape[2])), 16)
+    return [max(min(tokens, number * 2 // q.element_size()), 16) for number in largest]
 
 
 def _strides(*tensors: Tensor) -> list[int]:
@@ -175,10 +175,11 @@ class _Attention(torch.autograd.Function):
         # Tokens before heads, as the product that follows reads them.
         out = q.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
         logs = torch.empty(batch * heads, queries, dtype=torch.float32, device=q.device)
-        shape = _geometry(q, k, causal, 64)
-        _attention[(triton.cdiv(queries, shape["ROWS"]), batch * heads)](
-            q, k, v, out, logs, *_strides(q, k, v, out), queries, k.shape[2], scale, **shape
-        )
+        rows, columns = _blocks(q, k, *FORWARD[:2])
+        _attention[(triton.cdiv(queries, rows), batch * heads)](
+            q, k, v, out, logs, *_strides(q, k, v, out), queries, k.shape[2], scale, ROWS=rows, COLUMNS=columns,
+            num_warps=FORWARD[2], num_stages=FORWARD[3], **_known(q, causal),
+        )  # fmt: skip
         ctx.save_for_backward(q, k, v, out, logs)
         ctx.settings = causal, scale
         return out
@@ -190,11 +191,10 @@ class _Attention(torch.autograd.Function):
         causal, scale = ctx.settings
         dout, (batch, heads, queries, _), keys = _in_rows(dout), q.shape, k.shape[2]
         dq, dk, dv = _like_pieces(q, k, v)
-        shape = _geometry(q, k, causal, 64)
-        blocks = triton.cdiv(keys, shape["COLUMNS"]) + triton.cdiv(queries, shape["ROWS"])
-        _attention_backward[(blocks, batch * heads)](
+        block, step = _blocks(q, k, *BACKWARD[:2])
+        _attention_backward[(triton.cdiv(keys, block) + triton.cdiv(queries, block), batch * heads)](
             dout, q, k, v, out, logs, dq, dk, dv, *_strides(q, k, v, out, dout, dq, dk, dv), queries, keys, scale,
-            **shape,
+            BLOCK=block, STEP=step, num_warps=BACKWARD[2], num_stages=BACKWARD[3], **_known(q, causal),
         )  # fmt: skip
         return dq, dk, dv, None, None
 
