@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from . import low_rank
 from .client_axis import of_clients
 from .windows import conv, conv_transpose
 
@@ -42,6 +43,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     rows = x.reshape(len(x), -1, x.shape[-1])
     out = torch.bmm(rows, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), rows, weight.mT)
     return out.view(*x.shape[:-1], -1)
+
+
+def adapted(
+    x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scale: float, transposed: bool
+) -> Tensor:
+    return linear(x, weight.mT if transposed else weight, bias) + scale * linear(linear(x, a), b)
 
 
 class _Embedding(torch.autograd.Function):
@@ -112,6 +119,7 @@ def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 LAYERS: dict[Any, Callable[..., Tensor]] = {
     F.linear: linear,
+    low_rank.adapted: adapted,
     F.embedding: embedding,
     F.layer_norm: layer_norm,
     F.group_norm: group_norm,

@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.node import map_aggregate
 
+from . import low_rank
 from .client_axis import OPERATIONS, convert
 from .form import Form
 from .parameters import dtype_of
@@ -26,6 +27,7 @@ TRACED = torch.float64
 FUNCTIONS: dict[str, tuple[Any, int]] = {
     **{name: (getattr(F, name), 7) for name in ("linear", "conv1d", "conv2d", "conv3d")},
     **{name: (getattr(F, name), 8) for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")},
+    "adapted": (low_rank.adapted, 7),
     "layer_norm": (F.layer_norm, 5),
     "group_norm": (F.group_norm, 5),
     "dropout": (F.dropout, 3),

@@ -24,6 +24,7 @@ from torch.nn.parameter import UninitializedParameter
 from ..support.errors import UserError, shortened, some
 from ..support.rng import ADAPTERS, bits
 from ..support.user_code import users_code
+from . import low_rank
 from .form import Form
 from .parameters import dtype_of
 
@@ -37,16 +38,20 @@ class _Adapted(nn.Module):
     lora_a: nn.Parameter
     lora_b: nn.Parameter
     lora_scale: float
+    bias: nn.Parameter | None
+    own_forward: bool  # where it is a user's, and may do more than the product
 
     def forward(self, x: Tensor) -> Tensor:
-        # The product with the frozen weights stands alone, so that it can be one over the inputs of all clients.
-        added = F.linear(F.linear(x, self.lora_a), self.lora_b)
-        return super().forward(x) + self.lora_scale * added
+        if type(self).own_forward:
+            return super().forward(x) + self.lora_scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
+        adapter = (self.lora_a, self.lora_b, self.lora_scale)
+        return low_rank.adapted(x, self.weight, self.bias, *adapter, not isinstance(self, nn.Linear))
 
 
 @cache
 def _adapted(kind: Any) -> type[nn.Module]:
-    return type(f"Adapted{kind.__name__}", (_Adapted, kind), {"plain": kind})
+    own_forward = issubclass(kind, nn.Linear) and kind.forward is not nn.Linear.forward
+    return type(f"Adapted{kind.__name__}", (_Adapted, kind), {"plain": kind, "own_forward": own_forward})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from . import layers
+from . import layers, low_rank
 from .attention import attention
 from .axes import Axes
 from .client_axis import ELEMENTWISE
@@ -232,6 +232,17 @@ class Operations(General):
         x = self._last_axis_last(x)
         self.kernels[weight.name] = kernel
         return self._product(node, x, weight, bias, x.axes.resized(last, out), layers.linear)
+
+    def adapted(
+        self, node: fx.Node, x: Value, weight: Any, bias: Any, a: Any, b: Any, scale: float, transposed: bool
+    ) -> Value | None:
+        base = [v for v in (weight, bias) if v is not None]
+        if not self.used_once(a, b) or any(not v.name or v.kind != "constant" for v in base):
+            return None
+        x, w, last = self._last_axis_last(x), weight.name, len(x.axes.shape) - 1
+        named = (w, None if bias is None else bias.name, str(self.used_name(a)), str(self.used_name(b)))
+        axes = x.axes.resized(last, b.shape[0])
+        return self.emit(lambda p, v: low_rank.linear(p, v, *named, scale, transposed), [x], axes)
 
     def _product(
         self, node: fx.Node, x: Value, weight: Value, bias: Value | None, axes: Axes, run: Callable[..., Tensor],
@@ -484,6 +495,7 @@ OPERATIONS: dict[Any, Callable[..., Value | None]] = {
     F.conv1d: Operations.conv1d,
     F.conv2d: Operations.conv,
     F.linear: Operations.linear,
+    low_rank.adapted: Operations.adapted,
     F.group_norm: Operations.group_norm,
     F.layer_norm: Operations.layer_norm,
     **({F.rms_norm: Operations.rms_norm} if hasattr(F, "rms_norm") else {}),

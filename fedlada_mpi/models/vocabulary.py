@@ -118,5 +118,6 @@ def _by_kernel(
 
 def _zeros(parameter: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """Where the gradient of a parameter is added up, if it has one."""
-    wanted = parameter is not None and parameter.requires_grad
-    return torch.zeros_like(parameter, dtype=dtype) if wanted else None
+    if parameter is None or not parameter.requires_grad:
+        return None
+    return torch.zeros_like(parameter, dtype=dtype)

@@ -8,7 +8,7 @@ import pytest
 from stacked_checks import check_network
 
 from fedlada_mpi import models
-from fedlada_mpi.models import Lora
+from fedlada_mpi.models import Lora, low_rank
 from fedlada_mpi.tasks.base import About, Array
 
 LENGTH, TOKENS, CLASSES = 6, 20, 3
@@ -23,17 +23,23 @@ LLAMA = dict(BERT, model_type="llama", pad_token_id=None)
 
 
 @pytest.mark.parametrize(
-    ("config", "outputs", "lora"),
+    ("config", "outputs", "lora", "adapted"),
     [
-        (GPT2, (LENGTH, TOKENS), Lora(2)),
-        (GPT2, (LENGTH, TOKENS), None),
-        (LLAMA, (LENGTH, TOKENS), Lora(2, "attn", fixed_a=True)),
-        (BERT, (CLASSES,), Lora(2, "attention")),
-        (GPT2, (CLASSES,), Lora(2)),
+        (GPT2, (LENGTH, TOKENS), Lora(2), 8),
+        (GPT2, (LENGTH, TOKENS), None, 0),
+        (LLAMA, (LENGTH, TOKENS), Lora(2, "attn", fixed_a=True), 4),
+        (BERT, (CLASSES,), Lora(2, "attention"), 4),
+        (GPT2, (CLASSES,), Lora(2), 9),
     ],
 )
-def test_adapters_on_stacked_layers(tmp_path, config, outputs, lora):
+def test_adapters_on_stacked_layers(tmp_path, monkeypatch, config, outputs, lora, adapted):
     pytest.importorskip("transformers")
     (tmp_path / "config.json").write_text(json.dumps(config))
     network = models.build(f"hf:{tmp_path}", outputs, ROWS, lora=lora)
     check_network(network, close=1e-9 if config is LLAMA else 1e-11)
+    called, linear = [], low_rank.linear
+    monkeypatch.setattr(
+        low_rank, "linear", lambda p, x, weight, *others: called.append(weight) or linear(p, x, weight, *others)
+    )
+    network.forward(network.stack(network.initial().expand(2, -1)), network.form.zeros(2, 1))
+    assert len(set(called)) == len(called) == adapted  # a layer and its adapter are one step
