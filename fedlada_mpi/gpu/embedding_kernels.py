@@ -19,7 +19,7 @@ PIECE = 32  # places that a program adds up
 def _write_row(out, row, total, count, lane, WIDTH: tl.constexpr, BY_FREQUENCY: tl.constexpr):
     if BY_FREQUENCY:
         total = total / count.to(tl.float32)
-    tl.store(out + row * WIDTH + lane, total.to(out.dtype.element_ty), mask=lane < WIDTH)
+    tl.store(out + row.to(tl.int64) * WIDTH + lane, total.to(out.dtype.element_ty), mask=lane < WIDTH)
 
 
 @jit
@@ -74,7 +74,8 @@ def embedding_gradient(dout: Tensor, places: Tensor, rows: int, by_frequency: bo
     if not length:
         return out
     check("embedding", dout.unsqueeze(0))
-    places, order = torch.sort(places, stable=True)
+    narrow = next(kind for kind in (torch.int16, torch.int32, torch.int64) if rows <= torch.iinfo(kind).max)
+    places, order = torch.sort(places.to(narrow), stable=True)  # whose time is that of its bytes
     starts, ends = (torch.searchsorted(places, places, out_int32=True, right=right) for right in (False, True))
     pieces, lanes = triton.cdiv(length, PIECE), min(power(width), 128)
     partial = torch.empty(2 * pieces, width, dtype=torch.float32, device=dout.device)
