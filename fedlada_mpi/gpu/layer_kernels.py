@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from .attention_kernels import attention, takes_attention
 from .channel_kernels import bias_activation, bias_activation_backward, scale
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
+from .embedding_kernels import embedding_gradient
 from .norm_kernels import group_norm, group_norm_backward
 from .recurrent_kernels import gru, gru_backward, lstm, lstm_backward
 from .sum_kernels import column_sums
@@ -34,6 +35,7 @@ __all__ = [
     "depthwise",
     "depthwise_input_gradient",
     "depthwise_weight_gradient",
+    "embedding_gradient",
     "gather",
     "group_norm",
     "group_norm_backward",

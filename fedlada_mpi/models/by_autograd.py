@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from . import low_rank
 from .client_axis import of_clients
+from .layers import Kernels
 from .windows import conv, conv_transpose
 
 
@@ -51,39 +52,52 @@ def adapted(
     return linear(x, weight.mT if transposed else weight, bias) + scale * linear(linear(x, a), b)
 
 
+def _table_gradient(dout: Tensor, places: Tensor, rows: int, by_frequency: bool, kernels: Kernels | None) -> Tensor:
+    """[rows, width]: the sums of dout [n, width] over the places [n] of each row, in a fixed order."""
+    if kernels is not None:
+        return kernels.embedding_gradient(dout, places, rows, by_frequency)
+    if not dout.is_cuda:
+        return torch.ops.aten.embedding_dense_backward(dout, places, rows, -1, by_frequency)
+    if by_frequency:
+        ordered = places.sort().values
+        counts = torch.searchsorted(ordered, places, right=True) - torch.searchsorted(ordered, places)
+        dout = dout / counts.unsqueeze(-1)
+    return dout.new_zeros(rows, dout.shape[1]).index_put_((places,), dout, accumulate=True)
+
+
 class _Embedding(torch.autograd.Function):
-    """Rows of each client's own table; the gradient sorts the places, so that sums have a fixed order on a GPU."""
+    """Rows of each client's own table."""
 
     @staticmethod
-    def forward(ctx: Any, ids: Tensor, table: Tensor, padding: int | None, by_frequency: bool) -> Tensor:
+    def forward(
+        ctx: Any, ids: Tensor, table: Tensor, padding: int | None, by_frequency: bool, kernels: Kernels | None
+    ) -> Tensor:
         clients = torch.arange(len(table), device=ids.device).view(-1, *(1,) * (ids.dim() - 1))
         ctx.save_for_backward(ids, clients)
-        ctx.shape, ctx.settings = table.shape, (padding, by_frequency)
+        ctx.shape, ctx.settings = table.shape, (padding, by_frequency, kernels)
         return table[clients, ids]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        (ids, clients), (padding, by_frequency) = ctx.saved_tensors, ctx.settings
+        (ids, clients), (padding, by_frequency, kernels) = ctx.saved_tensors, ctx.settings
         count, size, width = ctx.shape
         if padding is not None:
             dout = dout.masked_fill((ids == padding % size).unsqueeze(-1), 0)
         places = (ids + clients * size).reshape(-1)
-        gradient = torch.ops.aten.embedding_dense_backward(
-            dout.reshape(-1, width), places, count * size, -1, by_frequency
-        )
-        return None, gradient.view(ctx.shape), None, None
+        gradient = _table_gradient(dout.reshape(-1, width), places, count * size, by_frequency, kernels)
+        return None, gradient.view(ctx.shape), None, None, None
 
 
 def embedding(
     ids: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False, sparse: bool = False,
+    scale_grad_by_freq: bool = False, sparse: bool = False, kernels: Kernels | None = None,
 ) -> Tensor:  # fmt: skip
     """[C, ...] integers -> [C, ..., width]."""
     if not weight.requires_grad and _shared(weight):
         return F.embedding(ids, weight[0])
     ids, weight = of_clients(ids, weight)
-    return _Embedding.apply(ids, weight, padding_idx, scale_grad_by_freq)
+    return _Embedding.apply(ids, weight, padding_idx, scale_grad_by_freq, kernels)
 
 
 def layer_norm(
@@ -127,3 +141,4 @@ LAYERS: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), conv),
     **dict.fromkeys((F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d), conv_transpose),
 }
+WITH_KERNELS = (embedding,)  # which take compiled kernels as ``kernels``

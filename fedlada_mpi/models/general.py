@@ -109,7 +109,7 @@ class General(Builder):
 
         def run(p: Stack, *held: Any) -> Any:
             a, o = filled(places, held)
-            return function(*a, **o)
+            return function(*a, **o, kernels=p.kernels) if function in by_autograd.WITH_KERNELS else function(*a, **o)
 
         return self.results(node, run, reads)
 

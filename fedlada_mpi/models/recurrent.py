@@ -106,7 +106,7 @@ def _one_direction(
     """Of x [C, T, N, in] from the states h (and c) [C, N, size]: all outputs, and the last states."""
     weight = parameters[f"weight_hh_{name}"].expand(len(x), -1, -1)
     bias, bias_of_states = (parameters.get(f"bias_{kind}_{name}") for kind in ("ih", "hh"))
-    if mode != "GRU" and bias is not None:
+    if mode != "GRU" and bias is not None and bias_of_states is not None:
         bias = bias + bias_of_states
     product, given = linear(x, parameters[f"weight_ih_{name}"], bias).contiguous(), None
     if mode == "GRU":  # whose candidate scales the states' product
@@ -145,15 +145,14 @@ def recurrent(
     h0, c0 = initial if lstm else (initial, None)
     last: list[Tensor] = []
     cells: list[Tensor] = []
-    by_library = lstm and not on_gpu and parameters["weight_hh_l0"][0].nbytes > LARGE
     for depth in range(layer.num_layers):
         places = range(depth * directions, (depth + 1) * directions)
         names = [f"l{depth}{'_reverse' * direction}" for direction in range(directions)]
-        if by_library:
+        if c0 is not None and not on_gpu and parameters["weight_hh_l0"][0].nbytes > LARGE:
             own = slice(places.start, places.stop)
-            x, h, c = _by_library(layer, x, parameters, names, h0[:, own], c0[:, own])
-            last += h.unbind(1)
-            cells += c.unbind(1)
+            x, all_h, all_c = _by_library(layer, x, parameters, names, h0[:, own], c0[:, own])
+            last += all_h.unbind(1)
+            cells += all_c.unbind(1)
         else:
             outputs = []
             for direction, (place, name) in enumerate(zip(places, names, strict=True)):
@@ -167,5 +166,5 @@ def recurrent(
         if depth < layer.num_layers - 1:
             x = drop(x.transpose(1, 2)).transpose(1, 2)  # in the order of the examples
     out = x.transpose(1, 2) if layer.batch_first else x
-    states = torch.stack(last, 1)
-    return out, (states, torch.stack(cells, 1)) if lstm else states
+    h = torch.stack(last, 1)
+    return out, (h, torch.stack(cells, 1)) if lstm else h

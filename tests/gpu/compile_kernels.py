@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import nn
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -15,7 +16,8 @@ from triton.runtime.jit import JITFunction
 from fedlada_mpi import algorithms, bench
 from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.gpu import layer_kernels
-from fedlada_mpi.models import layers
+from fedlada_mpi.models import by_autograd, layers
+from fedlada_mpi.models.recurrent import recurrent
 from fedlada_mpi.rounds.gradients import StackedEngine
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -49,6 +51,17 @@ def compile_launches() -> set[str]:
     return met
 
 
+def sequences(dtype: torch.dtype) -> None:
+    """Recurrent layers on tokens, forward and backward."""
+    tokens = torch.zeros(2, 3, 4, dtype=torch.int64)
+    for layer in (nn.LSTM(8, 6), nn.GRU(8, 6)):
+        table = torch.zeros(2, 5, 8, dtype=dtype, requires_grad=True)
+        x = by_autograd.embedding(tokens, table, kernels=layer_kernels)
+        parameters = {name: value.detach().to(dtype).unsqueeze(0) for name, value in layer.named_parameters()}
+        out, _ = recurrent(layer, parameters, x, None, lambda value: value, True, layer_kernels)
+        out.sum().backward()
+
+
 def main() -> None:
     met = compile_launches()
     bench.create_engine = lambda network, config, device, loss: StackedEngine(network, layer_kernels)
@@ -60,6 +73,8 @@ def main() -> None:
         settings = {"dataset": dataset, "precision": precision, "algorithm": method, "model": model, "batch_size": 2}
         config = resolve(settings).config
         bench.Bench(bench.Workload.of_images(replace(config, local_steps=1, clip=1.0)), 2, torch.device("cpu")).round()
+    for dtype in (torch.float32, torch.bfloat16):
+        sequences(dtype)
     print(*met)
 
 

@@ -1,7 +1,7 @@
 """Every Triton kernel against its plain specification, on fresh random numbers into poisoned memory.
 
 On a CUDA device directly; elsewhere in Triton's interpreter, which must be chosen before Triton is imported,
-so ``test_in_the_interpreter`` runs the rest of this file, and others, in a process of its own.
+so ``test_in_the_interpreter`` runs the rest of this file, and others like it, in a process of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from inspect import getsource
 from math import prod
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_checks import CUDA, DEVICE, agree, kernels_run, random
+from kernel_checks import CUDA, DEVICE, agree, kernels_run, poison, random  # noqa: F401
 from limits import LIMIT
 from repository import ROOT
 
@@ -26,8 +27,10 @@ from fedlada_mpi.gpu import (
     attention_kernels,
     channel_kernels,
     depthwise_kernels,
+    embedding_kernels,
     layer_kernels,
     norm_kernels,
+    recurrent_kernels,
     sum_kernels,
 )
 from fedlada_mpi.gpu.side_stream import SideStream
@@ -38,23 +41,8 @@ from fedlada_mpi.models.layout import Layout
 from fedlada_mpi.tasks.client_loss import CROSS_ENTROPY
 
 TYPES = (torch.float32, torch.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def poison(monkeypatch):
-    """What a kernel does not write is NaN, and 255 in bytes."""
-
-    def poisoned(make):
-        def allocate(*arguments, **options):
-            memory = make(*arguments, **options)
-            return memory.fill_(
-                float("nan") if memory.is_floating_point() else 255 if memory.dtype == torch.uint8 else 0
-            )
-
-        return allocate
-
-    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
-        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+KERNELS = [import_module(f"fedlada_mpi.gpu.{file.stem}") for file in Path(machine.__file__).parents[1].glob("gpu/*_kernels.py")]
+IN_THE_INTERPRETER = ("test_kernels.py", "test_sequence_kernels.py", "test_attention_kernels.py", "test_language_kernels.py", "test_fuse.py")
 
 
 def flat_views(count: int, channels: int, *, dtype=torch.float32) -> list[torch.Tensor]:
@@ -77,9 +65,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
 def test_in_the_interpreter():
-    files = [
-        str(Path(__file__).with_name(name)) for name in ("test_kernels.py", "test_fuse.py", "test_attention_kernels.py")
-    ]
+    files = [str(Path(__file__).with_name(name)) for name in IN_THE_INTERPRETER]
     command = [sys.executable, "-m", "pytest", "-q", "-x", *files]
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
@@ -98,7 +84,7 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-4000:]
     made = {"squares", "update"}  # by fuse.py
-    for module in (attention_kernels, channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, sum_kernels):
+    for module in KERNELS:
         text = getsource(module)
         made |= {name for name in re.findall(r"^def (_\w+)", text, re.MULTILINE) if f"{name}[" in text}
     assert set(done.stdout.split()) == made

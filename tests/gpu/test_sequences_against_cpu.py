@@ -21,10 +21,10 @@ CLIENTS, EXAMPLES = 3, 4
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind=nn.LSTM):
+    def __init__(self, kind=nn.LSTM, size=5):
         super().__init__()
-        self.words, self.head = nn.Embedding(11, 8), nn.Linear(10, 11)
-        self.layer = kind(8, 5, 2, dropout=0.2, batch_first=True, bidirectional=True)
+        self.words, self.head = nn.Embedding(11, 8), nn.Linear(2 * size, 11)
+        self.layer = kind(8, size, 2, dropout=0.2, batch_first=True, bidirectional=True)
 
     def forward(self, tokens):
         return self.head(self.layer(self.words(tokens))[0])
@@ -38,6 +38,9 @@ CASES = {
     "unet of volumes": (lambda: UNet(sides=3), About(Array("float32", (2, 4, 4, 8)))),
     "lstm": (Recurrent, TEXT),
     "gru": (lambda: Recurrent(nn.GRU), TEXT),
+    "wide lstm": (lambda: Recurrent(size=128), TEXT),
+    "wide gru": (lambda: Recurrent(nn.GRU, 128), TEXT),
+    "rnn": (lambda: Recurrent(nn.RNN), TEXT),
 }
 
 
@@ -110,14 +113,19 @@ def test_the_same_bits_every_time_and_from_a_graph(name, dtype):
     assert torch.equal(grads, first)
 
 
-def test_many_repeated_tokens_have_the_same_gradient_every_time():
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("by_frequency", [True, False])
+def test_many_repeated_tokens_have_the_same_gradient_every_time(compiled, by_frequency):
+    from fedlada_mpi.gpu import layer_kernels
+
+    kernels = layer_kernels if compiled else None
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 3, (4, 5000), generator=draw).cuda()
     dout = torch.randn(4, 5000, 32, generator=draw).cuda()
 
     def gradient() -> Tensor:
         table = torch.zeros(4, 50, 32, device="cuda", requires_grad=True)
-        by_autograd.embedding(ids, table).backward(dout)
+        by_autograd.embedding(ids, table, scale_grad_by_freq=by_frequency, kernels=kernels).backward(dout)
         return table.grad
 
     first = gradient()
@@ -128,7 +136,8 @@ def test_many_repeated_tokens_have_the_same_gradient_every_time():
     graph.replay()
     assert torch.equal(captured, first)
     one_hot = F.one_hot(ids, 50).double()
-    torch.testing.assert_close(first.double(), one_hot.mT @ dout.double(), rtol=1e-4, atol=1e-4)
+    counts = one_hot.sum(1).clamp(min=1).unsqueeze(-1) if by_frequency else 1
+    torch.testing.assert_close(first.double(), one_hot.mT @ dout.double() / counts, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -15,6 +15,23 @@ DEVICE = "cuda" if CUDA else "cpu"
 kernels_run = pytest.mark.skipif(not layer_kernels.available(), reason="neither a CUDA device nor Triton's interpreter")
 
 
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    """What a kernel does not write is NaN, and 255 in bytes."""
+
+    def poisoned(make):
+        def allocate(*arguments, **options):
+            memory = make(*arguments, **options)
+            return memory.fill_(
+                float("nan") if memory.is_floating_point() else 255 if memory.dtype == torch.uint8 else 0
+            )
+
+        return allocate
+
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+        monkeypatch.setattr(owner, name, poisoned(getattr(owner, name)))
+
+
 def random(*shape: int, dtype=torch.float32) -> torch.Tensor:
     return torch.randn(shape).to(DEVICE, dtype)
 

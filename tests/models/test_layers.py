@@ -291,15 +291,32 @@ def test_dropout_between_recurrent_layers(kind, batch_first):
     assert type(layer) is kind  # the run has a copy
 
 
-def test_a_recurrent_layer_from_given_states():
-    def forward(self, x):
-        h = torch.zeros(1, x.size(0), 5, dtype=x.dtype, device=x.device) + self.h
-        out, (h, c) = self.layer(x, (h, h.tanh()))
-        return out[:, -1] + c[0] * h.squeeze(0)
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_recurrent_layer_from_given_states(kind, bias):
+    """Whose last states are used, too, so that all their gradients reach the first ones."""
+    lstm = kind is nn.LSTM
 
-    module = Of(forward, layer=nn.LSTM(8, 5, bias=False, batch_first=True))
-    module.h = nn.Parameter(torch.randn(5))
+    def forward(self, x):
+        h = torch.zeros(4, x.size(0), 5, dtype=x.dtype, device=x.device) + self.h
+        out, last = self.layer(x, (h, h.tanh()) if lstm else h)
+        last = last[0] * last[1] if lstm else last
+        return out[:, 2, :5] + last.sum(0)
+
+    module = Of(forward, layer=kind(8, 5, 2, bias=bias, batch_first=True, bidirectional=True))
+    module.h = nn.Parameter(torch.randn(4, 1, 5))
     check_stacked(module, ROWS)
+
+
+@pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+def test_last_states_alone(kind):
+    """No gradient arrives at the outputs of all steps, or at those of the last layer alone."""
+
+    def forward(self, x):
+        last = self.layer(x)[1]
+        return last[1][-1] if kind is nn.LSTM else last[0]
+
+    check_stacked(Of(forward, layer=kind(8, 5, 2, batch_first=True)), ROWS)
 
 
 class Products(TorchDispatchMode):
