@@ -27,7 +27,7 @@ def _normalise(value, mean, rstd, gamma, beta, residual, out, at, mask, ACTIVATI
     value = (value - mean) * rstd * gamma + beta
     if residual is not None:
         value += tl.load(residual + at, mask=mask, other=0.0)
-    if ACTIVATION:
+    if ACTIVATION != "":
         value = activated(value, ACTIVATION)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=mask)
 

@@ -122,7 +122,12 @@ def different_gradient(engine: StackedEngine, reference: StackedEngine) -> str:
             device = each.side_stream.device
             grads, keys = torch.zeros_like(values, device=device), torch.arange(TRIAL[0], device=device)
             batch = form.each(inputs, lambda value, to=device: value.to(to)), targets.to(device), weight.to(device)
-            each.gradients(values.to(device), grads, *batch, keys)
+            arguments = (values.to(device), grads, *batch, keys)
+            if each.kernels is not None:
+                from ..gpu.compile_ahead import compile_ahead
+
+                compile_ahead(lambda: each.gradients(*arguments))  # noqa: B023  (called at once)
+            each.gradients(*arguments)
             each.release_buffers()
             found.append(grads.cpu())
     ours, expected = found
