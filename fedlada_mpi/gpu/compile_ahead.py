@@ -31,9 +31,9 @@ def compile_ahead(work: Callable[[], object]) -> None:
     if function is None:
         return
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
-    with ThreadPoolExecutor(usable_cores(), "compile", _use, (device,)) as threads:
-        with suppress(Exception), _noting(function, threads.submit), _ZeroedMemory():
-            work()
+    threads = ThreadPoolExecutor(usable_cores(), "compile", _use, (device,))
+    with threads, suppress(Exception), _noting(function, threads.submit), _ZeroedMemory():
+        work()
 
 
 class _ZeroedMemory(TorchDispatchMode):
