@@ -39,7 +39,7 @@ def activated(value, NAME: tl.constexpr):
     elif NAME == "relu6":
         value = tl.where(value > 0, tl.where(value < 6, value, 6.0), tl.where(value != value, value, 0.0))
     elif NAME == "gelu":
-        below, bell = _normal(value)
+        below, _ = _normal(value)
         value *= below
     elif NAME == "gelu_tanh":
         value = 0.5 * value * (1 + _tanh((value + value * value * value * CUBIC) * SLOPE))

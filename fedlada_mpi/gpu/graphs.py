@@ -16,9 +16,16 @@ class Capture:
         self.pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """``work`` as a graph; it also runs twice here, for what is compiled, loaded or chosen at a first run."""
+        """``work`` as a graph; it also runs here, for what is compiled, loaded or chosen at a first run.
+
+        What it leaves behind may be meaningless: its first run is without kernels.
+        """
+        # Here, as importing Triton takes time that no other run need spend.
+        from .compile_ahead import compile_ahead
+
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
+            compile_ahead(work)
             work()
             work()
         torch.cuda.current_stream().wait_stream(self.stream)

@@ -1,8 +1,8 @@
 """Operations that become part of the step before them.
 
 A product (convolution or linear layer) also applies the activation behind it, and a norm adds a residual and applies a
-ReLU or ReLU6: one step, on a GPU one kernel, does the work of two or three. So a product or norm whose only user can be such an
-operation waits for it; if it does not fit after all, the step is added without it.
+ReLU or ReLU6: one step, on a GPU one kernel, does the work of two or three. So a product or norm whose only user can be
+such an operation waits for it; if it does not fit after all, the step is added without it.
 """
 
 from __future__ import annotations

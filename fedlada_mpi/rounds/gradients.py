@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,7 +123,12 @@ def different_gradient(engine: StackedEngine, reference: StackedEngine) -> str:
             device = each.side_stream.device
             grads, keys = torch.zeros_like(values, device=device), torch.arange(TRIAL[0], device=device)
             batch = form.each(inputs, lambda value, to=device: value.to(to)), targets.to(device), weight.to(device)
-            each.gradients(values.to(device), grads, *batch, keys)
+            arguments = (values.to(device), grads, *batch, keys)
+            if each.kernels is not None:
+                from ..gpu.compile_ahead import compile_ahead
+
+                compile_ahead(partial(each.gradients, *arguments))
+            each.gradients(*arguments)
             each.release_buffers()
             found.append(grads.cpu())
     ours, expected = found

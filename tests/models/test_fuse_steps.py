@@ -1,0 +1,53 @@
+"""Activations that become part of the norm before them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from stacked_checks import check_stacked
+from torch import nn
+
+from fedlada_mpi.tasks import About, Array
+
+
+class Activated(nn.Module):
+    """An activation between a norm, whose outputs are on both sides of its limits, and another operation."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.norm, self.activation = nn.GroupNorm(2, 4), activation
+        nn.init.constant_(self.norm.weight, 6.0)
+
+    def forward(self, x):
+        return self.activation(self.norm(x)).mean((2, 3))
+
+
+def steps(activation) -> int:
+    network = check_stacked(Activated(activation), About(Array("float32", (4, 5, 6))))
+    return len(network.forward.training.steps)
+
+
+@pytest.mark.parametrize(
+    ("activation", "joins"),
+    [
+        (nn.ReLU(), True),
+        (nn.ReLU6(), True),
+        (lambda x: F.relu6(x), True),
+        (lambda x: F.hardtanh(x, max_val=6.0, min_val=0.0), True),
+        (nn.Hardtanh(0, 5), False),
+        (nn.Hardtanh(), False),
+        (nn.SiLU(), False),
+    ],
+)
+def test_which_activations_join_the_norm_before_them(activation, joins):
+    assert steps(activation) - steps(lambda x: x) == (not joins)
+
+
+def test_relu6_of_a_norm_and_its_residual():
+    class Residual(Activated):
+        def forward(self, x):
+            return self.activation(self.norm(x) + 3 * x).mean((2, 3))
+
+    torch.manual_seed(0)
+    check_stacked(Residual(nn.ReLU6()), About(Array("float32", (4, 5, 6))))
