@@ -24,14 +24,7 @@ from repository import ROOT
 
 from fedlada_mpi.doctor import machine
 from fedlada_mpi.gpu import (
-    attention_kernels,
-    channel_kernels,
-    depthwise_kernels,
-    embedding_kernels,
     layer_kernels,
-    norm_kernels,
-    recurrent_kernels,
-    sum_kernels,
 )
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
@@ -41,8 +34,16 @@ from fedlada_mpi.models.layout import Layout
 from fedlada_mpi.tasks.client_loss import CROSS_ENTROPY
 
 TYPES = (torch.float32, torch.bfloat16)
-KERNELS = [import_module(f"fedlada_mpi.gpu.{file.stem}") for file in Path(machine.__file__).parents[1].glob("gpu/*_kernels.py")]
-IN_THE_INTERPRETER = ("test_kernels.py", "test_sequence_kernels.py", "test_attention_kernels.py", "test_language_kernels.py", "test_fuse.py")
+KERNELS = [
+    import_module(f"fedlada_mpi.gpu.{file.stem}") for file in Path(machine.__file__).parents[1].glob("gpu/*_kernels.py")
+]
+IN_THE_INTERPRETER = (
+    "test_kernels.py",
+    "test_sequence_kernels.py",
+    "test_attention_kernels.py",
+    "test_language_kernels.py",
+    "test_fuse.py",
+)
 
 
 def flat_views(count: int, channels: int, *, dtype=torch.float32) -> list[torch.Tensor]:
