@@ -17,7 +17,7 @@ from .triton_support import jit, power, tl, triton
 
 WIDEST = 128  # a head; the blocks of wider ones do not fit into the registers
 # Tokens in a block and in a step of its loop, warps, and steps that are loaded ahead.
-FORWARD, BACKWARD = (128, 64, 4, 3), (128, 32, 4, 3)
+FORWARD, BACKWARD = (64, 64, 4, 3), (64, 64, 4, 1)
 LOG2_E: Any = 1.4426950408889634 if tl is None else tl.constexpr(1.4426950408889634)
 
 

@@ -124,6 +124,15 @@ def _bias_activation_backward(
 
 
 @jit(do_not_specialize=["length", "stride"])
+def _spread(bias, out, length, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
+    client = tl.program_id(1).to(tl.int64)
+    tile, channel = _program(WIDTH, LANES)
+    at, inside = _places(tile, channel, length, WIDTH, ROWS)
+    value = tl.load(bias + client * stride + channel, mask=channel < WIDTH, other=0.0)
+    tl.store(out + at, tl.broadcast_to(value, [ROWS, LANES]), mask=inside)
+
+
+@jit(do_not_specialize=["length", "stride"])
 def _scale(x, factor, out, length, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
     client = tl.program_id(1).to(tl.int64)
     tile, channel = _program(WIDTH, LANES)
@@ -141,6 +150,14 @@ def _cut(x: Tensor) -> tuple[tuple[int, int], int, tuple[int, int, int]]:
     lanes = lanes if lanes >= 16 else min(power(width), 256)
     rows, length = TILE // lanes, x[0].numel() // width
     return (triton.cdiv(length, rows) * triton.cdiv(width, lanes), len(x)), length, (width, rows, lanes)
+
+
+def spread(bias: Tensor, rows: int) -> Tensor:
+    """[C, rows, channels] of which every row is that of bias [C, channels]."""
+    out = bias.new_empty(len(bias), rows, bias.shape[1])
+    grid, length, tile = _cut(out)
+    _spread[grid](bias, out, length, bias.stride(0), *tile)
+    return out
 
 
 def bias_activation(x: Tensor, bias: Tensor, name: str) -> Tensor:

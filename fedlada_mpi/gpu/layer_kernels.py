@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .attention_kernels import attention, takes_attention
-from .channel_kernels import bias_activation, bias_activation_backward, scale
+from .channel_kernels import bias_activation, bias_activation_backward, scale, spread
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .embedding_kernels import embedding_gradient
 from .norm_kernels import group_norm, group_norm_backward
@@ -46,6 +46,7 @@ __all__ = [
     "lstm_backward",
     "max_pool",
     "scale",
+    "spread",
     "takes_attention",
     "token_cross_entropy",
 ]

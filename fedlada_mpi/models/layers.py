@@ -54,6 +54,8 @@ class Kernels(LayerSteps, CellKernels, Protocol):
 
     def takes_attention(self, q: Tensor, k: Tensor, v: Tensor) -> bool: ...
 
+    def spread(self, bias: Tensor, rows: int) -> Tensor: ...
+
     def bias_activation(self, x: Tensor, bias: Tensor, name: str) -> Tensor: ...
 
     def bias_activation_backward(self, dout: Tensor, x: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]: ...
@@ -281,7 +283,9 @@ class _Convolution(torch.autograd.Function):
         elif bias is None:
             out = torch.bmm(cols, weight)
         elif fused is None:
-            out = torch.baddbmm(bias.unsqueeze(1), cols, weight)
+            # baddbmm would copy the bias into every row by itself, and slowly on a GPU.
+            rows = p.kernels.spread(bias, cols.shape[1]) if p.kernels else None
+            out = torch.baddbmm(bias.unsqueeze(1), cols, weight) if rows is None else rows.baddbmm_(cols, weight)
         else:
             before = torch.bmm(cols, weight)
             out = fused.bias_activation(before, bias, activation)

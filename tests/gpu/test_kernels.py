@@ -119,6 +119,14 @@ GEOMETRIES = [
 
 
 @kernels_run
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("rows", "channels"), [(1, 10), (33, 96), (7, 300)])
+def test_spread(rows, channels, dtype):
+    bias = flat_views(2, channels, dtype=dtype)[0]
+    assert torch.equal(channel_kernels.spread(bias, rows), bias.unsqueeze(1).expand(-1, rows, -1))
+
+
+@kernels_run
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding", "dtype"),
     [(*geometry, torch.float32) for geometry in GEOMETRIES]
