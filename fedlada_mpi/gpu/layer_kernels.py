@@ -17,11 +17,14 @@ from torch.autograd.function import once_differentiable
 from .channel_kernels import bias_activation, bias_activation_backward, scale
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .norm_kernels import group_norm, group_norm_backward
+from .row_norm_kernels import added_norm, added_norm_backward
 from .sum_kernels import column_sums
 from .triton_support import TILE, Window, available, check, jit, power, tl, triton, vector
 from .vocabulary_kernels import token_cross_entropy
 
 __all__ = [
+    "added_norm",
+    "added_norm_backward",
     "available",
     "bias_activation",
     "bias_activation_backward",

@@ -48,6 +48,14 @@ class LayerSteps(Protocol):
 class Kernels(LayerSteps, Protocol):
     """Compiled kernels: the steps above, and whole operations."""
 
+    def added_norm(
+        self, x: Tensor, other: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
+
+    def added_norm_backward(
+        self, dout: Tensor, dtotal: Tensor | None, total: Tensor, gamma: Tensor | None, mean: Tensor, rstd: Tensor
+    ) -> Tensor: ...
+
     def bias_activation(self, x: Tensor, bias: Tensor, name: str) -> Tensor: ...
 
     def bias_activation_backward(self, dout: Tensor, x: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]: ...

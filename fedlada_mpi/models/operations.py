@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from . import layers, low_rank
+from . import frozen_norm, layers, low_rank
 from .attention import attention
 from .axes import Axes
 from .client_axis import ELEMENTWISE
@@ -28,7 +28,7 @@ from .general import RESHAPING, General, filled, gives_large_outputs, is_batch, 
 from .layers import Stack
 from .layout import Kernel
 from .parameters import tensors
-from .program import Value
+from .program import Step, Value
 from .recurrent import recurrent
 from .recurrent_dropout import is_recurrent
 from .resample import repeatable
@@ -57,6 +57,7 @@ class Operations(General):
         self.kernels: dict[str, Kernel] = {}
         self.groups: dict[str, int] = {}
         self.dead: dict[str, list[int]] = {}
+        self.additions: dict[int, Step] = {}  # of two tensors of one shape, by the slot of their sum
 
     def stacked(self, node: fx.Node, arguments: Any, options: dict[str, Any]) -> Any:
         """The value of a node by stacked layers, or by one operation for all clients.
@@ -280,13 +281,32 @@ class Operations(General):
     def layer_norm(
         self, node: fx.Node, x: Value, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
     ) -> Value | None:
-        if not self.used_once(weight, bias) or any(v is not None and v.kind == "constant" for v in (weight, bias)):
+        frozen = [v.kind == "constant" and bool(v.name) for v in (weight, bias) if v is not None]
+        if frozen and all(frozen) and len(normalized_shape) == 1:
+            return self._frozen_norm(self._last_axis_last(x), weight, bias, eps)
+        if not self.used_once(weight, bias) or any(frozen):
             return None
         shape, width = x.axes.shape, prod(normalized_shape)
         x = self.regrouped(x, (*shape[: len(shape) - len(normalized_shape)], width))
         x = self._last_axis_last(x)
         w, b = self.used_name(weight), self.used_name(bias)
         return self.regrouped(self.emit(lambda p, v: layers.layer_norm(p, v, w, b, eps), [x], x.axes), shape)
+
+    def _frozen_norm(self, x: Value, weight: Value | None, bias: Value | None, eps: float) -> Value:
+        """Over the last axis; an addition that gave x becomes part of the step, which gives both results."""
+        w, b = (None if v is None else v.name for v in (weight, bias))
+        addition = self.additions.pop(x.slot, None)
+        if addition is None:
+            return self.emit(lambda p, v: frozen_norm.norm(p, v, w, b, eps), [x], x.axes)
+        both, normal = (Value(self.slots + i, kind, axes=x.axes) for i, kind in enumerate(("other", "batch")))
+        self.slots += 2
+        at = next(i for i, step in enumerate(self.steps) if step is addition)
+        self.steps[at : at + 1] = [
+            Step(lambda p, v, other: frozen_norm.added_norm(p, v, other, w, b, eps), addition.reads, both.slot),
+            Step(lambda p, held: held[0], [both.slot], addition.slot),
+            Step(lambda p, held: held[1], [both.slot], normal.slot),
+        ]
+        return normal
 
     def rms_norm(
         self, node: fx.Node, x: Value, normalized_shape: Any, weight: Any = None, eps: float | None = None
@@ -438,7 +458,10 @@ class Operations(General):
                     return None
                 b = self.arranged(b, a.axes.order)
             sizes = tuple(max(pair) for pair in zip(a.axes.sizes, b.axes.sizes, strict=True))
-            return self.emit(lambda p, x, y: function(x, y), [a, b], Axes(sizes, a.axes.parts, a.axes.order))
+            value = self.emit(lambda p, x, y: function(x, y), [a, b], Axes(sizes, a.axes.parts, a.axes.order))
+            if function is torch.add and a.axes == b.axes:
+                self.additions[value.slot] = self.steps[-1]
+            return value
         x, other = (a, b) if batches[0] else (b, a)
         if not is_batch(x):
             return None

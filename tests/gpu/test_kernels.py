@@ -1,7 +1,7 @@
 """Every Triton kernel against its plain specification, on fresh random numbers into poisoned memory.
 
 On a CUDA device directly; elsewhere in Triton's interpreter, which must be chosen before Triton is imported,
-so ``test_in_the_interpreter`` runs the rest of this file, and ``test_fuse.py``, in a process of its own.
+so ``test_in_the_interpreter`` runs the rest of this file, and the others here on kernels, in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from limits import LIMIT
 from repository import ROOT
 
 from fedlada_mpi.doctor import machine
-from fedlada_mpi.gpu import channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, sum_kernels
+from fedlada_mpi.gpu import (
+    channel_kernels,
+    depthwise_kernels,
+    layer_kernels,
+    norm_kernels,
+    row_norm_kernels,
+    sum_kernels,
+    vocabulary_kernels,
+)
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
 from fedlada_mpi.models import columns, layers
@@ -70,7 +78,8 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", __file__, str(Path(__file__).with_name("test_fuse.py"))]
+    others = (str(Path(__file__).with_name(name)) for name in ("test_fuse.py", "test_language_kernels.py"))
+    command = [sys.executable, "-m", "pytest", "-q", "-x", __file__, *others]
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
     )
@@ -88,7 +97,10 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-4000:]
     made = {"squares", "update"}  # by fuse.py
-    for module in (channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, sum_kernels):
+    for module in (
+        *(channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, row_norm_kernels, sum_kernels),
+        *(vocabulary_kernels,),
+    ):
         text = getsource(module)
         made |= {name for name in re.findall(r"^def (_\w+)", text, re.MULTILINE) if f"{name}[" in text}
     assert set(done.stdout.split()) == made
