@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from .channel_kernels import bias_activation, bias_activation_backward, scale
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
+from .low_rank_kernels import low_rank_activation, low_rank_activation_backward
 from .norm_kernels import group_norm, group_norm_backward
 from .row_norm_kernels import added_norm, added_norm_backward
 from .sum_kernels import column_sums
@@ -38,6 +39,8 @@ __all__ = [
     "group_norm",
     "group_norm_backward",
     "im2col",
+    "low_rank_activation",
+    "low_rank_activation_backward",
     "max_pool",
     "scale",
     "token_cross_entropy",

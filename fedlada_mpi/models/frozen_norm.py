@@ -40,24 +40,24 @@ def _by_kernels(p: Stack, x: Tensor) -> bool:
     return p.kernels is not None and x.shape[-1] <= WIDEST and x.dtype == p.dtype
 
 
-def _weights(p: Stack, *names: str | None) -> list[Tensor | None]:
-    return [None if name is None else p.value[name][0] for name in names]
+def _weight(p: Stack, name: str | None) -> Tensor | None:
+    return None if name is None else p.value[name][0]
 
 
 def norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: float) -> Tensor:
     """Over the last axis of x [C, N, ..., channels]."""
-    weights = _weights(p, weight, bias)
+    gamma, beta = _weight(p, weight), _weight(p, bias)
     if _by_kernels(p, x):
-        return _AddedNorm.apply(x, None, *weights, eps, p.kernels)
-    return F.layer_norm(x, x.shape[-1:], *weights, eps)
+        return _AddedNorm.apply(x, None, gamma, beta, eps, p.kernels)
+    return F.layer_norm(x, x.shape[-1:], gamma, beta, eps)
 
 
 def added_norm(
     p: Stack, x: Tensor, other: Tensor, weight: str | None, bias: str | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """x [C, N, ..., channels] plus another tensor of its shape, and the norm of the sum."""
-    weights = _weights(p, weight, bias)
+    gamma, beta = _weight(p, weight), _weight(p, bias)
     if _by_kernels(p, x) and other.dtype == x.dtype:
-        return _AddedNorm.apply(x, other, *weights, eps, p.kernels)
+        return _AddedNorm.apply(x, other, gamma, beta, eps, p.kernels)
     total = x + other
-    return total, F.layer_norm(total, x.shape[-1:], *weights, eps)
+    return total, F.layer_norm(total, x.shape[-1:], gamma, beta, eps)

@@ -23,10 +23,11 @@ from .attention import attention
 from .axes import Axes
 from .client_axis import ELEMENTWISE
 from .columns import Window, pair
-from .fuse_steps import ADDITIONS, FusableStep, Fusion
+from .fuse_steps import ADDITIONS, FusableStep, Fusion, activation_of
 from .general import RESHAPING, General, filled, gives_large_outputs, is_batch, picked, values_in
-from .layers import Stack
+from .layers import ACTIVATIONS, Stack
 from .layout import Kernel
+from .low_rank import AdaptedLayer
 from .parameters import tensors
 from .program import Step, Value
 from .recurrent import recurrent
@@ -57,6 +58,8 @@ class Operations(General):
         self.kernels: dict[str, Kernel] = {}
         self.groups: dict[str, int] = {}
         self.dead: dict[str, list[int]] = {}
+        # Adapted layers with activations that only one operation uses, what they take, and their steps, by slots.
+        self.activated: dict[int, tuple[AdaptedLayer, str, Value, Step]] = {}
         self.additions: dict[int, Step] = {}  # of two tensors of one shape, by the slot of their sum
 
     def stacked(self, node: fx.Node, arguments: Any, options: dict[str, Any]) -> Any:
@@ -240,10 +243,26 @@ class Operations(General):
         base = [v for v in (weight, bias) if v is not None]
         if not self.used_once(a, b) or any(not v.name or v.kind != "constant" for v in base):
             return None
-        x, w, last = self._last_axis_last(x), weight.name, len(x.axes.shape) - 1
-        named = (w, None if bias is None else bias.name, str(self.used_name(a)), str(self.used_name(b)))
-        axes = x.axes.resized(last, b.shape[0])
-        return self.emit(lambda p, v: low_rank.linear(p, v, *named, scale, transposed), [x], axes)
+        x, last = self._last_axis_last(x), len(x.axes.shape) - 1
+        names = (weight.name, None if bias is None else bias.name, str(self.used_name(a)), str(self.used_name(b)))
+        layer, axes = AdaptedLayer(*names, scale, transposed), x.axes.resized(last, b.shape[0])
+        before = self.activated.pop(x.slot, None)
+        if before is not None:
+            first, activation, source, step = before
+            self.steps = [other for other in self.steps if other is not step]
+            return self.emit(lambda p, v: low_rank.pair(p, v, first, activation, layer), [source], axes)
+        only = next(iter(node.users)) if len(node.users) == 1 else None
+        if only is None or not activation_of(only) or len(only.users) != 1:
+            return self.emit(lambda p, v: low_rank.linear(p, v, layer), [x], axes)
+
+        def emit(residual: Value | None, activation: str) -> Value:
+            after = ACTIVATIONS[activation]
+            value = self.emit(lambda p, v: after(low_rank.linear(p, v, layer)), [x], axes)
+            if activation:
+                self.activated[value.slot] = (layer, activation, x, self.steps[-1])
+            return value
+
+        return self.fusion.add(node, FusableStep(emit))
 
     def _product(
         self, node: fx.Node, x: Value, weight: Value, bias: Value | None, axes: Axes, run: Callable[..., Tensor],

@@ -26,6 +26,7 @@ from fedlada_mpi.gpu import (
     channel_kernels,
     depthwise_kernels,
     layer_kernels,
+    low_rank_kernels,
     norm_kernels,
     row_norm_kernels,
     sum_kernels,
@@ -99,7 +100,7 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     made = {"squares", "update"}  # by fuse.py
     for module in (
         *(channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, row_norm_kernels, sum_kernels),
-        *(vocabulary_kernels,),
+        *(low_rank_kernels, vocabulary_kernels),
     ):
         text = getsource(module)
         made |= {name for name in re.findall(r"^def (_\w+)", text, re.MULTILINE) if f"{name}[" in text}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_checks import DEVICE, agree, kernels_run, random
+from kernel_checks import CUDA, DEVICE, agree, kernels_run, random
 from sequence_zoo import GPT, LENGTH, TEXT, TOKENS
 
 from fedlada_mpi import models
 from fedlada_mpi.gpu import layer_kernels
-from fedlada_mpi.models import Lora, vocabulary
+from fedlada_mpi.models import Lora, layers, vocabulary
 from fedlada_mpi.rounds.gradients import StackedEngine
 from fedlada_mpi.support.user_code import Given
 from fedlada_mpi.tasks.client_loss import ClientLoss
@@ -81,6 +81,27 @@ def test_norm_of_a_sum(shape, added, affine, dtype):
     found = layer_kernels.added_norm_backward(dout, dtotal, *arguments)
     agree(found, exact.grad + dtotal.double(), dtype)
     assert torch.equal(layer_kernels.added_norm_backward(dout, dtotal, *arguments), found)
+
+
+@kernels_run
+@pytest.mark.parametrize("dtype", TYPES if CUDA else TYPES[:1])  # the interpreter has no products of bfloat16
+@pytest.mark.parametrize(
+    ("width", "ranks", "name"), [(200, (8, 8), "gelu_tanh"), (24, (3, 17), "silu"), (128, (16, 1), "gelu")]
+)
+def test_activation_between_adapted_layers(width, ranks, name, dtype):
+    rank, other = ranks
+    base, dout = (random(2, 70, width, dtype=dtype) for _ in range(2))
+    inner, dinner = random(2, 70, rank, dtype=dtype), random(2, 70, other, dtype=dtype)
+    flat = random(2, width * (rank + other) + 7, dtype=dtype)  # as in a layout
+    b = flat[:, : width * rank].view(2, width, rank)
+    a = random(1, other, width, dtype=dtype).expand(2, -1, -1)  # as a fixed one
+    exact = (base.double() + inner.double() @ b.double().mT).requires_grad_()
+    expected = layers.ACTIVATIONS[name](exact)
+    agree(layer_kernels.low_rank_activation(base, inner, b, name), expected.detach(), dtype)
+    expected.backward(dout.double() + dinner.double() @ a.double())
+    found = layer_kernels.low_rank_activation_backward(dout, dinner, a, base, inner, b, name)
+    agree(found, exact.grad, dtype)
+    assert torch.equal(layer_kernels.low_rank_activation_backward(dout, dinner, a, base, inner, b, name), found)
 
 
 @kernels_run
