@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
-from .layers import Stack, product_into
+from .layers import ACTIVATIONS, Stack, product_into
+
+LARGEST_RANK = 64  # up to which a kernel has a tile's part of an adapter at once
 
 
 def _formula(
@@ -38,40 +41,43 @@ def adapted(
     return function(x, weight, bias, a, b, scale, transposed)
 
 
-class _Adapted(torch.autograd.Function):
-    """Of x [C, rows, in]; both products of the adapter add to what the frozen weights gave, in its place."""
+@dataclass(frozen=True)
+class _Layer:
+    """Frozen weights [out, in] and biases, which all clients share, and the clients' adapters."""
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, a_grad: Tensor | None,
-        b: Tensor, b_grad: Tensor | None, scale: float, p: Stack,
-    ) -> Tensor:  # fmt: skip
-        out = F.linear(x.flatten(0, 1), weight, bias).view(*x.shape[:2], -1)
-        inner = _scaled_product(x, a.mT, scale)
-        ctx.save_for_backward(x, inner, weight, a, b)
-        ctx.grads, ctx.scale, ctx.p = (a_grad, b_grad), scale, p
-        return out.baddbmm_(inner, b.mT)
+    weight: Tensor
+    bias: Tensor | None
+    a: Tensor  # [C, r, in]
+    a_grad: Tensor | None
+    b: Tensor  # [C, out, r]
+    b_grad: Tensor | None
+    scale: float
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        x, inner, weight, a, b = ctx.saved_tensors
-        a_grad, b_grad = ctx.grads
-        dout = dout.contiguous()
-        dinner = _scaled_product(dout, b, ctx.scale)
+    def product(self, x: Tensor) -> Tensor:
+        """With the frozen weights: one for all clients."""
+        return F.linear(x.flatten(0, 1), self.weight, self.bias).view(*x.shape[:2], -1)
+
+    def inner(self, x: Tensor) -> Tensor:
+        """[C, rows, r], whose product with B is to be added."""
+        return _scaled_product(x, self.a.mT, self.scale)
+
+    def inner_gradient(self, p: Stack, dout: Tensor, x: Tensor, inner: Tensor) -> Tensor:
+        """That of ``inner``, times the scale; those of the adapter go where they belong."""
+        dinner = _scaled_product(dout, self.b, self.scale)
 
         def of_parameters() -> None:
-            if a_grad is not None:
-                product_into(a_grad, dinner, x)
-            if b_grad is not None:
-                product_into(b_grad, dout, inner)
+            if self.a_grad is not None:
+                product_into(self.a_grad, dinner, x)
+            if self.b_grad is not None:
+                product_into(self.b_grad, dout, inner)
 
-        if a_grad is not None or b_grad is not None:
-            ctx.p.side_stream.submit(of_parameters, x, inner, dinner, dout)
-        dx = None
-        if ctx.needs_input_grad[0]:
-            dx = torch.mm(dout.flatten(0, 1), weight).view(x.shape).baddbmm_(dinner, a)
-        return dx, None, None, None, None, None, None, None, None, None
+        if self.a_grad is not None or self.b_grad is not None:
+            p.side_stream.submit(of_parameters, x, inner, dinner, dout)
+        return dinner
+
+    def input_gradient(self, dout: Tensor) -> Tensor:
+        """By the frozen weights alone."""
+        return torch.mm(dout.flatten(0, 1), self.weight).view(*dout.shape[:2], -1)
 
 
 def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
@@ -79,11 +85,85 @@ def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     return a.new_empty(*a.shape[:2], b.shape[2]).baddbmm_(a, b, beta=0, alpha=scale)
 
 
-def linear(
-    p: Stack, x: Tensor, weight: str, bias: str | None, a: str, b: str, scale: float, transposed: bool
-) -> Tensor:
-    """x [C, N, ..., in] -> [C, N, ..., out]; weight and bias are frozen."""
-    frozen = p.value[weight][0]
-    fixed = (frozen.t() if transposed else frozen, None if bias is None else p.value[bias][0])
-    rows, trained = x.reshape(len(x), -1, x.shape[-1]), (p.value[a], p.grad[a], p.value[b], p.grad[b])
-    return _Adapted.apply(rows, p.anchor_of(a, b), *fixed, *trained, scale, p).view(*x.shape[:-1], -1)
+class _Adapted(torch.autograd.Function):
+    """Of x [C, rows, in]; both products of the adapter add to what the frozen weights gave, in its place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, layer: _Layer, p: Stack) -> Tensor:
+        inner = layer.inner(x)
+        ctx.save_for_backward(x, inner)
+        ctx.layer, ctx.p = layer, p
+        return layer.product(x).baddbmm_(inner, layer.b.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        (x, inner), layer, dout = ctx.saved_tensors, ctx.layer, dout.contiguous()
+        dinner = layer.inner_gradient(ctx.p, dout, x, inner)
+        dx = layer.input_gradient(dout).baddbmm_(dinner, layer.a) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None
+
+
+class _AdaptedPair(torch.autograd.Function):
+    """Two such layers with an activation between them, where kernels add the adapters' parts on the way."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, first: _Layer, second: _Layer, activation: str, p: Stack
+    ) -> Tensor:
+        assert p.kernels is not None
+        base, inner = first.product(x), first.inner(x)
+        hidden = p.kernels.low_rank_activation(base, inner, first.b, activation)
+        second_inner = second.inner(hidden)
+        ctx.save_for_backward(x, base, inner, hidden, second_inner)
+        ctx.layers, ctx.activation, ctx.p = (first, second), activation, p
+        return second.product(hidden).baddbmm_(second_inner, second.b.mT)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        (x, base, inner, hidden, second_inner), (first, second), p = ctx.saved_tensors, ctx.layers, ctx.p
+        dout = dout.contiguous()
+        dinner = second.inner_gradient(p, dout, hidden, second_inner)
+        dbase = p.kernels.low_rank_activation_backward(
+            second.input_gradient(dout), dinner, second.a, base, inner, first.b, ctx.activation
+        )
+        dinner = first.inner_gradient(p, dbase, x, inner)
+        dx = first.input_gradient(dbase).baddbmm_(dinner, first.a) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None, None
+
+
+@dataclass(frozen=True)
+class AdaptedLayer:
+    """The names of a layer's parameters, of which weight and bias are frozen."""
+
+    weight: str
+    bias: str | None
+    a: str
+    b: str
+    scale: float
+    transposed: bool
+
+    def of(self, p: Stack) -> _Layer:
+        weight = p.value[self.weight][0]
+        bias = None if self.bias is None else p.value[self.bias][0]
+        adapter = (p.value[self.a], p.grad[self.a], p.value[self.b], p.grad[self.b])
+        return _Layer(weight.t() if self.transposed else weight, bias, *adapter, self.scale)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(len(x), -1, x.shape[-1]).contiguous()
+
+
+def linear(p: Stack, x: Tensor, layer: AdaptedLayer) -> Tensor:
+    """x [C, N, ..., in] -> [C, N, ..., out]."""
+    return _Adapted.apply(_rows(x), p.anchor_of(layer.a, layer.b), layer.of(p), p).view(*x.shape[:-1], -1)
+
+
+def pair(p: Stack, x: Tensor, first: AdaptedLayer, activation: str, second: AdaptedLayer) -> Tensor:
+    """Two layers with an activation of ``layers.ACTIVATIONS`` between them."""
+    layers = (first.of(p), second.of(p))
+    if p.kernels is None or any(layer.a.shape[1] > LARGEST_RANK for layer in layers):
+        return linear(p, ACTIVATIONS[activation](linear(p, x, first)), second)
+    anchor = p.anchor_of(first.a, first.b, second.a, second.b)
+    return _AdaptedPair.apply(_rows(x), anchor, *layers, activation, p).view(*x.shape[:-1], -1)

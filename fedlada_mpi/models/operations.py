@@ -18,17 +18,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from . import layers, low_rank
+from . import frozen_norm, layers, low_rank
 from .attention import attention
 from .axes import Axes
 from .client_axis import ELEMENTWISE
 from .columns import Window, pair
-from .fuse_steps import ADDITIONS, FusableStep, Fusion
+from .fuse_steps import ADDITIONS, FusableStep, Fusion, activation_of
 from .general import RESHAPING, General, filled, gives_large_outputs, is_batch, picked, values_in
-from .layers import Stack
+from .layers import ACTIVATIONS, Stack
 from .layout import Kernel
+from .low_rank import AdaptedLayer
 from .parameters import tensors
-from .program import Value
+from .program import Step, Value
 from .recurrent import recurrent
 from .recurrent_dropout import is_recurrent
 from .resample import repeatable
@@ -57,6 +58,9 @@ class Operations(General):
         self.kernels: dict[str, Kernel] = {}
         self.groups: dict[str, int] = {}
         self.dead: dict[str, list[int]] = {}
+        # Adapted layers with activations that only one operation uses, what they take, and their steps, by slots.
+        self.activated: dict[int, tuple[AdaptedLayer, str, Value, Step]] = {}
+        self.additions: dict[int, Step] = {}  # of two tensors of one shape, by the slot of their sum
 
     def stacked(self, node: fx.Node, arguments: Any, options: dict[str, Any]) -> Any:
         """The value of a node by stacked layers, or by one operation for all clients.
@@ -239,10 +243,26 @@ class Operations(General):
         base = [v for v in (weight, bias) if v is not None]
         if not self.used_once(a, b) or any(not v.name or v.kind != "constant" for v in base):
             return None
-        x, w, last = self._last_axis_last(x), weight.name, len(x.axes.shape) - 1
-        named = (w, None if bias is None else bias.name, str(self.used_name(a)), str(self.used_name(b)))
-        axes = x.axes.resized(last, b.shape[0])
-        return self.emit(lambda p, v: low_rank.linear(p, v, *named, scale, transposed), [x], axes)
+        x, last = self._last_axis_last(x), len(x.axes.shape) - 1
+        names = (weight.name, None if bias is None else bias.name, str(self.used_name(a)), str(self.used_name(b)))
+        layer, axes = AdaptedLayer(*names, scale, transposed), x.axes.resized(last, b.shape[0])
+        before = self.activated.pop(x.slot, None)
+        if before is not None:
+            first, activation, source, step = before
+            self.steps = [other for other in self.steps if other is not step]
+            return self.emit(lambda p, v: low_rank.pair(p, v, first, activation, layer), [source], axes)
+        only = next(iter(node.users)) if len(node.users) == 1 else None
+        if only is None or not activation_of(only) or len(only.users) != 1:
+            return self.emit(lambda p, v: low_rank.linear(p, v, layer), [x], axes)
+
+        def emit(residual: Value | None, activation: str) -> Value:
+            after = ACTIVATIONS[activation]
+            value = self.emit(lambda p, v: after(low_rank.linear(p, v, layer)), [x], axes)
+            if activation:
+                self.activated[value.slot] = (layer, activation, x, self.steps[-1])
+            return value
+
+        return self.fusion.add(node, FusableStep(emit))
 
     def _product(
         self, node: fx.Node, x: Value, weight: Value, bias: Value | None, axes: Axes, run: Callable[..., Tensor],
@@ -280,13 +300,32 @@ class Operations(General):
     def layer_norm(
         self, node: fx.Node, x: Value, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5
     ) -> Value | None:
-        if not self.used_once(weight, bias) or any(v is not None and v.kind == "constant" for v in (weight, bias)):
+        frozen = [v.kind == "constant" and bool(v.name) for v in (weight, bias) if v is not None]
+        if frozen and all(frozen) and len(normalized_shape) == 1:
+            return self._frozen_norm(self._last_axis_last(x), weight, bias, eps)
+        if not self.used_once(weight, bias) or any(frozen):
             return None
         shape, width = x.axes.shape, prod(normalized_shape)
         x = self.regrouped(x, (*shape[: len(shape) - len(normalized_shape)], width))
         x = self._last_axis_last(x)
         w, b = self.used_name(weight), self.used_name(bias)
         return self.regrouped(self.emit(lambda p, v: layers.layer_norm(p, v, w, b, eps), [x], x.axes), shape)
+
+    def _frozen_norm(self, x: Value, weight: Value | None, bias: Value | None, eps: float) -> Value:
+        """Over the last axis; an addition that gave x becomes part of the step, which gives both results."""
+        w, b = (None if v is None else v.name for v in (weight, bias))
+        addition = self.additions.pop(x.slot, None)
+        if addition is None:
+            return self.emit(lambda p, v: frozen_norm.norm(p, v, w, b, eps), [x], x.axes)
+        both, normal = (Value(self.slots + i, kind, axes=x.axes) for i, kind in enumerate(("other", "batch")))
+        self.slots += 2
+        at = next(i for i, step in enumerate(self.steps) if step is addition)
+        self.steps[at : at + 1] = [
+            Step(lambda p, v, other: frozen_norm.added_norm(p, v, other, w, b, eps), addition.reads, both.slot),
+            Step(lambda p, held: held[0], [both.slot], addition.slot),
+            Step(lambda p, held: held[1], [both.slot], normal.slot),
+        ]
+        return normal
 
     def rms_norm(
         self, node: fx.Node, x: Value, normalized_shape: Any, weight: Any = None, eps: float | None = None
@@ -438,7 +477,10 @@ class Operations(General):
                     return None
                 b = self.arranged(b, a.axes.order)
             sizes = tuple(max(pair) for pair in zip(a.axes.sizes, b.axes.sizes, strict=True))
-            return self.emit(lambda p, x, y: function(x, y), [a, b], Axes(sizes, a.axes.parts, a.axes.order))
+            value = self.emit(lambda p, x, y: function(x, y), [a, b], Axes(sizes, a.axes.parts, a.axes.order))
+            if function is torch.add and a.axes == b.axes:
+                self.additions[value.slot] = self.steps[-1]
+            return value
         x, other = (a, b) if batches[0] else (b, a)
         if not is_batch(x):
             return None

@@ -13,12 +13,21 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from fedlada_mpi import algorithms, bench
+from fedlada_mpi import algorithms, bench, models
 from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.gpu import layer_kernels
+<<<<<<< HEAD
 from fedlada_mpi.models import by_autograd, layers
 from fedlada_mpi.models.recurrent import recurrent
+=======
+from fedlada_mpi.models import Lora, layers
+from fedlada_mpi.models.sequences import GPT
+>>>>>>> vocab
 from fedlada_mpi.rounds.gradients import StackedEngine
+from fedlada_mpi.support.user_code import Given
+from fedlada_mpi.tasks.base import About, Array
+from fedlada_mpi.tasks.client_loss import ClientLoss
+from fedlada_mpi.tasks.next_token import NextToken
 
 HOPPER = GPUTarget("cuda", 90, 32)
 
@@ -73,9 +82,25 @@ def main() -> None:
         settings = {"dataset": dataset, "precision": precision, "algorithm": method, "model": model, "batch_size": 2}
         config = resolve(settings).config
         bench.Bench(bench.Workload.of_images(replace(config, local_steps=1, clip=1.0)), 2, torch.device("cpu")).round()
+<<<<<<< HEAD
     for dtype in (torch.float32, torch.bfloat16):
         sequences(dtype)
+=======
+    adapted_language_model()
+>>>>>>> vocab
     print(*met)
+
+
+def adapted_language_model() -> None:
+    """A step of a transformer with a large vocabulary, of whose layers only adapters are trained."""
+    words, length = 5000, 16
+    text = About(Array("int64", (length,), words), Array("int64", (length,)), classes=words)
+    network = models.build(Given(GPT(words, length, 64, 1, 4)), (length, words), text, lora=Lora(8))
+    engine = StackedEngine(network, layer_kernels, loss=ClientLoss(NextToken(text)))
+    for dtype in (torch.bfloat16, torch.float32):
+        values, tokens = network.initial(dtype).expand(2, -1).contiguous(), torch.zeros(2, 2, length, dtype=torch.int64)
+        weight, keys = torch.full((2, 2), 0.5), torch.arange(2)
+        engine.gradients(values, torch.zeros_like(values), tokens, tokens, weight, keys)
 
 
 if __name__ == "__main__":

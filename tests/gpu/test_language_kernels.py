@@ -5,10 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from kernel_checks import DEVICE, agree, kernels_run, random
+from kernel_checks import CUDA, DEVICE, agree, kernels_run, random
+from sequence_zoo import GPT, LENGTH, TEXT, TOKENS
 
+from fedlada_mpi import models
 from fedlada_mpi.gpu import layer_kernels
-from fedlada_mpi.models import vocabulary
+from fedlada_mpi.models import Lora, layers, vocabulary
+from fedlada_mpi.rounds.gradients import StackedEngine
+from fedlada_mpi.support.user_code import Given
+from fedlada_mpi.tasks.client_loss import ClientLoss
+from fedlada_mpi.tasks.next_token import NextToken
 
 TYPES = (torch.float32, torch.bfloat16)
 
@@ -54,6 +60,67 @@ def test_a_last_layer_as_plain_code_has_it(monkeypatch, trained):
     for expected, mine, again in zip(*found, strict=True):
         agree(mine, expected)
         assert torch.equal(mine, again)
+
+
+@kernels_run
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("shape", "added", "affine"), [((3, 5, 24), True, True), ((2, 2, 1100), False, False)])
+def test_norm_of_a_sum(shape, added, affine, dtype):
+    x, other = (random(*shape, dtype=dtype) for _ in range(2))
+    gamma, beta = (random(shape[-1], dtype=dtype) if affine else None for _ in range(2))
+    dtotal, dout = (random(*shape, dtype=dtype) for _ in range(2))
+    total, out, mean, rstd = layer_kernels.added_norm(x, other if added else None, gamma, beta, 1e-5)
+    agree(total, x + other if added else x)
+    exact = total.double().requires_grad_()
+    weights = [None if w is None else w.double() for w in (gamma, beta)]
+    expected = F.layer_norm(exact, shape[-1:], *weights, 1e-5)
+    agree(out, expected.detach(), dtype)
+    expected.backward(dout.double())
+    arguments = (total, gamma, mean, rstd)
+    agree(layer_kernels.added_norm_backward(dout, None, *arguments), exact.grad, dtype)
+    found = layer_kernels.added_norm_backward(dout, dtotal, *arguments)
+    agree(found, exact.grad + dtotal.double(), dtype)
+    assert torch.equal(layer_kernels.added_norm_backward(dout, dtotal, *arguments), found)
+
+
+@kernels_run
+@pytest.mark.parametrize("dtype", TYPES if CUDA else TYPES[:1])  # the interpreter has no products of bfloat16
+@pytest.mark.parametrize(
+    ("width", "ranks", "name"), [(200, (8, 8), "gelu_tanh"), (24, (3, 17), "silu"), (128, (16, 1), "gelu")]
+)
+def test_activation_between_adapted_layers(width, ranks, name, dtype):
+    rank, other = ranks
+    base, dout = (random(2, 70, width, dtype=dtype) for _ in range(2))
+    inner, dinner = random(2, 70, rank, dtype=dtype), random(2, 70, other, dtype=dtype)
+    flat = random(2, width * (rank + other) + 7, dtype=dtype)  # as in a layout
+    b = flat[:, : width * rank].view(2, width, rank)
+    a = random(1, other, width, dtype=dtype).expand(2, -1, -1)  # as a fixed one
+    exact = (base.double() + inner.double() @ b.double().mT).requires_grad_()
+    expected = layers.ACTIVATIONS[name](exact)
+    agree(layer_kernels.low_rank_activation(base, inner, b, name), expected.detach(), dtype)
+    expected.backward(dout.double() + dinner.double() @ a.double())
+    found = layer_kernels.low_rank_activation_backward(dout, dinner, a, base, inner, b, name)
+    agree(found, exact.grad, dtype)
+    assert torch.equal(layer_kernels.low_rank_activation_backward(dout, dinner, a, base, inner, b, name), found)
+
+
+@kernels_run
+@pytest.mark.parametrize("fixed_a", [False, True])
+def test_adapters_on_a_frozen_base(fixed_a):
+    """Gradients of a transformer's, as its layers call the kernels."""
+    torch.manual_seed(0)
+    network = models.build(Given(GPT(depth=1)), (LENGTH, TOKENS), TEXT, lora=Lora(2, fixed_a=fixed_a))
+    values = (network.initial() + 0.1 * torch.randn(2, network.layout.size)).to(DEVICE)
+    tokens = torch.randint(0, TOKENS, (2, 2, LENGTH), device=DEVICE)
+    weight, keys, found = torch.full((2, 2), 0.5, device=DEVICE), torch.arange(2, device=DEVICE), []
+    for kernels in (None, layer_kernels, layer_kernels):
+        engine = StackedEngine(network, kernels, DEVICE, ClientLoss(NextToken(TEXT)))
+        grads = torch.zeros_like(values)
+        found.append((engine.gradients(values, grads, tokens, tokens, weight, keys), grads))
+    (expected, gradient), mine, again = found
+    agree(mine[0], expected)
+    assert (mine[1] - gradient).norm() < 1e-5 * gradient.norm()
+    assert all(map(torch.equal, mine, again))
 
 
 def test_a_frozen_table_is_padded_once():

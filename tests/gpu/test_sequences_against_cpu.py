@@ -9,7 +9,7 @@ from sequence_zoo import GPT, TEXT, ZOO, DistilBERT, UNet, ViT
 from torch import Tensor, nn
 
 from fedlada_mpi import models
-from fedlada_mpi.models import by_autograd
+from fedlada_mpi.models import Lora, by_autograd
 from fedlada_mpi.models.attention import attention
 from fedlada_mpi.models.form import as_stored, each
 from fedlada_mpi.rounds.gradients import StackedEngine
@@ -42,6 +42,8 @@ CASES = {
     "wide gru": (lambda: Recurrent(nn.GRU, 128), TEXT),
     "rnn": (lambda: Recurrent(nn.RNN), TEXT),
 }
+ADAPTED = {"gpt with adapters": Lora(2), "gpt with adapters, A fixed": Lora(2, fixed_a=True)}
+CASES |= dict.fromkeys(ADAPTED, (GPT, TEXT))
 
 
 class Squares:
@@ -56,7 +58,7 @@ class Squares:
 def built(name: str) -> models.Network:
     torch.manual_seed(0)
     make, about = CASES[name]
-    network = models.build(Given(make()), None, about)
+    network = models.build(Given(make()), None, about, lora=ADAPTED.get(name))
     assert network.forward is not None, network.untraceable_because
     return network
 
