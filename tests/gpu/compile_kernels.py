@@ -53,7 +53,8 @@ def main() -> None:
     met = compile_launches()
     bench.create_engine = lambda network, config, device, loss: StackedEngine(network, layer_kernels)
     layers.use_library = lambda x, window, groups=1: False  # as on a GPU
-    cases = [("cifar10", "bf16", "fedlada", "resnet18"), ("cifar10", "fp32", "fedavg", "model_zoo:ConvNeXt")]
+    cases = [("cifar10", "bf16", "fedlada", "resnet18")]
+    cases += [("cifar10", "fp32", "fedavg", f"model_zoo:{name}") for name in ("ConvNeXt", "separable")]
     cases += [("digits", "fp32", name, "cnn") for name in algorithms.names()]
     for dataset, precision, method, model in cases:
         settings = {"dataset": dataset, "precision": precision, "algorithm": method, "model": model, "batch_size": 2}
