@@ -102,4 +102,4 @@ def _specialisation(kernel: Any, arguments: tuple[Any, ...]) -> Iterator[Hashabl
             wide = value.bit_length() > 31
             yield wide if parameter.do_not_specialize else (wide, value == 1, value % 16 == 0)
         else:
-            yield type(value)
+            yield type(value).__name__

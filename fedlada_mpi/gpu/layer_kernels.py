@@ -17,26 +17,19 @@ from torch.autograd.function import once_differentiable
 from .attention_kernels import attention, takes_attention
 from .channel_kernels import bias_activation, bias_activation_backward, scale, spread
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
-<<<<<<< HEAD
 from .embedding_kernels import embedding_gradient
-from .norm_kernels import group_norm, group_norm_backward
-from .recurrent_kernels import gru, gru_backward, lstm, lstm_backward
-=======
 from .low_rank_kernels import low_rank_activation, low_rank_activation_backward
 from .norm_kernels import group_norm, group_norm_backward
+from .recurrent_kernels import gru, gru_backward, lstm, lstm_backward
 from .row_norm_kernels import added_norm, added_norm_backward
->>>>>>> vocab
 from .sum_kernels import column_sums
 from .triton_support import TILE, Window, available, check, jit, power, tl, triton, vector
 from .vocabulary_kernels import token_cross_entropy
 
 __all__ = [
-<<<<<<< HEAD
     "attention",
-=======
     "added_norm",
     "added_norm_backward",
->>>>>>> vocab
     "available",
     "bias_activation",
     "bias_activation_backward",
@@ -53,13 +46,10 @@ __all__ = [
     "gru",
     "gru_backward",
     "im2col",
-<<<<<<< HEAD
     "lstm",
     "lstm_backward",
-=======
     "low_rank_activation",
     "low_rank_activation_backward",
->>>>>>> vocab
     "max_pool",
     "scale",
     "spread",

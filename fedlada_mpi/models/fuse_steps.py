@@ -40,7 +40,7 @@ def activation_of(node: fx.Node) -> str:
     return ""
 
 
-def _limits(x: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> tuple[float, float]:
+def _limits(x: Any, min_val: Any = -1.0, max_val: Any = 1.0, inplace: Any = False) -> tuple[Any, Any]:
     """Of ``F.hardtanh`` with these arguments."""
     return min_val, max_val
 

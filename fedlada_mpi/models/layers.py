@@ -80,15 +80,13 @@ class Kernels(LayerSteps, CellKernels, Protocol):
 
     def depthwise_weight_gradient(self, grad: Tensor, x: Tensor, dout: Tensor, window: Window) -> None: ...
 
-<<<<<<< HEAD
     def embedding_gradient(self, dout: Tensor, places: Tensor, rows: int, by_frequency: bool) -> Tensor: ...
-=======
+
     def low_rank_activation(self, base: Tensor, inner: Tensor, b: Tensor, name: str) -> Tensor: ...
 
     def low_rank_activation_backward(
         self, dout: Tensor, dinner: Tensor, a: Tensor, base: Tensor, inner: Tensor, b: Tensor, name: str
     ) -> Tensor: ...
->>>>>>> vocab
 
     def max_pool(self, x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor: ...
 

@@ -16,13 +16,9 @@ from triton.runtime.jit import JITFunction
 from fedlada_mpi import algorithms, bench, models
 from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.gpu import layer_kernels
-<<<<<<< HEAD
-from fedlada_mpi.models import by_autograd, layers
+from fedlada_mpi.models import Lora, by_autograd, layers
 from fedlada_mpi.models.recurrent import recurrent
-=======
-from fedlada_mpi.models import Lora, layers
 from fedlada_mpi.models.sequences import GPT
->>>>>>> vocab
 from fedlada_mpi.rounds.gradients import StackedEngine
 from fedlada_mpi.support.user_code import Given
 from fedlada_mpi.tasks.base import About, Array
@@ -75,19 +71,17 @@ def main() -> None:
     met = compile_launches()
     bench.create_engine = lambda network, config, device, loss: StackedEngine(network, layer_kernels)
     layers.use_library = lambda x, window, groups=1: False  # as on a GPU
-    cases = [("cifar10", "bf16", "fedlada", "resnet18"), ("cifar10", "fp32", "fedavg", "model_zoo:ConvNeXt")]
+    cases = [("cifar10", "bf16", "fedlada", "resnet18")]
+    cases += [("cifar10", "fp32", "fedavg", f"model_zoo:{name}") for name in ("ConvNeXt", "separable")]
     cases += [("cifar10", "bf16", "fedavg", "vit_tiny")]
     cases += [("digits", "fp32", name, "cnn") for name in algorithms.names()]
     for dataset, precision, method, model in cases:
         settings = {"dataset": dataset, "precision": precision, "algorithm": method, "model": model, "batch_size": 2}
         config = resolve(settings).config
         bench.Bench(bench.Workload.of_images(replace(config, local_steps=1, clip=1.0)), 2, torch.device("cpu")).round()
-<<<<<<< HEAD
     for dtype in (torch.float32, torch.bfloat16):
         sequences(dtype)
-=======
     adapted_language_model()
->>>>>>> vocab
     print(*met)
 
 

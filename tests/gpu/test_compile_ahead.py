@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedlada_mpi.gpu import channel_kernels, compile_ahead, layer_kernels
+from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
 
 pytestmark = pytest.mark.skipif(
@@ -91,3 +92,25 @@ def test_kernels_of_others_run(compiled, monkeypatch):
     assert arguments[0] is x
     assert not warmup
     assert thread is threading.main_thread()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_run_after_it_compiles_nothing(monkeypatch, tmp_path):
+    """With Triton's own compiler, into an empty cache."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    compiled = []
+    monkeypatch.setattr(triton.knobs.compilation, "listener", lambda **about: compiled.append(about["src"].name))
+    x, dout = torch.randn(2, 2, 5, 37, 1, 48, device="cuda").bfloat16()  # a width that no other test has
+    gamma = torch.ones(2, 99, device="cuda").bfloat16()[:, 3:51]
+
+    def work():
+        out, mean, rstd = layer_kernels.group_norm(x, gamma, gamma, 3, None, "relu6")
+        layer_kernels.group_norm_backward(
+            dout, x, gamma, mean, rstd, out, 3, "relu6", False, None, None, SideStream("cuda")
+        )
+        return out
+
+    compile_ahead.compile_ahead(work)
+    assert sorted(compiled) == ["_group_norm", "_group_norm_backward"]
+    assert work().isfinite().all()
+    assert len(compiled) == 2

@@ -1,11 +1,7 @@
 """Every Triton kernel against its plain specification, on fresh random numbers into poisoned memory.
 
 On a CUDA device directly; elsewhere in Triton's interpreter, which must be chosen before Triton is imported,
-<<<<<<< HEAD
 so ``test_in_the_interpreter`` runs the rest of this file, and others like it, in a process of its own.
-=======
-so ``test_in_the_interpreter`` runs the rest of this file, and the others here on kernels, in a process of its own.
->>>>>>> vocab
 """
 
 from __future__ import annotations
@@ -28,18 +24,7 @@ from repository import ROOT
 
 from fedlada_mpi.doctor import machine
 from fedlada_mpi.gpu import (
-<<<<<<< HEAD
     layer_kernels,
-=======
-    channel_kernels,
-    depthwise_kernels,
-    layer_kernels,
-    low_rank_kernels,
-    norm_kernels,
-    row_norm_kernels,
-    sum_kernels,
-    vocabulary_kernels,
->>>>>>> vocab
 )
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
@@ -81,13 +66,8 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
 def test_in_the_interpreter():
-<<<<<<< HEAD
     files = [str(Path(__file__).with_name(name)) for name in IN_THE_INTERPRETER]
     command = [sys.executable, "-m", "pytest", "-q", "-x", *files]
-=======
-    others = (str(Path(__file__).with_name(name)) for name in ("test_fuse.py", "test_language_kernels.py"))
-    command = [sys.executable, "-m", "pytest", "-q", "-x", __file__, *others]
->>>>>>> vocab
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
     )
@@ -105,14 +85,7 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-4000:]
     made = {"squares", "update"}  # by fuse.py
-<<<<<<< HEAD
     for module in KERNELS:
-=======
-    for module in (
-        *(channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, row_norm_kernels, sum_kernels),
-        *(low_rank_kernels, vocabulary_kernels),
-    ):
->>>>>>> vocab
         text = getsource(module)
         made |= {name for name in re.findall(r"^def (_\w+)", text, re.MULTILINE) if f"{name}[" in text}
     assert set(done.stdout.split()) == made
