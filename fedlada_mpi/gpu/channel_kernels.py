@@ -28,7 +28,7 @@ def _normal(value):
 
 
 @jit
-def _tanh(value):
+def tanh(value):
     return 1 - 2 / (tl.exp(2 * value) + 1)
 
 
@@ -42,14 +42,14 @@ def activated(value, NAME: tl.constexpr):
         below, _ = _normal(value)
         value *= below
     elif NAME == "gelu_tanh":
-        value = 0.5 * value * (1 + _tanh((value + value * value * value * CUBIC) * SLOPE))
+        value = 0.5 * value * (1 + tanh((value + value * value * value * CUBIC) * SLOPE))
     else:  # silu
         value = value / (1 + tl.exp(-value))
     return value
 
 
 @jit
-def _slope(value, NAME: tl.constexpr):
+def slope_of(value, NAME: tl.constexpr):
     if NAME == "relu":
         slope = tl.where(value > 0, 1.0, 0.0)
     elif NAME == "relu6":
@@ -58,7 +58,7 @@ def _slope(value, NAME: tl.constexpr):
         below, bell = _normal(value)
         slope = below + value * DENSITY * bell
     elif NAME == "gelu_tanh":
-        height = _tanh((value + value * value * value * CUBIC) * SLOPE)
+        height = tanh((value + value * value * value * CUBIC) * SLOPE)
         slope = 0.5 * (1 + height) + 0.5 * value * (1 - height * height) * (1 + value * value * 3 * CUBIC) * SLOPE
     else:  # silu
         share = 1 / (1 + tl.exp(-value))
@@ -101,7 +101,7 @@ def _tile_backward(
     at, inside = _places(tile, channel, length, WIDTH, ROWS)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(bias + client * stride + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
-    gradient = tl.load(dout + at, mask=inside, other=0.0).to(tl.float32) * _slope(value, NAME)
+    gradient = tl.load(dout + at, mask=inside, other=0.0).to(tl.float32) * slope_of(value, NAME)
     tl.store(dx + at, gradient.to(dx.dtype.element_ty), mask=inside)
     return gradient
 

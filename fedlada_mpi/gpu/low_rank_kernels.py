@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .channel_kernels import _activated, _slope
+from .channel_kernels import activated, slope_of
 from .triton_support import check, jit, power, tl, triton
 
 LANES, WARPS = 128, 8
@@ -45,7 +45,7 @@ def _low_rank_activation(
     left, right = inner + client * length * RANK, b + client * b_stride
     value = _product(left, right, row, channel, length, RANK, WIDTH, INNER, 1, RANK)
     value += tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, _activated(value, NAME).to(out.dtype.element_ty), mask=inside)
+    tl.store(out + at, activated(value, NAME).to(out.dtype.element_ty), mask=inside)
 
 
 @jit(do_not_specialize=["length"])
@@ -62,7 +62,7 @@ def _low_rank_activation_backward(
     left, right = dinner + client * length * NEXT_RANK, a + client * a_stride
     gradient = _product(left, right, row, channel, length, NEXT_RANK, WIDTH, NEXT_INNER, WIDTH, 1)
     gradient += tl.load(dout + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(dbase + at, (gradient * _slope(value, NAME)).to(dbase.dtype.element_ty), mask=inside)
+    tl.store(dbase + at, (gradient * slope_of(value, NAME)).to(dbase.dtype.element_ty), mask=inside)
 
 
 def _cut(base: Tensor) -> tuple[tuple[int, int], int, tuple[int, int]]:

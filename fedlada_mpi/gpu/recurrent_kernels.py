@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .channel_kernels import _tanh
+from .channel_kernels import tanh
 from .triton_support import check, jit, tl, triton
 
 BLOCK = 256  # units of a program: the few rows of a step are spread over the whole GPU
@@ -47,7 +47,7 @@ def _write(tensor, at, value, inside):
 @jit
 def _lstm_gates(product, gate, inside, SIZE: tl.constexpr):
     i, f = _sigmoid(_read(product, gate, inside)), _sigmoid(_read(product, gate + SIZE, inside))
-    g, o = _tanh(_read(product, gate + 2 * SIZE, inside)), _sigmoid(_read(product, gate + 3 * SIZE, inside))
+    g, o = tanh(_read(product, gate + 2 * SIZE, inside)), _sigmoid(_read(product, gate + 3 * SIZE, inside))
     return i, f, g, o
 
 
@@ -61,7 +61,7 @@ def _lstm(product, states, cells, steps, rows, t, before, after, SIZE: tl.conste
     i, f, g, o = _lstm_gates(product, _place(steps, rows, t, 4 * SIZE, SIZE, BLOCK), inside, SIZE)
     c = f * _read(cells, old, inside) + i * g
     _write(cells, new, c, inside)
-    _write(states, new, o * _tanh(c), inside)
+    _write(states, new, o * tanh(c), inside)
 
 
 @jit(do_not_specialize=INTEGERS)
@@ -76,7 +76,7 @@ def _lstm_backward(
     )
     gate, unit = _place(steps, rows, t, 4 * SIZE, SIZE, BLOCK), _place(1, rows, 0, SIZE, SIZE, BLOCK)
     i, f, g, o = _lstm_gates(product, gate, inside, SIZE)
-    height = _tanh(_read(cells, new, inside))
+    height = tanh(_read(cells, new, inside))
     dh = _read(dout, _place(steps, rows, t, SIZE, SIZE, BLOCK), inside) + _read(dstate, unit, inside)
     dc = _read(carry, unit, inside) + dh * o * (1 - height * height)
     _write(dproduct, gate, dc * g * i * (1 - i), inside)
@@ -91,7 +91,7 @@ def _gru_gates(product, given, gate, inside, SIZE: tl.constexpr):
     r = _sigmoid(_read(product, gate, inside) + _read(given, gate, inside))
     z = _sigmoid(_read(product, gate + SIZE, inside) + _read(given, gate + SIZE, inside))
     candidate = _read(product, gate + 2 * SIZE, inside)
-    return r, z, candidate, _tanh(_read(given, gate + 2 * SIZE, inside) + r * candidate)
+    return r, z, candidate, tanh(_read(given, gate + 2 * SIZE, inside) + r * candidate)
 
 
 @jit(do_not_specialize=INTEGERS)

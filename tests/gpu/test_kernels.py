@@ -23,9 +23,7 @@ from limits import LIMIT
 from repository import ROOT
 
 from fedlada_mpi.doctor import machine
-from fedlada_mpi.gpu import (
-    layer_kernels,
-)
+from fedlada_mpi.gpu import layer_kernels
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
 from fedlada_mpi.models import columns, layers
@@ -123,7 +121,7 @@ GEOMETRIES = [
 @pytest.mark.parametrize(("rows", "channels"), [(1, 10), (33, 96), (7, 300)])
 def test_spread(rows, channels, dtype):
     bias = flat_views(2, channels, dtype=dtype)[0]
-    assert torch.equal(channel_kernels.spread(bias, rows), bias.unsqueeze(1).expand(-1, rows, -1))
+    assert torch.equal(layer_kernels.spread(bias, rows), bias.unsqueeze(1).expand(-1, rows, -1))
 
 
 @kernels_run
