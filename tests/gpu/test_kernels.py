@@ -418,11 +418,11 @@ def test_layers_together():
 
     def forward(p):
         y = layers.conv(p, x, "stem.weight", None, Window(8, 8, (7, 7), (2, 2), (3, 3)))
-        y = layers.norm(p, y, "one.weight", "one.bias", 2, relu=True)
+        y = layers.norm(p, y, "one.weight", "one.bias", 2, activation="relu")
         y = p.kernels.max_pool(y, 3, 2, 1) if p.kernels else plain_max_pool(y, 3, 2, 1)
         shortcut = layers.conv(p, y, "down.weight", None, Window(2, 2, (1, 1), (2, 2)))
         y = layers.conv(p, y, "conv.weight", None, Window(2, 2, (3, 3), (2, 2), (1, 1)))
-        y = layers.norm(p, y, "two.weight", "two.bias", 2, residual=shortcut, relu=True)
+        y = layers.norm(p, y, "two.weight", "two.bias", 2, residual=shortcut, activation="relu")
         return layers.linear(p, y.mean((2, 3)), "fc.weight", "fc.bias")
 
     results = []
