@@ -115,6 +115,23 @@ def test_outputs_and_gradients_are_those_of_the_formula(engine):
             torch.testing.assert_close(gradient, leaves[name].grad, rtol=1e-10, atol=1e-10)
 
 
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def test_a_layer_with_a_forward_of_its_own_keeps_it():
+    module = nn.Sequential(nn.Flatten(), Doubled(16, CLASSES))
+    network = models.build(Given(module), CLASSES, SHAPE, lora=Lora(2, alpha=3.0))
+    assert not network.untraceable_because
+    layer, x = network.module[1], torch.randn(5, 16)
+    nn.init.normal_(layer.lora_b)
+    expected = 2 * F.linear(x, layer.weight, layer.bias) + 1.5 * x @ layer.lora_a.T @ layer.lora_b.T
+    torch.testing.assert_close(layer(x), expected)
+    found = StackedEngine(network).outputs(network.initial(), x.view(5, 4, 4, 1))
+    torch.testing.assert_close(found, expected)
+
+
 def test_adapters_alone_are_trained_and_begin_as_nothing():
     plain, network = build(), build(lora=Lora(2, "query|twice"))
     names = [f"{layer}.lora_{part}" for layer in ("query", "twice") for part in "ab"]
