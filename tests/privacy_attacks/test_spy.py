@@ -25,7 +25,7 @@ SPYING = str(ROOT / "tests" / "helpers" / "spying.py")
 SIZES = [8, 7, 6, 8, 5, 7]
 SETTINGS = (
     "--secure --dataset shards --out out --rounds 2 --participation 1 --batch-size 4 --local-steps 3 --device cpu "
-    "--model cnn --eval-every 1 --checkpoint-every 1 --partition natural --clients 6"
+    "--model linear --eval-every 1 --checkpoint-every 1 --partition natural --clients 6"
 ).split()
 
 
@@ -118,3 +118,10 @@ def test_what_depends_on_a_silos_images_is_masked(runs, method):
 
 def _first_difference(a: list[Sent], b: list[Sent]) -> int:
     return next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x.content != y.content)
+
+
+@pytest.mark.parametrize("method", CASES)
+def test_a_silo_writes_nothing_that_others_read(runs, method):
+    for sent in runs.records("a", method)[EXCHANGED]:
+        assert sent.call not in ("socket", "printed"), sent
+        assert sent.call != "file" or not sent.content.startswith((b"out", bytes(runs.folder / "a" / "out"))), sent
