@@ -2,6 +2,7 @@
 
     python tests/helpers/spying.py RECORDS --rounds 2 ...            RECORDS/rank-N.pickle, lists of ``Sent``
     python tests/helpers/spying.py --fixed-keys RECORDS --rounds 2 ...    with the same secret keys in every run
+    python tests/helpers/spying.py --fixed-keys --leak Gather RECORDS --rounds 2 ...    a silo tells what it should not
 
 A spy stands in for every communicator and every window, as its own subclass of mpi4py's, so that no call can pass it:
 what is not known to be silent is recorded, and a call whose buffers the spy cannot tell is an error. A shared window is
@@ -10,6 +11,7 @@ recorded when others may read it. Besides, a rank may write to files, sockets an
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import itertools
 import os
@@ -114,7 +116,7 @@ def arm() -> None:
 
     others = [name for name in calls(MPI.Intracomm) if name not in SILENT and name not in MAKERS]
     body = {**{name: spied(name) for name in others}, **{name: made(name) for name in MAKERS}}
-    Spy = type("Spy", (MPI.Intracomm,), body)  # noqa: N806
+    Spy = type("Spy", (MPI.Intracomm,), body)
     real_window = MPI.Win
     shown: dict[int, bytes] = {}  # by window
 
@@ -187,20 +189,51 @@ def fix_keys(rank: int) -> None:
         kind.generate = classmethod(lambda cls, kind=kind: kind.from_private_bytes(draw(32)))
 
 
+def leak(way: str) -> None:
+    """At the end of every round, let the silos show a number that depends on their images, and on nothing else."""
+    from mpi4py import MPI
+
+    from fedlada_mpi.rounds.silo import Silo
+
+    report = Silo.report
+
+    def leaking(self: Any, order: Any) -> Any:
+        inputs, _ = self.trainer.data.examples.take(slice(0, 1))
+        number = np.array([float(inputs.double().flatten()[:8].sum())])
+        if way == "Gather":
+            self.world.gather(number)
+        elif way == "Reduce":  # as masked sums do, without the mask
+            words = number.astype(np.uint64)
+            self.world.comm.Reduce(words, np.empty_like(words) if self.world.rank == 0 else None, MPI.SUM)
+        elif way == "print" and self.world.rank:
+            print(number)
+        elif way == "gather":  # a pickled object
+            self.world.comm.gather(number)
+        return report(self, order)
+
+    Silo.report = leaking
+
+
 def main(argv: list[str]) -> int:
-    fixed = argv[0] == "--fixed-keys"
-    folder, *arguments = argv[1:] if fixed else argv
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fixed-keys", action="store_true")
+    parser.add_argument("--leak", default="")
+    parser.add_argument("folder")
+    options, arguments = parser.parse_known_args(argv)
     arm()
     from mpi4py import MPI
 
     rank = MPI.COMM_WORLD.rank
-    if fixed:
+    if options.fixed_keys:
         fix_keys(rank)
+    if options.leak:
+        leak(options.leak)
     from fedlada_mpi.run import main as run
 
     status = run(arguments)
-    Path(folder).mkdir(exist_ok=True)
-    Path(folder, f"rank-{rank}.pickle").write_bytes(pickle.dumps([(s.call, s.kind, s.content, s.by) for s in RECORDS.sent]))
+    Path(options.folder).mkdir(exist_ok=True)
+    records = [(sent.call, sent.kind, sent.content, sent.by) for sent in RECORDS.sent]
+    Path(options.folder, f"rank-{rank}.pickle").write_bytes(pickle.dumps(records))
     return status
 
 

@@ -8,7 +8,6 @@ number, a text, a file or a time: a collective that is added without a mask fail
 from __future__ import annotations
 
 import shutil
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +25,7 @@ SIZES = [8, 7, 6, 8, 5, 7]
 SETTINGS = (
     "--secure --dataset shards --out out --rounds 2 --participation 1 --batch-size 4 --local-steps 3 --device cpu "
     "--model linear --eval-every 1 --checkpoint-every 1 --partition natural --clients 6"
-).split()
+)
 
 
 class Runs:
@@ -36,7 +35,7 @@ class Runs:
         self.folder, self.mpirun = folder, mpirun
         make_data(folder / "a", SIZES, silos=RANKS - 1)
         self._exchange(folder / "a", folder / "b")
-        self.records = cache(self._records)
+        self.known: dict[tuple[object, ...], list[list[Sent]]] = {}
 
     @staticmethod
     def _exchange(source: Path, target: Path) -> None:
@@ -58,15 +57,20 @@ class Runs:
             )
         )  # fmt: skip
 
-    def _records(self, which: str, more: str, masks: bool = True, fixed: bool = True) -> list[list[Sent]]:
-        """By rank. The runs have the same paths, so that those make no difference."""
-        where = self.folder / which
-        for name in ("out", "records"):
-            shutil.rmtree(where / name, ignore_errors=True)
-        options = ["--fixed-keys"] if fixed else []
-        words = [*options, "records", *SETTINGS, *more.split(), *([] if masks else ["--secure-neighbours", "0"])]
-        self.mpirun(RANKS, *words, command=(SPYING,), cwd=where, check=True)
-        return spying.read(where / "records", RANKS)
+    def records(
+        self, which: str, method: str, masks: bool = True, fixed: bool = True, leak: str = ""
+    ) -> list[list[Sent]]:  # fmt: skip
+        """What left the ranks of a run. The runs have the same paths, so that those make no difference."""
+        asked = (which, method, masks, fixed, leak)
+        if asked not in self.known:
+            where = self.folder / which
+            for name in ("out", "records"):
+                shutil.rmtree(where / name, ignore_errors=True)
+            options = [*(["--fixed-keys"] if fixed else []), *(["--leak", leak] if leak else [])]
+            words = [*SETTINGS.split(), *method.split(), *([] if masks else ["--secure-neighbours", "0"])]
+            self.mpirun(RANKS, *options, "records", *words, command=(SPYING,), cwd=where, check=True)
+            self.known[asked] = spying.read(where / "records", RANKS)
+        return self.known[asked]
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +78,21 @@ def runs(tmp_path_factory, mpirun) -> Runs:
     return Runs(tmp_path_factory.mktemp("spied"), mpirun)
 
 
-def different(a: list[Sent], b: list[Sent]) -> list[tuple[Sent, Sent]]:
-    """The messages of two runs that differ; that there are as many, of the same kinds and sizes, is a condition."""
+def messages(sent: list[Sent]) -> list[Sent]:
+    """Without files, some of which a silo writes only once, to remember checksums."""
+    return [each for each in sent if each.call != "file"]
+
+
+def places(a: list[Sent], b: list[Sent]) -> list[int]:
+    """Of the messages that differ; that there are as many in both runs, of the same kinds and sizes, is a condition."""
+    a, b = messages(a), messages(b)
     assert [shape(sent) for sent in a] == [shape(sent) for sent in b]
-    return [(x, y) for x, y in zip(a, b, strict=True) if x.content != y.content]
+    return [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x.content != y.content]
+
+
+def different(a: list[Sent], b: list[Sent]) -> list[tuple[Sent, Sent]]:
+    """The messages of two runs that differ."""
+    return [(messages(a)[i], messages(b)[i]) for i in places(a, b)]
 
 
 def shape(sent: Sent) -> tuple[str, str, str, int]:
@@ -112,12 +127,8 @@ def test_what_depends_on_a_silos_images_is_masked(runs, method):
         assert not leaks(apart, different(plain[0][rank], plain[1][rank])), f"rank {rank}"
         assert apart, "the exchanged images made no difference: nothing was tested"
     # In the first round the others have the same model and the same images in both runs.
-    first = {rank: _first_difference(masked[0][rank], masked[1][rank]) for rank in range(1, RANKS)}
+    first = {rank: places(masked[0][rank], masked[1][rank])[0] for rank in range(1, RANKS)}
     assert all(first[EXCHANGED] < place for rank, place in first.items() if rank != EXCHANGED)
-
-
-def _first_difference(a: list[Sent], b: list[Sent]) -> int:
-    return next(i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x.content != y.content)
 
 
 @pytest.mark.parametrize("method", CASES)
@@ -125,3 +136,31 @@ def test_a_silo_writes_nothing_that_others_read(runs, method):
     for sent in runs.records("a", method)[EXCHANGED]:
         assert sent.call not in ("socket", "printed"), sent
         assert sent.call != "file" or not sent.content.startswith((b"out", bytes(runs.folder / "a" / "out"))), sent
+
+
+@pytest.mark.parametrize("way", ["Gather", slow("Reduce"), slow("print")])
+def test_a_leak_is_found(runs, way):
+    """Of one number in a round, by a collective that is not masked."""
+    method = "--algorithm fedlada"
+    a, b = (runs.records(which, method, leak=way)[EXCHANGED] for which in "ab")
+    plain = [runs.records(which, method, masks=False)[EXCHANGED] for which in "ab"]
+    assert leaks(different(a, b), different(*plain))
+
+
+@pytest.mark.slow
+def test_a_call_that_the_spy_does_not_know_is_refused(runs):
+    with pytest.raises(pytest.fail.Exception, match="gather: the spy does not know what this call sends"):
+        runs.records("a", "--algorithm fedlada", leak="gather")
+
+
+def test_masked_messages_look_random(runs):
+    method = "--algorithm fedlada"
+    for rank in range(1, RANKS):
+        masked = places(*(runs.records(which, method)[rank] for which in "ab"))
+        sent = messages(runs.records("a", method, fixed=False)[rank])  # with keys that were drawn
+        content = b"".join(sent[i].content for i in masked)
+        assert len(content) > 5 * 256 * 8
+        assert LOWEST < chi_square(content) < HIGHEST
+        assert abs(lag_correlation(content)) < 5 / np.sqrt(len(content))
+        plain = different(*(runs.records(which, method, masks=False)[rank] for which in "ab"))
+        assert chi_square(b"".join(p.content for p, _ in plain)) > 100
