@@ -36,12 +36,13 @@ class Server:
         self.watchers = [*silo.watchers, *watchers]
         self.validates = "val" in silo.evaluations.examples
         self.empty_rounds = 0
+        self.void_until = 0  # rounds up to this one were sent with other silos, and are left out
 
     def run(self, start: int) -> str:
         """Rounds start+1 .. T; returns how it ended: finished or stopped."""
         config = self.config
         for t in range(start, config.rounds):
-            stop, last = self.round(t), t + 1 == config.rounds
+            stop, last = self.void(t) if t < self.void_until else self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
                 self.save(t + 1)
             if stop and not last:
@@ -86,6 +87,15 @@ class Server:
         if left_out or silo.aggregation.totals.left_out:
             record["nonfinite"] = left_out or silo.aggregation.totals.left_out
         return self.publish(done, record) or sums["stop"] > 0
+
+    def void(self, t: int) -> bool:
+        """Leave a round out; the model stays as it is. Returns whether the run is to stop after it."""
+        self.order({"do": "void", "t": t})
+        silo, nobody = self.silo, np.empty(0, np.int64)
+        silo.evaluations.of_all = {}
+        done = Finished(self.described(t, nobody), nobody, 0.0, dict.fromkeys(silo.numbers, 0.0))
+        record = self.record(done, np.zeros((1, len(silo.numbers) + len(ALL_PHASES))))
+        return self.publish(done, record | {"bytes_mpi": 0, "void": True})
 
     def included(self, r: Round, participants: np.ndarray, left_out: Sequence[int]) -> tuple[Round, float]:
         """The round without the participants that are left out, on all ranks, and the weight of its sums."""

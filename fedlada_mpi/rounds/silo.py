@@ -14,7 +14,8 @@ from ..algorithms import Algorithm, Round, Vectors
 from ..algorithms.hook_draws import server_draws
 from ..mpi import World
 from ..mpi.transport import Transport
-from ..rundir import checkpoint
+from ..privacy.silo_files import SiloFiles
+from ..rundir import checkpoint, silo_state
 from ..rundir.columns import ALL_PHASES, PARTS
 from ..rundir.metrics import Clock
 from ..settings import Config
@@ -51,8 +52,10 @@ class Silo:
         sizes: np.ndarray,
         owned: np.ndarray,
         digests: dict[str, str],
+        files: SiloFiles | None = None,
     ):
-        """``sizes``: images of every client; ``owned``: whether a rank trains it."""
+        """``sizes``: images of every client; ``owned``: whether a rank trains it; ``files``: that nobody else reads."""
+        self.files = files
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport, self.aggregation = trainer, transport, aggregation
         self.s, self.evaluations, self.digests = s, evaluations, digests
@@ -94,6 +97,8 @@ class Silo:
         self.aggregation.prepare(r, participants)
         # Ends with the slowest rank; timed as waiting, not as communication.
         self.nonfinite = self.world.collectively(lambda: self._train(r, participants))
+        if self.nonfinite and self.files is not None:
+            self.files.log(f"round {r.t + 1}: not finite, left out: clients {', '.join(map(str, self.nonfinite))}")
         # Where they are not skipped, the root learns of them by the numbers of ``report``.
         skips = self.config.on_nonfinite == "skip" and not self.aggregation.conceals
         left_out = self._all_nonfinite() if skips else []
@@ -162,13 +167,24 @@ class Silo:
         stop = self.numbers.index("stop")
         stops = self.world.gather([row[stop]])
         row[stop] = float(stops.sum())
+        if self.files is not None:
+            names = (*self.numbers, *ALL_PHASES)
+            shown = {name: round(row[names.index(name)], 4) for name in ("wait", *ALL_PHASES) if name != "total"}
+            self.files.log("seconds of a round: " + ", ".join(f"{name} {value:g}" for name, value in shown.items()))
         return np.array([row] if self.world.rank == 0 else np.empty((0, len(row))))
 
     def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
         """A checkpoint after round ``t``; ``more`` is what the root adds."""
         state = self.trainer.client_state.vectors
+        if self.aggregation.conceals:
+            self.world.collectively(lambda: self._save_own(t, state))
+            state = {}
         about = (self.config, self.s, state, self.digests, self.aggregation.order, more)
         checkpoint.save(self.world, Path(self.config.out), t, *about)
+
+    def _save_own(self, t: int, state: dict[str, dict[int, Tensor]]) -> None:
+        if self.files is not None and state:
+            silo_state.save(self.files.folder, t, state)
 
     def diverged(self, number: int, by_server: bool = False) -> DivergedError:
         """The end of a run that left the finite numbers in round ``number``; all ranks get the root's message."""
@@ -191,6 +207,8 @@ class Silo:
             match order["do"]:
                 case "round":
                     self._round(order)
+                case "void":
+                    pass  # the model stays as it is
                 case "checkpoint":
                     self.save(order["t"])
                 case "diverged":

@@ -62,7 +62,7 @@ class Training:
         silo.share((*silo.sent, *silo.algorithm.derived))
         journal = world.on_root(self.journal)
         silo.watchers = self.watchers(journal)
-        memory = world.gather(astuple(silo.memory))
+        memory = self._memory()
         if journal is None:
             return silo.serve()
         try:
@@ -72,6 +72,15 @@ class Training:
             raise
         world.broadcast_json({"do": "end", "status": status})
         return status
+
+    def _memory(self) -> np.ndarray:
+        """What every rank needs, a row each, on the root; with --secure only what it needs itself."""
+        mine = astuple(self.session.silo.memory)
+        if not self.config.secure:
+            return self.world.gather(mine)
+        rows = np.zeros((self.world.size, len(mine)))
+        rows[0] = mine
+        return rows
 
     def owners(self, manifest: Manifest) -> Ownership:
         servers = int(root_only_serves(self.world, self.config))
@@ -87,6 +96,7 @@ class Training:
         state = silo.trainer.client_state.vectors
         world.on_root(lambda: checkpoint.refuse_other_digests(self.out, start, silo.digests, session.manifest.root))
         world.collectively(lambda: checkpoint.load(self.out, start, silo.s, state, clients, world))
+        world.collectively(session.load_own_state)
         return world.on_root(self._after_loading) or ""
 
     def _begin(self) -> None:
@@ -135,6 +145,11 @@ class Training:
         self.print(str(Banner(self.session, memory, sums_changed)))
 
     def rounds(self, server: Server) -> str:
+        void = self.session.void_until
+        if void > self.start:
+            rounds = f"round {void} is" if void == self.start + 1 else f"rounds {self.start + 1} to {void} are"
+            self.print(f"note: {rounds} void, as other silos have sent sums of the same models: the model stays")
+        server.void_until = void
         return server.run(self.start)
 
     def print(self, text: str) -> None:
