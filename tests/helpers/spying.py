@@ -18,6 +18,7 @@ import os
 import pickle
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,16 +79,19 @@ def _callers() -> str:
     return " ".join(f"{Path(frame.filename).stem}.{frame.name}" for frame in frames[-8:])
 
 
-def arm() -> None:
-    """Spy on all that MPI is asked for from now on; before the package is imported."""
+def arm(before: Callable[[str], None] = lambda name: None) -> None:
+    """Spy on all that MPI is asked for from now on; before the package is imported. ``before`` is told of each call."""
     from mpi4py import MPI
 
     def spied(name: str) -> Any:
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            before(name)
             if name == "Bcast":
                 root = options.get("root", arguments[1] if len(arguments) > 1 else 0)
                 if self.rank == root:
                     RECORDS.add(name, arguments[0])
+            elif name in SILENT:
+                pass
             elif name in SENDERS:
                 in_place = isinstance(arguments[0], type(MPI.IN_PLACE)) and arguments[0] == MPI.IN_PLACE
                 RECORDS.add(name, arguments[1 if in_place else SENDERS[name]])
@@ -99,6 +103,7 @@ def arm() -> None:
 
     def made(name: str) -> Any:
         def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            before(name)
             comm = getattr(MPI.Intracomm, name)(self, *arguments, **options)
             return comm if comm == MPI.COMM_NULL else Spy(comm)
 
@@ -114,13 +119,14 @@ def arm() -> None:
         named = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
         return [name for name in named if name not in ("py2f", "f2py", "toint", "fromint", "fromhandle")]
 
-    others = [name for name in calls(MPI.Intracomm) if name not in SILENT and name not in MAKERS]
+    others = [name for name in calls(MPI.Intracomm) if name not in MAKERS]
     body = {**{name: spied(name) for name in others}, **{name: made(name) for name in MAKERS}}
     Spy = type("Spy", (MPI.Intracomm,), body)
     real_window = MPI.Win
     shown: dict[int, bytes] = {}  # by window
 
     def sync(self: Any) -> None:
+        before("Sync")
         group = self.Get_group()
         if group.rank:  # into the first segment, others add what they could also add up themselves
             memory, _ = self.Shared_query(group.rank)
