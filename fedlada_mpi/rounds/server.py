@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -36,13 +36,13 @@ class Server:
         self.watchers = [*silo.watchers, *watchers]
         self.validates = "val" in silo.evaluations.examples
         self.empty_rounds = 0
-        self.void_until = 0  # rounds up to this one were sent with other silos, and are left out
+        self.is_void: Callable[[int], bool] = lambda t: False  # whether a round is left out
 
     def run(self, start: int) -> str:
         """Rounds start+1 .. T; returns how it ended: finished or stopped."""
         config = self.config
         for t in range(start, config.rounds):
-            stop, last = self.void(t) if t < self.void_until else self.round(t), t + 1 == config.rounds
+            stop, last = self.void(t) if self.is_void(t) else self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
                 self.save(t + 1)
             if stop and not last:
@@ -86,6 +86,8 @@ class Server:
         record = self.record(done, ranks) | {"bytes_mpi": self.world.bytes_moved - moved_before}
         if left_out or silo.aggregation.totals.left_out:
             record["nonfinite"] = left_out or silo.aggregation.totals.left_out
+        if silo.aggregation.totals.out_of_range:
+            record["out_of_range"] = silo.aggregation.totals.out_of_range
         return self.publish(done, record) or sums["stop"] > 0
 
     def void(self, t: int) -> bool:

@@ -154,6 +154,11 @@ class Session:
             )
 
     @property
+    def masked(self) -> bool:
+        """Whether the sums of silos are masked."""
+        return self.epoch is not None and self.epoch.degree > 0
+
+    @property
     def clients(self) -> Clients:
         """Who the clients are, for their own records."""
         m = self.manifest
@@ -195,12 +200,16 @@ class Session:
         c = self.config
         self.epoch = agree(self.world, c, self.silo_name, self.device.type == "cuda")
         weight = float(self.manifest.sizes.sum()) if c.weighting == "size" else aggregate.most_participants(c)
+        secure = aggregate.Secure(Masks(self.epoch), s, weight)
+        if not self.epoch.degree:
+            return secure
         files = self.files
         if files is not None:
             files.silos = self._who(self.epoch)
+            secure = replace(secure, begun=files.begun)
         (least,) = self.world.allreduce_min([-files.void_until if files else 0])
         self.void_until = -least
-        return aggregate.Secure(Masks(self.epoch), s, weight, *([files.begun] if files else []))
+        return secure
 
     def _counts(self, loss: ClientLoss, examples: Examples) -> Tensor | None:
         """Of every example, where the loss gives sums and counts."""

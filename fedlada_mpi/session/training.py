@@ -25,6 +25,7 @@ from .assemble import Session, root_only_serves
 from .banner import Banner
 from .console import Progress, closing_lines
 from .journal import Journal
+from .secure_rounds import Contributors
 
 
 class Training:
@@ -57,6 +58,7 @@ class Training:
         world = self.world
         self.session = Session(world, self.config, self.directory, self.start, self.owners, self.print)
         silo = self.session.silo
+        world.on_root(self._refuse_sums_of_one)
         sums_changed = self.restore()
         world.barrier()
         silo.share((*silo.sent, *silo.algorithm.derived))
@@ -145,12 +147,20 @@ class Training:
         self.print(str(Banner(self.session, memory, sums_changed)))
 
     def rounds(self, server: Server) -> str:
-        void = self.session.void_until
-        if void > self.start:
-            rounds = f"round {void} is" if void == self.start + 1 else f"rounds {self.start + 1} to {void} are"
+        session = self.session
+        if session.void_until > self.start:
+            last, first = session.void_until, self.start + 1
+            rounds = f"round {last} is" if last == first else f"rounds {first} to {last} are"
             self.print(f"note: {rounds} void, as other silos have sent sums of the same models: the model stays")
-        server.void_until = void
+        if session.masked:
+            contributors = Contributors(session)
+            server.is_void = lambda t: t < session.void_until or contributors.of(t) == 1
         return server.run(self.start)
+
+    def _refuse_sums_of_one(self) -> None:
+        # Where silos are left of more, such rounds are void.
+        if self.session.masked and self.world.size == self.world.original_size:
+            Contributors(self.session).refuse_one_alone()
 
     def print(self, text: str) -> None:
         if not self.quiet:
