@@ -4,8 +4,8 @@
     python tests/campaigns/secure_losses.py --kills 30 --resumes 3 --seed 4
 
 Every run has six silos, of which one to three are killed under ``mpirun --with-ft ulfm``: the first at call 1, 2, 3 and
-so on of its rounds, the others at any. It must end with all rounds. Other jobs end when a silo is killed, and are resumed
-with all silos or with fewer. In none may a silo use a mask twice, or send sums of the same inputs with other silos.
+so on of its rounds, the others at any. It must end with all rounds. Other jobs end when a silo is killed, and are
+resumed with all silos or with fewer. In none may a silo use a mask twice, or send sums of the same inputs with others.
 """
 
 # ruff: noqa: E402  (the path comes first)
