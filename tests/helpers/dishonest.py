@@ -53,14 +53,14 @@ def _model(rank: int) -> None:
 
 
 def _participants(rank: int) -> None:
-    from fedlada_mpi.rounds.server import Server
+    from fedlada_mpi.rounds.silo import Silo
 
-    sample = Server.sample
+    sample = Silo.sample
 
     def few(self: Any, t: int) -> np.ndarray:
-        return sample(self, t)[:1]
+        return sample(self, t)[: None if rank else 1]
 
-    Server.sample = few
+    Silo.sample = few
 
 
 def _settings(rank: int) -> None:

@@ -21,7 +21,7 @@ SETTINGS = (
     ("way", "error"),
     [
         ("model", "the masks of the silos do not cancel"),
-        slow("participants", "participants"),
+        slow("participants", "the server asks for other participants than those of --seed"),
         slow("settings", "--secure-neighbours: got 0 from the server, expected all"),
         slow("keys --silo-keys keys", "does not belong to"),
     ],

@@ -21,7 +21,7 @@ from uniformity import HIGHEST, LOWEST, chi_square, lag_correlation
 
 RANKS, EXCHANGED = 4, 2  # the rank whose images are exchanged
 SPYING = str(ROOT / "tests" / "helpers" / "spying.py")
-SIZES = [8, 7, 6, 8, 5, 7]
+SIZES, OTHER_SIZES = [8, 7, 6, 8, 5, 7], [8, 7, 4, 10, 5, 7]
 SETTINGS = (
     "--secure --dataset shards --out out --rounds 2 --participation 1 --batch-size 4 --local-steps 3 --device cpu "
     "--model linear --eval-every 1 --checkpoint-every 1 --partition natural --clients 6"
@@ -29,12 +29,16 @@ SETTINGS = (
 
 
 class Runs:
-    """Secure runs of the same silos with two sets of images: ``a``, and ``b`` in which one silo has others."""
+    """Secure runs of the same silos: in ``b`` one silo has other images than in ``a``, in ``c`` clients of other sizes.
+
+    Silos have as many images in all.
+    """
 
     def __init__(self, folder: Path, mpirun):
         self.folder, self.mpirun = folder, mpirun
         make_data(folder / "a", SIZES, silos=RANKS - 1)
         self._exchange(folder / "a", folder / "b")
+        make_data(folder / "c", OTHER_SIZES, silos=RANKS - 1, seed=6)
         self.known: dict[tuple[object, ...], list[list[Sent]]] = {}
 
     @staticmethod
@@ -129,6 +133,15 @@ def test_what_depends_on_a_silos_images_is_masked(runs, method):
     # In the first round the others have the same model and the same images in both runs.
     first = {rank: places(masked[0][rank], masked[1][rank])[0] for rank in range(1, RANKS)}
     assert all(first[EXCHANGED] < place for rank, place in first.items() if rank != EXCHANGED)
+
+
+@pytest.mark.slow
+def test_how_many_images_clients_have_is_masked(runs):
+    method = "--algorithm fedavg --weighting size"
+    masked, plain = ((runs.records("a", method, masks), runs.records("c", method, masks)) for masks in (True, False))
+    for rank in range(1, RANKS):
+        apart = different(masked[0][rank], masked[1][rank])
+        assert not leaks(apart, different(plain[0][rank], plain[1][rank])), f"rank {rank}"
 
 
 @pytest.mark.parametrize("method", CASES)
