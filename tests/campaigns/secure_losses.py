@@ -128,6 +128,8 @@ class Campaign:
         killed = [line["killed"] for lines in losing.entries(log).values() for line in lines if "killed" in line]
         self.killed[kind] += len(killed)
         self.places.update(killed)
+        if self.tried[kind] % 10 == 0:
+            print(f"{kind}: {self.tried[kind]} runs, {self.killed[kind]} kills so far", flush=True)
         try:
             assert status != HANGS, "hangs"
             assert status == 0, f"status {status}"
