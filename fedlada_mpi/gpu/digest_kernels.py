@@ -1,4 +1,4 @@
-"""SHA-256 (FIPS 180-4) of every KiB of a vector on the GPU: a 32nd of it comes to the host, where the rest is hashed."""
+"""SHA-256 (FIPS 180-4) of every piece of a vector on the GPU: digests come to the host, 64 times fewer bytes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import Tensor
 
 from .triton_support import jit, tl, triton
 
-LEAF = 1024  # bytes
-BLOCKS = LEAF // 64  # that SHA-256 compresses one after another
-LANES = 64  # leaves per program
+BLOCK = 64  # bytes that SHA-256 compresses at a time
+LANES = 64  # pieces per program
 DIGEST_WORDS = 8
 
 
@@ -46,26 +45,26 @@ def _constant(table, i):
 
 
 @jit
-def _word(words, at, inside, padding, i: tl.constexpr):
+def _word(words, at, inside, padding, i: tl.constexpr, LENGTH: tl.constexpr):
     """Of a block of the message, or of the padding behind it: a bit, zeros, and the message's length in bits."""
     found = _big_endian(tl.load(words + at + i, mask=inside, other=0).to(tl.uint32, bitcast=True))
     if i == 0:
         found += padding << 31
     if i == 15:
-        found += padding * 8192
+        found += padding * LENGTH
     return found
 
 
 @jit
-def _compressed(h0, h1, h2, h3, h4, h5, h6, h7, words, at, inside, padding, table):
-    w0, w1 = _word(words, at, inside, padding, 0), _word(words, at, inside, padding, 1)
-    w2, w3 = _word(words, at, inside, padding, 2), _word(words, at, inside, padding, 3)
-    w4, w5 = _word(words, at, inside, padding, 4), _word(words, at, inside, padding, 5)
-    w6, w7 = _word(words, at, inside, padding, 6), _word(words, at, inside, padding, 7)
-    w8, w9 = _word(words, at, inside, padding, 8), _word(words, at, inside, padding, 9)
-    w10, w11 = _word(words, at, inside, padding, 10), _word(words, at, inside, padding, 11)
-    w12, w13 = _word(words, at, inside, padding, 12), _word(words, at, inside, padding, 13)
-    w14, w15 = _word(words, at, inside, padding, 14), _word(words, at, inside, padding, 15)
+def _compressed(h0, h1, h2, h3, h4, h5, h6, h7, words, at, inside, padding, table, LENGTH: tl.constexpr):
+    w0, w1 = _word(words, at, inside, padding, 0, LENGTH), _word(words, at, inside, padding, 1, LENGTH)
+    w2, w3 = _word(words, at, inside, padding, 2, LENGTH), _word(words, at, inside, padding, 3, LENGTH)
+    w4, w5 = _word(words, at, inside, padding, 4, LENGTH), _word(words, at, inside, padding, 5, LENGTH)
+    w6, w7 = _word(words, at, inside, padding, 6, LENGTH), _word(words, at, inside, padding, 7, LENGTH)
+    w8, w9 = _word(words, at, inside, padding, 8, LENGTH), _word(words, at, inside, padding, 9, LENGTH)
+    w10, w11 = _word(words, at, inside, padding, 10, LENGTH), _word(words, at, inside, padding, 11, LENGTH)
+    w12, w13 = _word(words, at, inside, padding, 12, LENGTH), _word(words, at, inside, padding, 13, LENGTH)
+    w14, w15 = _word(words, at, inside, padding, 14, LENGTH), _word(words, at, inside, padding, 15, LENGTH)
     a, b, c, d, e, f, g, h = h0, h1, h2, h3, h4, h5, h6, h7
     for r in range(0, 64, 16):
         d, h = _step(a, b, c, d, e, f, g, h, _constant(table, r), w0)
@@ -103,10 +102,11 @@ def _leaf_digests(words, out, table, leaves, BLOCKS: tl.constexpr, LANES: tl.con
     h0, h1, h2, h3 = zero + 0x6A09E667, zero + 0xBB67AE85, zero + 0x3C6EF372, zero + 0xA54FF53A
     h4, h5, h6, h7 = zero + 0x510E527F, zero + 0x9B05688C, zero + 0x1F83D9AB, zero + 0x5BE0CD19
     for block in range(BLOCKS + 1):
-        padding = zero + (block == BLOCKS).to(tl.uint32)
+        padding = (zero + block // BLOCKS).to(tl.uint32)  # 1 behind the last block
         h0, h1, h2, h3, h4, h5, h6, h7 = _compressed(
-            h0, h1, h2, h3, h4, h5, h6, h7, words, at + block * 16, inside & (block < BLOCKS), padding, table
-        )
+            h0, h1, h2, h3, h4, h5, h6, h7, words, at + block * 16, inside & (block < BLOCKS), padding, table,
+            BLOCKS * 512,
+        )  # fmt: skip
     out += leaf * 8
     tl.store(out, _big_endian(h0).to(tl.int32, bitcast=True), mask=inside)
     tl.store(out + 1, _big_endian(h1).to(tl.int32, bitcast=True), mask=inside)
@@ -118,16 +118,17 @@ def _leaf_digests(words, out, table, leaves, BLOCKS: tl.constexpr, LANES: tl.con
     tl.store(out + 7, _big_endian(h7).to(tl.int32, bitcast=True), mask=inside)
 
 
-def leaf_digests(vector: Tensor) -> Tensor:
-    """The SHA-256 of every whole ``LEAF`` of a contiguous vector, as bytes [leaves, 32] on its device."""
-    if not vector.is_contiguous():
-        raise TypeError(f"digests: got strides {vector.stride()}, expected a contiguous vector")
-    leaves = vector.nbytes // LEAF
+def leaf_digests(vector: Tensor, size: int) -> Tensor:
+    """The SHA-256 of every whole piece of ``size`` bytes of a contiguous vector, as bytes [pieces, 32]."""
+    if not vector.is_contiguous() or size % BLOCK:
+        what = f"strides {vector.stride()} and pieces of {size} bytes"
+        raise ValueError(f"digests: got {what}, expected a contiguous vector and a multiple of {BLOCK}")
+    leaves = vector.nbytes // size
     digests = torch.empty(leaves, DIGEST_WORDS, dtype=torch.int32, device=vector.device)
     if leaves:
-        words = vector.reshape(-1).view(torch.uint8)[: leaves * LEAF].view(torch.int32)
+        words = vector.reshape(-1).view(torch.uint8)[: leaves * size].view(torch.int32)
         grid, given = (triton.cdiv(leaves, LANES),), (words, digests, _table(vector.device), leaves)
-        _leaf_digests[grid](*given, BLOCKS, LANES, num_warps=LANES // 32)
+        _leaf_digests[grid](*given, size // BLOCK, LANES, num_warps=LANES // 32)
     return digests.view(torch.uint8)
 
 

@@ -5,6 +5,7 @@ Nor are two sums made of the same model and batches with different silos, whose 
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -99,3 +100,12 @@ def test_the_checks_find_what_they_look_for(tmp_path):
         log.write(sent={"round": 2, "digest": "91aa", "silos": silos})
     assert losing.keys_used_twice(tmp_path) == ["rank 1 used 1 of 2 keys again"]
     assert losing.sums_that_tell(tmp_path) == ["round 2 of 91aa: [('a', 'b'), ('a', 'b', 'c')]"]
+
+
+def test_digests_are_of_all_bytes():
+    """Of a vector that ends within a piece: by hand."""
+    vector = torch.arange(1300, dtype=torch.float32)
+    content = vector.numpy().tobytes()
+    pieces = b"".join(hashlib.sha256(content[i : i + 2048]).digest() for i in (0, 2048, 4096))
+    assert received_digest([vector], [7]) == hashlib.sha256(b"[7]" + pieces).digest()
+    assert received_digest([pieces], [7]) == received_digest([vector], [7])
