@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 from fedlada_mpi import algorithms, bench, models
 from fedlada_mpi.algorithms import resolve
-from fedlada_mpi.gpu import layer_kernels
+from fedlada_mpi.gpu import chacha_kernels, digest_kernels, layer_kernels
 from fedlada_mpi.models import Lora, by_autograd, layers
 from fedlada_mpi.models.recurrent import recurrent
 from fedlada_mpi.models.sequences import GPT
@@ -82,6 +82,8 @@ def main() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         sequences(dtype)
     adapted_language_model()
+    chacha_kernels.add_streams(torch.zeros(9, dtype=torch.int64), [bytes(32)], [1])
+    digest_kernels.leaf_digests(torch.zeros(512), 2048)
     print(*met)
 
 

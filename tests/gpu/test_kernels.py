@@ -40,6 +40,8 @@ IN_THE_INTERPRETER = (
     "test_sequence_kernels.py",
     "test_attention_kernels.py",
     "test_language_kernels.py",
+    "test_chacha.py",
+    "test_digests.py",
     "test_fuse.py",
 )
 
@@ -70,7 +72,7 @@ def test_in_the_interpreter():
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert re.search(r"\d+ passed, 2 skipped", done.stdout), done.stdout  # but for this test and the next
+    assert re.search(r"\d+ passed, 5 skipped", done.stdout), done.stdout  # this one, the next, three for a GPU
 
 
 @pytest.mark.slow
