@@ -82,6 +82,8 @@ def measure(column: Mapping[str, Any], horizon: int | None = None) -> measures.M
     name = column["measure"]
     if name == "rounds_to_train":
         return measures.rounds_to("train_acc", column["level"], horizon)
+    if name == "train_ratio":
+        return measures.ratio(*(measures.rounds_to("train_acc", level, horizon) for level in column["levels"]))
     if name == "rounds_to_test":
         return measures.rounds_to("test_acc", column["level"], horizon)
     if name == "units_to_test":
