@@ -17,7 +17,7 @@ from ..rundir.columns import ACCURACY
 # Settings that the paper leaves open: runs with other values are still compared with it, and a note names these.
 OPEN = frozenset(
     {"precision", "sampling", "exhausted", "partition_seed", "decay_mode", "decay_on"}
-    | {"v_init", "eps_v", "v_max", "bias_correction", "v0", "smu_mu"}
+    | {"v_init", "eps_v", "v_max", "bias_correction", "correct_after_max", "v0", "smu_mu"}
 )
 TUNED = "tuned"
 UNTUNED = "Methods without tuned settings are shown with the paper's."
