@@ -195,7 +195,13 @@ FAMILY = {
         dict(SGD, base="momentum", beta1=0.6, beta2=0.9, eps=0.5),
         server=("m",),
         traffic=(2, 2, 2),
-        variations=(FREE, DECOUPLED, dict(base="adam"), dict(weight_decay=0.5, decay_on="weights")),
+        variations=(
+            FREE,
+            DECOUPLED,
+            dict(base="adam"),
+            dict(base="adam", v0=1.0),
+            dict(weight_decay=0.5, decay_on="weights"),
+        ),
     ),
     "feddr": Case(
         dict(DUAL, eta=0.7, alpha=0.8, start_at="warm"),

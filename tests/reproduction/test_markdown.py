@@ -9,7 +9,7 @@ from synthetic_runs import write_run
 
 from fedlada_mpi import algorithms
 from fedlada_mpi.algorithms import resolve
-from fedlada_mpi.analysis import groups, load, measures
+from fedlada_mpi.analysis import groups, load
 from fedlada_mpi.analysis.tables import Cell, Column, Table
 from fedlada_mpi.report import main, tables_of
 from fedlada_mpi.reproduction import figures, markdown, paper, readings, tuning
