@@ -7,9 +7,9 @@ Clients are of two kinds, half each, that want every coordinate at +b or at -b:
     F_i(x) = sum_j psi(x_j - b_i),   psi(u) = sqrt(1 + u^2) - 1,   g = grad F_i(x) + sigma * (+1 or -1)
 
 so that every assumption of the paper holds: L = 1, |g_j| <= 1 + sigma, sigma_l^2 = d sigma^2 and, as the two kinds
-disagree most at x = 0, sigma_g^2 = d b^2 / (1 + b^2). Rates are the corollary's, eta_l = c sqrt(1 / (K T)) and eta eta_l
-= c sqrt(S K / T) with eta = K eta_g, within the theorem's bounds; K is at most (T / S)^(1/3); nothing is clipped, and v
-starts a round at v^t. What is measured is the theorem's: the mean of |grad F(z)|^2 over the rounds.
+disagree most at x = 0, sigma_g^2 = d b^2 / (1 + b^2). Rates are the corollary's, eta_l = c sqrt(1 / (K T)) and
+eta * eta_l = c sqrt(S K / T) with eta = K * eta_g, within the theorem's bounds; K is at most (T / S)^(1/3); nothing is
+clipped, and v starts a round at v^t. What is measured is the theorem's: the mean of |grad F(z)|^2 over the rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ EVERY_T, S_AND_K = (2048, 4096, 8192, 16384, 32768), 4
 T_VALUE = 2.262  # of Student's distribution with 9 degrees of freedom, for 95 %
 PARTS = ("all", "late")  # the mean over all rounds, which has the way from the start in it, and over the second half
 FILE = "regime.json"
+Measured = Mapping[str, Any]  # a cell of the record: problem, s, k, t, and the means of every repetition
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _measured(cells: Sequence[tuple[Problem, int]], k: int, rounds: int) -> list
     ]
 
 
-def exponents(cells: Sequence[dict[str, Any]], names: Sequence[str], part: str) -> list[tuple[float, float]]:
+def exponents(cells: Sequence[Measured], names: Sequence[str], part: str) -> list[tuple[float, float]]:
     """The powers of the named quantities in a fit of every repetition: their means, and half of the 95 % interval."""
     design = np.array([[1.0, *(math.log(cell[name]) for name in names)] for cell in cells])
     fits = np.linalg.lstsq(design, np.log([cell[part] for cell in cells]), rcond=None)[0][1:]
@@ -147,13 +148,13 @@ def exponents(cells: Sequence[dict[str, Any]], names: Sequence[str], part: str) 
     return list(zip(fits.mean(axis=1).tolist(), half.tolist(), strict=True))
 
 
-def records(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def records(groups: Sequence[Group]) -> list[Measured]:
     """The cells of a record in the folder of any run."""
     folders = dict.fromkeys(run.path.parent for one in groups for run in one.runs)
     return [cell for folder in folders if (folder / FILE).is_file() for cell in read_json(folder / FILE)["cells"]]
 
 
-def split(cells: Sequence[dict[str, Any]], problem: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def split(cells: Sequence[Measured], problem: str) -> tuple[list[Measured], list[Measured]]:
     """The cells of a problem that differ in S and K, and those that differ in T."""
     own = [cell for cell in cells if cell["problem"] == problem]
     return [c for c in own if c["t"] == T], [c for c in own if c["s"] == c["k"] == S_AND_K]
@@ -165,7 +166,7 @@ def tables(groups: Sequence[Group]) -> list[Table]:
     return [_exponents(cells), _cells(cells)] if cells else []
 
 
-def _exponents(cells: Sequence[dict[str, Any]]) -> Table:
+def _exponents(cells: Sequence[Measured]) -> Table:
     heads = [f"{name}, {part}" for part in ("all rounds", "second half") for name in ("S", "K", "T")]
     rows = [[Cell("the corollary"), *(Cell("−0.50", -0.5) for _ in heads)]]
     for problem in PROBLEMS:
@@ -173,15 +174,15 @@ def _exponents(cells: Sequence[dict[str, Any]]) -> Table:
         found = [fit for p in PARTS for fit in (*exponents(grid, ("s", "k"), p), *exponents(lengths, ("t",), p))]
         rows.append([Cell(problem.name), *(Cell(f"{number(mean, 2)} ± {half:.2f}", mean) for mean, half in found)])
     notes = [
-        f"Powers of S, K and T in the mean of |∇F(z)|², fitted to {REPETITIONS} repetitions, with 95 % intervals: S and "
-        f"K from {len(EVERY_S)} × {len(EVERY_K)} cells with T = {T:,}, T from {len(EVERY_T)} lengths with S = K = "
+        f"Powers of S, K and T in the mean of |∇F(z)|², fitted to {REPETITIONS} repetitions, with 95 % intervals: S "
+        f"and K from {len(EVERY_S)} × {len(EVERY_K)} cells with T = {T:,}, T from {len(EVERY_T)} lengths with S = K = "
         f"{S_AND_K}. The second half of the rounds is without the way from the start."
     ]
     columns = [Column("Clients", numeric=False), *map(Column, heads)]
     return Table("regime", "Speed-up inside the theorem's regime", columns, rows, notes=notes, section="diagnostics")
 
 
-def _cells(cells: Sequence[dict[str, Any]]) -> Table:
+def _cells(cells: Sequence[Measured]) -> Table:
     columns = [*map(Column, ("S", "K", "T", "η_l", "η_g"))]
     columns += [Column(part, problem.name) for problem in PROBLEMS for part in ("all rounds", "second half")]
     rows = []
