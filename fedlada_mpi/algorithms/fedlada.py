@@ -108,7 +108,7 @@ class LocalAdam(Algorithm):
         else:
             c.v_hat.copy_(v)
         if corrects_v and self.correct_after_max:
-            root = (c.v_hat / (1 - self.beta2 ** (c.k + 1))).sqrt_()
+            root = (c.v_hat / (1 - self.beta2 ** (c.k + 1))).sqrt()
         else:
             root = c.v_hat.sqrt()
         return m / (root.add_(self.eps) if self.eps else root)
