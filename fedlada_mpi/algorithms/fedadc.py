@@ -5,7 +5,7 @@ server   u = mean(offset) / eta_t + (b_g - b_l) * u
          x = x - eta_g * eta_t * u
 
 The offsets hold b_l * u already, so u is the clients' mean sum of gradients plus b_g * u. Every rank computes u from
-successive x. Uncertain: written from the paper's description; the group's later code does not divide by K. Decay is
+successive x. Uncertain: no code of the authors was found, and a library of their group does not divide by K. Decay is
 taken at x, before the move of --nesterov.
 """
 

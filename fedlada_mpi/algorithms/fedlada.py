@@ -19,9 +19,15 @@ v starts a local round at zero or at v^t (``--v-init``); v^0 = eps_v^2, so v_hat
 on it: in one eps_v is 1e-8, in the other v^0 is, so that eps_v = 1e-4.
 
 Other readings of lines 8 to 11:
---no-v-max           v_hat = v, Adam instead of AMSGrad; v starts at v^t and may fall to zero, so eps must not be zero
---bias-correction    step k = 1, 2, .. has m / (1 - beta1^k) and, where v starts at zero, v / (1 - beta2^k) for m and v
+--v-init fresh       v and v_hat start a round at zero, whatever the server sends: a new optimiser each round
+--no-v-max           v_hat = v, Adam instead of AMSGrad; v may be zero, so eps must not be
+--bias-correction    step k = 1, 2, .. has m / (1 - beta1^k) and, unless v starts at v^t, v / (1 - beta2^k) for m and v;
+                     v is corrected before the maximum, which then keeps what single batches make of the first steps
+--correct-after-max  the maximum is of v as it is, and theta is of v_hat / (1 - beta2^k): the order of torch.optim.Adam
 --eps                theta = 1 / (sqrt(v_hat) + eps)
+
+With --v-init fresh --bias-correction --eps 1e-8 and --no-v-max or --correct-after-max, a client's steps are those of a
+new torch.optim.Adam, without and with amsgrad; --decay-mode decoupled makes it an AdamW.
 """
 
 from collections.abc import Mapping
@@ -44,9 +50,12 @@ class LocalAdam(Algorithm):
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
     beta2: float = hyper(0.99, "second-moment decay", least=0, below=1)
     eps_v: float = hyper(1e-8, "v^0 = eps_v^2; 1e-4 for the paper's other text, v^0 = 1e-8", above=0)
-    v_init: str = hyper("zero", "v at the start of a local round", choices=("zero", "server"))
+    v_init: str = hyper(
+        "zero", "v at the start of a local round; fresh: v_hat starts at zero, too", choices=("zero", "server", "fresh")
+    )
     v_max: bool = hyper(True, "v_hat is the maximum of v, as in AMSGrad; otherwise v itself, as in Adam")
     bias_correction: bool = hyper(False, "Adam's bias correction within a local round, of what starts at zero")
+    correct_after_max: bool = hyper(False, "correct the bias of the maximum of v, as torch does, not of v")
     eps: float = hyper(0.0, "epsilon that is added to sqrt(v_hat)", least=0)
     presets = {
         "": dict(lr=1e-3, weight_decay=1e-2, decay_mode="decoupled", server_lr=1.0),
@@ -64,11 +73,12 @@ class LocalAdam(Algorithm):
 
     @classmethod
     def check(cls, values: Mapping[str, Any]) -> None:
-        if not values["v_max"] and (values["v_init"] != "server" or not values["eps"]):
-            raise UserError(
-                f"--no-v-max: got --v-init {values['v_init']} and --eps {values['eps']:g}, expected --v-init server "
-                "and an --eps above 0, such as 1e-8, as v_hat = v may fall to zero"
-            )
+        if (not values["v_max"] or values["v_init"] == "fresh") and not values["eps"]:
+            given = "--v-init fresh" if values["v_max"] else "--no-v-max"
+            raise UserError(f"{given}: got --eps 0, expected one above 0, such as 1e-8, as v_hat may be zero")
+        if values["correct_after_max"] and not (values["bias_correction"] and values["v_max"]):
+            without = "with --no-v-max" if values["bias_correction"] else "without --bias-correction"
+            raise UserError(f"--correct-after-max has no effect {without}: leave it out")
 
     def start(self, s: Vectors) -> None:
         s.v.fill_(self.eps_v**2)
@@ -76,25 +86,32 @@ class LocalAdam(Algorithm):
     def begin(self, c: ClientVectors, s: Vectors, r: Round) -> None:
         super().begin(c, s, r)
         c.m.zero_()
-        c.v_hat.copy_(s.v.expand_as(c.v_hat))
-        if self.v_init == "zero":
-            c.v.zero_()
+        if self.v_init == "fresh":
+            c.v_hat.zero_()
         else:
+            c.v_hat.copy_(s.v.expand_as(c.v_hat))
+        if self.v_init == "server":
             c.v.copy_(c.v_hat)
+        else:
+            c.v.zero_()
 
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         c.m.mul_(self.beta1).add_(g, alpha=1 - self.beta1)
         c.v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
         m, v = c.m, c.v
+        corrects_v = self.bias_correction and self.v_init != "server"
         if self.bias_correction:
             m = m / (1 - self.beta1 ** (c.k + 1))
-            if self.v_init == "zero":
-                v = v / (1 - self.beta2 ** (c.k + 1))
+        if corrects_v and not self.correct_after_max:
+            v = v / (1 - self.beta2 ** (c.k + 1))
         if self.v_max:
             c.v_hat.clamp_(min=v)
         else:
             c.v_hat.copy_(v)
-        root = c.v_hat.sqrt()
+        if corrects_v and self.correct_after_max:
+            root = (c.v_hat / (1 - self.beta2 ** (c.k + 1))).sqrt()
+        else:
+            root = c.v_hat.sqrt()
         return m / (root.add_(self.eps) if self.eps else root)
 
     def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
@@ -115,6 +132,7 @@ class FedLADA(Amended, LocalAdam):
         "tinyimagenet": dict(alpha=0.05),
     }
     tuned = {"": dict(weight_decay=0.05)}
+    closest = {"": dict(weight_decay=0.05, lr_decay=0.996, crop="always")}
 
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return amended(super().direction(c, s, g), s.g_a, self.alpha)

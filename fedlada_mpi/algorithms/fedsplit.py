@@ -5,7 +5,7 @@ client   y = 2 * x^t - z_i
          z_i = z_i + 2 * (x_i - x^t)
 server   x = mean(z_i)
 
-z_i starts at x^0. Written from memory; as FedDR with alpha = 2 it is the same method.
+z_i starts at x^0. As FedDR with alpha = 2 it is the same method.
 """
 
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper

@@ -4,7 +4,7 @@ client   A2 = B2^t;   step k = 1, 2, ..:   x = x - eta_t * g / sqrt(B2^t + E),  
          E = k * eps^2 (--form paper) or eps (code)
 server   x as FedAvg;   B2 = mean(A2_i)
 
-B2^0 = b0^2: 1 in the paper, 0 in the code. The k in E is written from memory of the paper.
+B2^0 = b0^2: 1 in the paper, 0 in the code, whose versions have a floor that grows with k and one that is fixed.
 """
 
 from typing import Any

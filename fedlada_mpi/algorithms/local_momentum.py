@@ -4,8 +4,8 @@ client   u = b * u + g,   d = u;   --nesterov: d = g + b * u
          u starts a round at u^t (--buffer average) or at zero (reset)
 server   x as FedAvg;   average: u^{t+1} = mean(u_{i,K})
 
-The paper has full participation and equal K; here the mean over the participants goes to all. ``average`` is written
-from memory of the paper; ``reset`` is also a mode of SlowMo's and FedNova's code.
+The paper has full participation and equal K; here the mean over the participants goes to all. ``reset`` is also a mode
+of SlowMo's and FedNova's code.
 """
 
 from typing import Any

@@ -6,7 +6,8 @@ client   --base momentum: d = (1 - beta1) * g + beta1 * m
 server   x as FedAvg;   m = beta1 * m + (1 - beta1) * mean(c_i);   adam: v = beta2 * v + (1 - beta2) * mean(c_i)^2
 
 c_i costs one more pass over the client's images, which are neither flipped nor cropped in it. The averages are the
-paper's form; the authors weight by the clients' sizes: --weighting size. Adam's frozen v is written from memory.
+paper's form; the authors weight by the clients' sizes: --weighting size. v starts at v0; with 0 the steps of the first
+round are long, (1 - beta1) * g / eps.
 """
 
 from typing import Any
@@ -25,11 +26,16 @@ class MimeLite(Algorithm):
     beta1: float = hyper(0.9, "decay of m", least=0, below=1)
     beta2: float = hyper(0.99, "decay of v", least=0, below=1)
     eps: float = hyper(1e-3, "epsilon of adam's denominator", above=0)
+    v0: float = hyper(0.0, "adam's v at the start", least=0)
 
     def __init__(self, config: Config, *more: Any):
         super().__init__(config, *more)
         if self.base == "adam":
             self.down = ("x", "m", "v")
+
+    def start(self, s: Vectors) -> None:
+        if self.base == "adam":
+            s.v.fill_(self.v0)
 
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         d = g.mul_(1 - self.beta1).add_(s.m, alpha=self.beta1)

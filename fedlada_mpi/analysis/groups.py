@@ -44,11 +44,11 @@ class Curve(NamedTuple):
 
 
 @cache
-def _preset(dataset: str, method: str, tuned: bool = False) -> dict[str, Any]:
-    """The values of the paper's preset, or of the tuned one; of a user's own method only those of the data set."""
+def _preset(dataset: str, method: str, preset: str = "paper") -> dict[str, Any]:
+    """The values of the paper's preset, or of another one; of a user's own method only those of the data set."""
     dataset = dataset if dataset in settings.PRESETS else "other"
     known = {"dataset": dataset, "algorithm": method if method in algorithms.names() else "fedavg"}
-    return {**resolve({**known, "preset": "tuned"} if tuned else known).config.record(), "preset": "paper"}
+    return {**resolve({**known, "preset": preset}).config.record(), "preset": "paper"}
 
 
 def identity(values: Mapping[str, Any]) -> list[str]:
@@ -133,11 +133,11 @@ class Group:
         return {name for run in self.runs for name in run.named}
 
     def departures(self) -> dict[str, Any]:
-        """Settings that differ from the run's preset of the data set and the method; the preset itself, if tuned.
+        """Settings that differ from the run's preset of the data set and the method; the preset, if not the paper's.
 
         The defaults of a user's own method are not known here: of its settings, those that were given.
         """
-        preset, named = _preset(self.dataset, self.method, self.settings["preset"] == "tuned"), self.named
+        preset, named = _preset(self.dataset, self.method, self.settings["preset"]), self.named
         return {
             n: v
             for n, v in self.settings.items()

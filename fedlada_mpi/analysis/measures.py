@@ -53,6 +53,16 @@ def rounds_to(name: str, level: float, horizon: int | None = None) -> Measure:
     return measure
 
 
+def ratio(below: Measure, above: Measure) -> Measure:
+    """One measure over another, where a run has both."""
+
+    def measure(run: RecordedRun) -> float | None:
+        under, over = below(run), above(run)
+        return None if under is None or over is None or not under or math.isinf(over) else over / under
+
+    return measure
+
+
 def total_to(name: str, level: float, per_participant: bool = False, horizon: int | None = None) -> Measure:
     """The sum of a quantity until the objective on the test data is reached, up to the horizon."""
 

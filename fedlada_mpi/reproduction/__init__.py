@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..analysis.groups import Group
 from ..analysis.tables import Table
-from . import claims, comparison, speedup, tuning
+from . import claims, comparison, readings, regime, speedup, tuning
 
 
 def tables(groups: Sequence[Group]) -> list[Table]:
@@ -19,5 +19,7 @@ def tables(groups: Sequence[Group]) -> list[Table]:
         *claims.tables(groups),
         *comparison.tables(groups),
         *([tuned] if tuned.rows else []),
+        *readings.tables(groups),
         *speedup.tables(groups),
+        *regime.tables(groups),
     ]

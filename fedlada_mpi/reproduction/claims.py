@@ -10,11 +10,13 @@ from ..analysis.groups import Group
 from ..analysis.tables import NOT_RUN, Cell, Column, Table, number
 from . import paper
 
-ABOUT = 0.9  # of a value that the text calls approximate
+ABOUT, POINTS = 0.1, 0.5  # how far from a value that the text calls approximate: a share of it, or points of accuracy
 NOTE = (
-    "“About” a value holds from 90 % of it on. Ours are means over seeds; where runs end below a level, the rounds "
-    "they had are a bound. “Undecided”: the bound says neither, or some seeds are still at work. The last column is "
-    "the same from the paper's own tables, where they have it."
+    "“About” is two-sided: within a tenth of the value or, for accuracies, half a point, whichever is wider. Ours are "
+    "means over seeds; where runs end below a level, the rounds they had are a bound. “Undecided”: the bound says "
+    "neither, or some seeds are still at work. The last column is the same from the paper's own tables, where they "
+    "have it, with the same verdict. The factors of speed over LocalAdam and the SGD-based methods are not held "
+    "against CIFAR-10, of which the text says only that the speed is similar to that of many SGD-based methods."
 )
 
 
@@ -57,8 +59,8 @@ def _table(groups: Sequence[Group], chosen: Mapping[str, Any]) -> Table:
                 Cell(spec["text"], sort=float(i), hint=spec["source"]),
                 Cell(ours.text, ours.low, seeds=1) if ours is not None and known else Cell(),
                 Cell(f"{'about' if spec.get('about') else 'over'} {spec['value']:g}{unit}", float(spec["value"])),
-                Cell(verdict, tone={"yes": "better", "no": "worse"}.get(verdict, "")),
-                Cell(printed.text, printed.low) if (printed := _value(spec, _printed)) else Cell(),
+                Cell(verdict, tone={"yes": "better", "no": "worse"}.get(verdict.partition(",")[0], "")),
+                _by_the_paper(spec),
             ]
         )
     notes = [NOTE, paper.UNTUNED] if chosen else [NOTE]
@@ -66,11 +68,22 @@ def _table(groups: Sequence[Group], chosen: Mapping[str, Any]) -> Table:
     return Table(name, title, columns, rows, "Sections 1 and 4, and appendix", notes, paper=True)
 
 
-def _verdict(spec: Mapping[str, Any], ours: Range) -> str:
-    least = spec["value"] * (ABOUT if spec.get("about") else 1)
-    if ours.low > least or (spec.get("about") and ours.low == least):
-        return "yes"
-    return "no" if ours.high <= least else "undecided"
+def _by_the_paper(spec: Mapping[str, Any]) -> Cell:
+    """What the paper's own tables say of its claim."""
+    printed = _value(spec, _printed)
+    return Cell() if printed is None else Cell(f"{printed.text}: {_verdict(spec, printed)}", printed.low)
+
+
+def _verdict(spec: Mapping[str, Any], found: Range) -> str:
+    value = spec["value"]
+    if not spec.get("about"):
+        return "yes" if found.low > value else "no" if found.high <= value else "undecided"
+    room = max(ABOUT * abs(value), POINTS if "gain" in spec else 0.0) + 1e-9  # 41.9 - 34.5 is not quite 7.4
+    if found.high < value - room:
+        return "no, less"
+    if found.low > value + room:
+        return "no, more"
+    return "yes" if value - room <= found.low and found.high <= value + room else "undecided"
 
 
 def _value(spec: Mapping[str, Any], lookup: Lookup) -> Range | None:

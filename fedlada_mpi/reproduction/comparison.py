@@ -11,9 +11,11 @@ import numpy as np
 from ..analysis import measures
 from ..analysis.groups import Group, Stat, dataset_name, method_name, show
 from ..analysis.tables import NOT_RUN, Cell, Column, Table, number, stat
-from . import paper
+from . import agreement, paper, resolution
 
 ROUNDS = 1500  # what "never" means in the paper
+# Measures that depend on how often is evaluated, and on which part of the data.
+FIRST_HITS = {"rounds_to_test": "test", "best_test": "test", "rounds_to_train": "train", "train_ratio": "train"}
 ACCURACIES = ("test_at", "test_at_fit", "test_when_train", "best_test")
 
 
@@ -21,10 +23,9 @@ def tables(groups: Sequence[Group]) -> list[Table]:
     """The paper's tables with its settings; and with tuned ones, those of them in which tuned runs appear."""
     specs = paper.contents()["tables"]
     tuned = [spec for spec in specs if _tuned(spec, groups)] if paper.any_tuned(groups) else []
-    return [
-        *(_table(spec, groups, {}) for spec in specs),
-        *(_table(spec, groups, {"preset": paper.TUNED}) for spec in tuned),
-    ]
+    of_paper = [_table(spec, groups, {}) for spec in specs]
+    extra = [agreement.table(of_paper), *resolution.tables(groups)]
+    return [*of_paper, *extra, *(_table(spec, groups, {"preset": paper.TUNED}) for spec in tuned)]
 
 
 def _tuned(spec: Mapping[str, Any], groups: Sequence[Group]) -> bool:
@@ -77,9 +78,24 @@ def _table(spec: Mapping[str, Any], groups: Sequence[Group], chosen: Mapping[str
             if printed:
                 also = column["also"][i] if "also" in column else math.nan
                 row += [_printed(theirs, column, also), _difference(ours, theirs, column, also)]
+    parts = {FIRST_HITS[column["measure"]] for column in spec["columns"] if column["measure"] in FIRST_HITS}
+    notes += _intervals([one for one, _ in shown.values()], sorted(parts))
     notes += [*_uneven(one for one, _ in shown.values()), *_otherwise(shown.values())]
     name, title = paper.named(spec["id"], spec["title"], chosen)
     return Table(name, title, columns, rows, spec["source"], notes, paper=True)
+
+
+def _intervals(groups: Sequence[Group], parts: Sequence[str]) -> list[str]:
+    """A note on the rounds from one evaluation to the next, by which a first round can be late."""
+    steps = {part: sorted({step for one in groups for step in _steps(one, part)}) for part in parts}
+    said = [f"on the {part} data every {' or '.join(map(str, known))} rounds" for part, known in steps.items() if known]
+    said = said if any(known != [1] for known in steps.values()) else []
+    return [f"Evaluated {' and '.join(said)}."] if said else []
+
+
+def _steps(one: Group, part: str) -> set[int]:
+    """The rounds between evaluations that all seeds have."""
+    return set(np.diff(one.curve(one.columns.objective.of(part)).rounds).tolist())
 
 
 def _uneven(groups: Iterable[Group]) -> list[str]:

@@ -15,7 +15,7 @@ from ..analysis.drawing import Planned, Style, axis, curve, legend_below, over_s
 from ..analysis.groups import Group, dataset_name, method_name, show
 from ..analysis.series import Panel, quantities, sequence, series
 from ..support.inputs import figure_text
-from . import paper, speedup
+from . import paper, regime, speedup
 
 MARKED = "all_methods"  # the figure with the values that the paper prints
 BELOW_THE_LOWEST = 10  # points of accuracy that a panel shows below its lowest end of a curve
@@ -73,7 +73,9 @@ def _in_words(wanted: Mapping[str, Any]) -> str:
 def plan(found: Sequence[Figure], groups: Sequence[Group]) -> list[Planned]:
     """Those of the paper's figures that there are runs for, and the speed-ups."""
     # The smallest figures come last, so that all processes end at about the same time.
+    cells = regime.records(groups)
     return [
+        *([("regime", partial(_draw_regime, cells))] if cells else []),
         *((grid.name, partial(_draw_speedup, grid)) for grid in speedup.grids(groups)),
         *((figure.name, partial(_draw, figure)) for figure in found if not figure.empty),
     ]
@@ -128,3 +130,44 @@ def _draw_speedup(grid: speedup.SpeedupGrid, style: Style) -> Drawing:
     )
     legend_below(drawing, shown)
     return drawing
+
+
+def _draw_regime(cells: Sequence[Mapping[str, Any]], style: Style) -> Drawing:
+    """|grad F(z)|^2 against K for every S, over all rounds and over the second half; and against T."""
+    drawing, shown = panels(style, len(regime.PROBLEMS) + 1, 2, 4.4, 3.2, 0.5)
+    dashes = dict(zip(regime.PARTS, ("-", ":"), strict=True))
+    for axes, problem in zip(shown, regime.PROBLEMS, strict=False):
+        grid, _ = regime.split(cells, problem.name)
+        for s, look in zip(regime.EVERY_S, sequence(len(regime.EVERY_S)), strict=True):
+            own = [cell for cell in grid if cell["s"] == s]
+            for part, dash in dashes.items():
+                name = f"S = {s}" if part == "all" else None
+                _means(axes, own, "k", part, label=name, **{**stroke(look), "linestyle": dash})
+        axes.set(title=problem.name, xlabel="K, local steps of a round")
+        _on_powers(axes, regime.EVERY_K)
+    for problem, look in zip(regime.PROBLEMS, sequence(len(regime.PROBLEMS)), strict=True):
+        _, lengths = regime.split(cells, problem.name)
+        for part, dash in dashes.items():
+            ordered = sorted(lengths, key=lambda cell: cell["t"])
+            style_of = {**stroke(look), "linestyle": dash}
+            _means(shown[-1], ordered, "t", part, label=problem.name if part == "all" else None, **style_of)
+    shown[-1].set(title=f"S = K = {regime.S_AND_K}", xlabel="T, rounds")
+    _on_powers(shown[-1], regime.EVERY_T)
+    shown[-1].legend(fontsize=7, frameon=False)
+    for axes in shown[::2]:
+        axes.set_ylabel("mean of |∇F(z)|²")
+    drawing.suptitle("Inside the theorem's regime (dotted: second half of the rounds)", fontsize=11)
+    legend_below(drawing, shown[:1])
+    return drawing
+
+
+def _means(axes: Any, cells: Sequence[Mapping[str, Any]], across: str, part: str, **look: Any) -> None:
+    values = np.array([cell[part] for cell in cells])
+    axes.errorbar([cell[across] for cell in cells], values.mean(1), values.std(1, ddof=1), capsize=2, **look)
+
+
+def _on_powers(axes: Any, ticks: Sequence[int]) -> None:
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.tick_params(axis="x", which="minor", bottom=False)

@@ -17,7 +17,7 @@ from ..rundir.columns import ACCURACY
 # Settings that the paper leaves open: runs with other values are still compared with it, and a note names these.
 OPEN = frozenset(
     {"precision", "sampling", "exhausted", "partition_seed", "decay_mode", "decay_on"}
-    | {"v_init", "eps_v", "v_max", "bias_correction", "v0", "smu_mu"}
+    | {"v_init", "eps_v", "v_max", "bias_correction", "correct_after_max", "v0", "smu_mu"}
 )
 TUNED = "tuned"
 UNTUNED = "Methods without tuned settings are shown with the paper's."
@@ -82,6 +82,8 @@ def measure(column: Mapping[str, Any], horizon: int | None = None) -> measures.M
     name = column["measure"]
     if name == "rounds_to_train":
         return measures.rounds_to("train_acc", column["level"], horizon)
+    if name == "train_ratio":
+        return measures.ratio(*(measures.rounds_to("train_acc", level, horizon) for level in column["levels"]))
     if name == "rounds_to_test":
         return measures.rounds_to("test_acc", column["level"], horizon)
     if name == "units_to_test":

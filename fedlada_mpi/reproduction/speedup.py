@@ -35,6 +35,12 @@ class Point:
     def product(self) -> int:
         return self.s * self.k
 
+    @property
+    def in_regime(self) -> bool:
+        """Whether K is as small as the theorem's rate needs, (T / S)^(1/3), and as large as its constant C > 0 does."""
+        beta1 = self.one.settings.get("beta1", 0.0)
+        return beta1 / (1 - beta1) < self.k <= (self.one.done / self.s) ** (1 / 3) + 1e-9
+
     def mean(self, level: float) -> float | None:
         """Rounds to the level, where all seeds reached it."""
         found = self.rounds[level]
@@ -125,5 +131,10 @@ def _table(grid: SpeedupGrid) -> Table:
             f"at least {100 * ENDS:g} % of the ideal up to S K = {until:,}" if until else "not linear from the start"
         )
         notes.append(f"Training loss {level:g}: {how_far}.")
+    inside = sum(point.in_regime for point in grid.points)
+    notes.append(
+        f"An observation, not a test of the theorem: {inside} of {len(grid.points)} cells have β₁ / (1 − β₁) < K ≤ "
+        "(T / S)^(1/3), and the loss is that at x, not the mean of |∇F(z)|²."
+    )
     title = f"Linear speed-up: {grid.title}"
     return Table(grid.name, title, columns, rows, notes=notes, section="diagnostics", pictured=True)

@@ -24,7 +24,7 @@ from . import secure_rounds
 from .assemble import Session
 from .console import amount, plural
 
-TUNED_ON = "cifar10"  # the data on which --preset tuned was chosen
+TUNED_ON = "cifar10"  # the data on which --preset tuned and closest were chosen
 
 
 def environment(session: Session) -> dict[str, Any]:
@@ -164,6 +164,10 @@ class Banner:
             notes.append(f"no {names} on {parts} examples, whose outputs {why}")
         if self.config.preset == "tuned" and session.manifest.dataset != TUNED_ON:
             notes.append(f"--preset tuned was chosen on {TUNED_ON}: whether it is better on this data is not known")
+        if self.config.preset == "closest":
+            notes.append(
+                f"--preset closest was chosen on the test data of {TUNED_ON}, against the paper's stated decay"
+            )
         notes += precision_notes(self.config.precision, session.device)
         if 0 < self.costs.clients_that_fit < self.costs.most_participants:
             fit = plural(self.costs.clients_that_fit, "client")

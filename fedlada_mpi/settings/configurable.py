@@ -32,6 +32,8 @@ class Configurable:
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # What differs from these under --preset tuned, by data set; chosen for this method, hence not inherited.
     tuned: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    # Likewise under --preset closest: the nearest to the paper's results of all that was tried, whatever its text says.
+    closest: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     hypers: ClassVar[dict[str, Setting]] = {}  # its own settings; collected from the class
 
     def __init_subclass__(cls) -> None:
@@ -44,9 +46,9 @@ class Configurable:
         cls._refuse_taken_names()
         if cls.amends and "alpha" not in cls.hypers:
             raise TypeError(f"{cls.__name__} declares amends and has no setting alpha: add alpha = hyper(...)")
-        cls.tuned = vars(cls).get("tuned", {})
+        cls.tuned, cls.closest = vars(cls).get("tuned", {}), vars(cls).get("closest", {})
         known = [*SETTINGS, *cls.hypers]
-        presets = (*cls.presets.values(), *cls.tuned.values())
+        presets = (*cls.presets.values(), *cls.tuned.values(), *cls.closest.values())
         for name in (*cls.requires, *(name for preset in presets for name in preset)):
             if name not in known:
                 raise TypeError(

@@ -1,6 +1,7 @@
 """The paper's settings by data set, and which values are not the paper's.
 
-A method's own values are in its class: ``presets`` and, for ``--preset tuned``, what differs from them as ``tuned``.
+A method's own values are in its class: ``presets`` and, for ``--preset tuned`` and
+``closest``, what differs from them as ``tuned`` and ``closest``.
 """
 
 from __future__ import annotations

@@ -82,9 +82,10 @@ def resolve(
     for name in known:
         if not {"", kind}.isdisjoint(not_in_paper(name, algorithm)):
             sources[name] += ", ours"
-    tuned = {**method.tuned.get("", {}), **method.tuned.get(kind, {})}
-    if chosen("preset", flags, file) == "tuned":
-        take(tuned, f"preset tuned, {algorithm}")
+    preset = chosen("preset", flags, file)
+    others = {"tuned": method.tuned, "closest": method.closest}
+    own = {**others[preset].get("", {}), **others[preset].get(kind, {})} if preset in others else {}
+    take(own, f"preset {preset}, {algorithm}")
     take(method.requires, f"preset {algorithm}")
     take(shards or {}, "shards")
     usual = values["task"]
@@ -93,8 +94,8 @@ def resolve(
         take({"participation": 1.0}, "few clients")
     take(file, "file", changes_only=recorded)
     take(flags, "flag")
-    if values["preset"] == "tuned" and not tuned:
-        values["preset"], sources["preset"] = "paper", f"no tuned values for {algorithm}"
+    if preset in others and not own:
+        values["preset"], sources["preset"] = "paper", f"no {preset} values for {algorithm}"
     if values["task"] != usual and sources["loss"] not in ("file", "flag"):
         values["loss"], sources["loss"] = known["loss"].default, "default"  # that of the data belongs to its own task
     _derive(values, sources)

@@ -142,6 +142,26 @@ def test_localadam_with_bias_correction_and_without_the_maximum_is_adam_of_torch
     np.testing.assert_allclose(last.vectors["v"], corrected, rtol=1e-12)
 
 
+@pytest.mark.parametrize("decay_mode", ["l2", "decoupled"])
+@pytest.mark.parametrize("amsgrad", [False, True])
+def test_fresh_localadam_is_a_new_optimiser_of_torch_each_round(decay_mode, amsgrad):
+    """Three rounds of one client: torch's optimiser is made anew in each, as the client's is."""
+    b1, b2, lr, eps, decay, steps = 0.9, 0.99, 0.05, 1e-3, 0.1, 4
+    x = torch.tensor(START, requires_grad=True)
+    kind = torch.optim.Adam if decay_mode == "l2" else torch.optim.AdamW
+    for _ in range(3):
+        optimizer = kind([x], lr, betas=(b1, b2), eps=eps, weight_decay=decay, amsgrad=amsgrad)
+        for _ in range(steps):
+            x.grad = torch.from_numpy(GRADIENTS[0](x.detach().numpy()))
+            optimizer.step()
+    settings = Settings(
+        lr=lr, beta1=b1, beta2=b2, eps=eps, weight_decay=decay, decay_mode=decay_mode, bias_correction=True,
+        v_init="fresh", v_max=amsgrad, correct_after_max=amsgrad,
+    )  # fmt: skip
+    ours = federate("localadam", START, GRADIENTS[:1], [2], [steps], [[0]] * 3, settings)[-1].x
+    np.testing.assert_allclose(ours, x.detach().numpy(), rtol=1e-6)
+
+
 def test_clip_scales_only_what_is_longer():
     np.testing.assert_allclose(clipped(np.array([3.0, 4.0]), 1.0), [0.6, 0.8], rtol=1e-15)
     np.testing.assert_array_equal(clipped(np.array([3.0, 4.0]), 5.0), [3.0, 4.0])

@@ -33,6 +33,7 @@ STEPS += [(name, True, {}) for name in METHODS if steps_alone(method(name))]
 READINGS = (
     dict(bias_correction=True),
     dict(v_max=False, v_init="server", eps=1e-3),
+    dict(v_init="fresh", eps=1e-3, bias_correction=True, correct_after_max=True),
     dict(decay_mode="inside"),
     dict(decay_on="weights"),
     dict(decay_on="weights", decay_mode="l2"),

@@ -446,7 +446,7 @@ class MimeLite(FedAvg):
     def start(self, x):
         self.vectors["m"] = self.zero
         if self.s.base == "adam":
-            self.vectors["v"] = self.zero
+            self.vectors["v"] = self.zero + self.s.v0
 
     def client(self, i, x, gradient, K, rate):
         s, m = self.s, self.vectors["m"]

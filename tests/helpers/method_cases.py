@@ -37,7 +37,9 @@ OF_ADAM = (dict(beta1=0.0), dict(beta2=0.5))
 OF_ADAPTIVE = (
     *OF_ADAM, dict(decay_mode="l2"), dict(v_init="server"), dict(decay_mode="l2", v_init="server"), dict(eps_v=0.1),
     dict(eps=0.05), dict(bias_correction=True), dict(bias_correction=True, v_init="server"),
-    dict(v_max=False, v_init="server", eps=0.05),
+    dict(v_max=False, v_init="server", eps=0.05), dict(v_max=False, eps=0.05, bias_correction=True),
+    dict(v_init="fresh", eps=0.05), dict(v_init="fresh", eps=0.05, bias_correction=True, correct_after_max=True),
+    dict(bias_correction=True, correct_after_max=True),
 )  # fmt: skip
 
 PAPER = {
@@ -193,7 +195,13 @@ FAMILY = {
         dict(SGD, base="momentum", beta1=0.6, beta2=0.9, eps=0.5),
         server=("m",),
         traffic=(2, 2, 2),
-        variations=(FREE, DECOUPLED, dict(base="adam"), dict(weight_decay=0.5, decay_on="weights")),
+        variations=(
+            FREE,
+            DECOUPLED,
+            dict(base="adam"),
+            dict(base="adam", v0=1.0),
+            dict(weight_decay=0.5, decay_on="weights"),
+        ),
     ),
     "feddr": Case(
         dict(DUAL, eta=0.7, alpha=0.8, start_at="warm"),

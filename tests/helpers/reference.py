@@ -33,6 +33,7 @@ class Settings:
     v_init: str = "zero"
     v_max: bool = True
     bias_correction: bool = False
+    correct_after_max: bool = False
     weighting: str = "uniform"
     # Of the methods of family_reference.py.
     seed: int = 0
@@ -88,7 +89,8 @@ def local_adaptive(
     x: np.ndarray, gradient: Gradient, steps: int, rate: float, s: Settings, v_server: np.ndarray, g_a: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """Algorithm 3, lines 4 to 13: x_{i,K}, v_hat_{i,K} and every m / sqrt(v_hat) on the way."""
-    m, v_hat, directions = np.zeros_like(x), v_server.copy(), []
+    m, directions = np.zeros_like(x), []
+    v_hat = np.zeros_like(x) if s.v_init == "fresh" else v_server.copy()
     v = v_server.copy() if s.v_init == "server" else np.zeros_like(x)
     for k in range(1, steps + 1):
         g = clipped(gradient(x), s.clip)
@@ -98,11 +100,13 @@ def local_adaptive(
         m = s.beta1 * m + (1 - s.beta1) * g
         v = s.beta2 * v + (1 - s.beta2) * g**2
         m_now, v_now = m, v
+        correction = 1 - s.beta2**k if s.bias_correction and s.v_init != "server" else 1.0
         if s.bias_correction:
             m_now = m / (1 - s.beta1**k)
-            v_now = v / (1 - s.beta2**k) if s.v_init == "zero" else v
+        if not s.correct_after_max:
+            v_now, correction = v / correction, 1.0
         v_hat = np.maximum(v_now, v_hat) if s.v_max else v_now
-        directions.append(m_now / (np.sqrt(v_hat) + s.eps))
+        directions.append(m_now / (np.sqrt(v_hat / correction) + s.eps))
         own = directions[-1] + (decay if s.decay_mode == "inside" else 0)
         step = s.alpha * own + (1 - s.alpha) * g_a
         if s.decay_mode == "decoupled":

@@ -45,13 +45,13 @@ def test_every_experiment_of_the_paper_fills_its_tables_and_figures(tmp_path):
         for planned in experiments.load(name).runs:
             settings = resolve({}, planned.given).config.record()
             fake = run([0.99], seed=settings["seed"])
-            fake.settings, fake.series["train_acc"] = {**settings, "rounds": 1}, np.array([0.99])
+            fake.settings, fake.series["train_acc"] = {**settings, "rounds": 1}, np.array([0.999])
             fake.rounds = np.array([1500])
             runs.append(fake)
     found = group(runs)
     not_planned = {("headline", "FedAdam(*)")}  # in the paper on TinyImageNet only
     for table in comparison.tables(found):
-        if table.id != "communication_to_target":
+        if table.id not in ("communication_to_target", "simulator"):  # these runs have round 1,500 alone
             assert not table.empty, table.id
             ours = [i for i, c in enumerate(table.columns) if c.name == "ours"]
             rows = [row for row in table.rows if (table.id, row[0].text) not in not_planned]

@@ -118,18 +118,30 @@ def test_the_tuned_preset():
     assert (other.config.preset, other.sources["preset"]) == ("paper", "no tuned values for fedcm")
 
 
+def test_the_closest_preset():
+    """Of FedLADA alone; LocalAdam and the others keep the paper's values."""
+    found = resolve({"dataset": "cifar10", "preset": "closest"})
+    wanted = resolve({"dataset": "cifar10", "weight_decay": 0.05, "lr_decay": 0.996, "crop": "always"}).config
+    assert found.config.record() == {**wanted.record(), "preset": "closest"}
+    assert {found.sources[n] for n in ("weight_decay", "lr_decay", "crop")} == {"preset closest, fedlada"}
+    other = resolve({"algorithm": "localadam", "preset": "closest"})
+    assert other.config == resolve({"algorithm": "localadam"}).config
+    assert other.sources["preset"] == "no closest values for localadam"
+
+
 def test_tuned_values_are_not_inherited():
     """What was chosen for a method says nothing about those that are made of it."""
     assert FedAvg.tuned
     assert type("Own", (FedAvg,), {}).tuned == {}
+    assert type("Own", (algorithms.find("fedlada"),), {}).closest == {}
 
 
-@pytest.mark.parametrize("preset", ["paper", "tuned"])
+@pytest.mark.parametrize("preset", ["paper", "tuned", "closest"])
 def test_a_record_keeps_its_preset(preset, tmp_path):
     path = tmp_path / "config.json"
     path.write_text(dumps(resolve({"preset": preset, "lr": 0.5}).config))
     read = resolve({}, load(path), recorded=True)
-    assert (read.config.preset, read.config.weight_decay) == (preset, {"paper": 0.01, "tuned": 0.05}[preset])
+    assert (read.config.preset, read.config.weight_decay) == (preset, {"paper": 0.01}.get(preset, 0.05))
     assert read.sources["weight_decay"] != "file"
 
 
@@ -243,14 +255,17 @@ REFUSED = [
         "path/file.py:Class (did you mean 'fedlada'?)",
     ),
     (
-        {"v_max": False, "eps": 1e-8},
-        "--no-v-max: got --v-init zero and --eps 1e-08, expected --v-init server and an --eps above 0, such as 1e-8, "
-        "as v_hat = v may fall to zero",
+        {"v_init": "fresh"},
+        "--v-init fresh: got --eps 0, expected one above 0, such as 1e-8, as v_hat may be zero",
     ),
     (
         {"v_max": False, "v_init": "server"},
-        "--no-v-max: got --v-init server and --eps 0, expected --v-init server and an --eps above 0, such as 1e-8, "
-        "as v_hat = v may fall to zero",
+        "--no-v-max: got --eps 0, expected one above 0, such as 1e-8, as v_hat may be zero",
+    ),
+    ({"correct_after_max": True}, "--correct-after-max has no effect without --bias-correction: leave it out"),
+    (
+        {"correct_after_max": True, "bias_correction": True, "v_max": False, "eps": 1e-8},
+        "--correct-after-max has no effect with --no-v-max: leave it out",
     ),
     (
         {"algorithm": "fedavg", "decay_mode": "inside"},

@@ -16,7 +16,7 @@ from limits import LIMIT
 from links import anchors, dead, replaced, targets
 from repository import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/tasks").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
 
 
 def test_no_link_is_dead():
