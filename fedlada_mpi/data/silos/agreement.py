@@ -42,10 +42,9 @@ def joined(publics: Sequence[Public]) -> Public:
         raise UserError(f"two silos are called {twice}: expected another name for each, by data_prep --silo NAME")
     for other in others:
         for field, (what, cure) in ALIKE.items():
-            if getattr(first, field) != getattr(other, field):
-                raise UserError(
-                    _different(what, first.name, getattr(first, field), other.name, getattr(other, field), cure)
-                )
+            one, two = getattr(first, field), getattr(other, field)
+            if one != two:
+                raise UserError(_different(what, first.name, one, other.name, two, cure))
         _refuse_other_shapes(first, other)
     arrays = {name: _widest([public.arrays[name] for public in publics]) for name in first.arrays}
     classes = max(public.classes for public in publics)

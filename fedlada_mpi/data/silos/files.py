@@ -33,7 +33,7 @@ def check_name(name: object, what: str) -> str:
     """A silo's name, which is part of paths; ``what`` gave it."""
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UserError(
-            f"{what}: got {checks.short(name)}, expected a name of up to 64 letters, digits, dots, dashes and underscores"
+            f"{what}: got {checks.short(name)}, expected up to 64 letters, digits, dots, dashes and underscores"
         )
     return name
 

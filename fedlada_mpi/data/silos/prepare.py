@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def _described(
             if edges
             else "--task survival: got no --edges, expected the ends of the bins of time, which all silos share"
         )
-    if any(after <= before for before, after in zip(edges, edges[1:], strict=False)):
+    if any(after <= before for before, after in pairwise(edges)):
         raise UserError(f"--edges: got {list(edges)}, expected each more than the one before")
     # The mean of all silos is not known here.
     manifest = describe(replace(settings, normalise="none"), fingerprint(settings, raw), examples, division)
@@ -170,11 +171,13 @@ def _public(manifest: dict[str, Any]) -> Public:
 
 @contextmanager
 def _for_the_owner_alone(out: Path) -> Iterator[None]:
-    """What is written in the block can be read by this account alone; so can the directory, if it is a new one."""
-    new, before = not out.exists(), os.umask(0o077)
+    """What is written in the block can be read by this account alone; so can a new directory."""
+    around = [path for path in out.absolute().parents if not path.exists()]
+    before = os.umask(0o077)
     try:
         yield
     finally:
         os.umask(before)
-        if new and out.is_dir():
-            out.chmod(0o700)
+        for path in around:  # which other silos may use, too
+            if path.is_dir():
+                path.chmod(0o777 & ~before)

@@ -46,12 +46,8 @@ class Sums:
         columns = by_column(array)
         if columns.size and not np.abs(columns, dtype=np.float64).max() <= LARGEST:
             raise UserError(f"{what}: numbers beyond 2^64, expected smaller ones to normalise by: choose other units")
-        if columns.dtype.kind == "u":  # pixels
-            sums = [_of_bytes(column) for column in columns.T]
-        else:
-            wide = columns.astype(np.float64)
-            sums = [(math.fsum(column), math.fsum(column * column)) for column in wide.T]
-        whole = [(_units(x, UNIT), _units(squares, 2 * UNIT)) for x, squares in sums]
+        added = _of_bytes if columns.dtype == np.uint8 else _of_floats
+        whole = [(_units(x, UNIT), _units(squares, 2 * UNIT)) for x, squares in map(added, columns.T)]
         return cls(len(columns), tuple(x for x, _ in whole), tuple(squares for _, squares in whole))
 
     @classmethod
@@ -104,8 +100,13 @@ def _of_bytes(column: np.ndarray) -> tuple[int, int]:
     return int(counts @ levels), int(counts @ levels**2)
 
 
+def _of_floats(column: np.ndarray) -> tuple[float, float]:
+    wide = column.astype(np.float64)
+    return math.fsum(wide), math.fsum(wide * wide)
+
+
 def _units(value: float, bits: int) -> int:
-    return value << bits if isinstance(value, int) else round(Fraction(value) * (1 << bits))
+    return round(Fraction(value) * (1 << bits))
 
 
 def _words(value: int, count: int) -> list[int]:
