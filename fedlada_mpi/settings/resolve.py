@@ -19,6 +19,7 @@ from .checks import check
 from .configurable import Configurable
 from .fields import FEW, SETTINGS, Config, Setting, coerce, flag, shown
 from .presets import PRESETS, not_in_paper
+from .privacy import FEWEST_SILOS
 
 
 @dataclass
@@ -115,6 +116,11 @@ def _derive(values: dict[str, Any], sources: dict[str, str]) -> None:
         values["lr_horizon"], sources["lr_horizon"] = max(1, values["rounds"]), "rounds"
     if values["robust"] != "none" and sources["on_nonfinite"] == "default":
         values["on_nonfinite"], sources["on_nonfinite"] = "skip", "robust"
+    if values["secure"]:
+        if sources["sums"] == "default":  # clients compute alike on any number of ranks
+            values["sums"], sources["sums"] = "exact", "secure"
+        if values["min_silos"] < FEWEST_SILOS and sources["min_silos"] == "default":
+            values["min_silos"], sources["min_silos"] = FEWEST_SILOS, "secure"
 
 
 def _check_augmentation(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
