@@ -184,7 +184,8 @@ def _start_ranks(count: int, argv: Sequence[str]) -> int:
             return _print_settings(request)
         resolved, directory = request.resolve()
         config = resolved.config
-        ensure(config, directory, count - (not config.server_trains), print)
+        if not config.silo_dir:  # whose ranks alone open theirs
+            ensure(config, directory, count - (not config.server_trains), print)
         return launcher.start("fedlada_mpi.run", count, argv)
     except KeyboardInterrupt:  # before they have started
         return 128 + signal.SIGINT

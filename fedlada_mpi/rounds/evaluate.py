@@ -161,8 +161,14 @@ class Evaluations:
         held_out: Mapping[str, Examples],
         columns: Columns = CLASSIFICATION,
         sizes: Mapping[str, np.ndarray] | None = None,
+        in_silos: bool = False,
     ):
-        """``sizes``: training and, where clients have them, test examples of all clients, by part."""
+        """``sizes``: training and, where clients have them, test examples of all clients, by part.
+
+        ``in_silos``: ranks have their own test sets, and only sums leave them.
+        """
+        self.in_silos = in_silos
+        self.own: dict[str, list[float]] = {}  # of the last evaluation, this rank's sums by part
         self.columns, self.sizes = columns, sizes or {}
         self.world, self.config, self.evaluator, self.x, self.data = world, config, evaluator, x, data
         self.scores, self.own_tests = evaluator.scores, OWN in self.sizes
@@ -175,7 +181,7 @@ class Evaluations:
         self.made: dict[str, Evaluation] = {}
         self.of_all: dict[str, dict[str, float | None]] = {}  # on the root: by part, metrics of all predictions
         # With exact sums, clients' examples are added up client by client: their order is the same on any ranks.
-        self.by_client = config.sums == "exact"
+        self.by_client = config.sums == "exact" and not in_silos
         self.nothing = [0.0] * (len(self.scores.columns) + 1)
 
     @property
@@ -190,11 +196,12 @@ class Evaluations:
         # A metric of a user's own may fail on one rank alone.
         together = self.world.collectively if self.scores.own_code else lambda action: action()
         sums = together(lambda: {part: self._evaluate(part) for part in parts})
+        self.own = dict(sums)
         if self.by_client:
             for part in (part for part in ("train", OWN) if part in sums):  # in one order on all ranks
                 total = self._clients_sums(part).sum(1)
                 sums[part] = (total if self.world.rank == 0 else np.zeros_like(total)).tolist()
-        if self.scores.whole:
+        if self.scores.whole and not self.in_silos:
             self.of_all = {part: self._of_all(part) for part in PARTS if part in due}
         if OWN in sums:
             sums["test"] = [a + b for a, b in zip(sums["test"], sums[OWN], strict=True)]
@@ -224,6 +231,17 @@ class Evaluations:
         values = self.scores.values([sums[name] for name in self.names(part)]) | self.of_all.get(part, {})
         defined = {name: value for name, value in values.items() if name == "loss" or value == value}
         return {metric.of(part): defined.get(metric.name) for metric in self.columns.metrics}
+
+    def of_this_rank(self) -> dict[str, float | None]:
+        """The columns of the last evaluation, of this rank's examples alone, and how many there are."""
+        found: dict[str, float | None] = {}
+        for part in (part for part in PARTS if part in self.own and part in self.examples):
+            values = dict(self.scores.values(self.own[part]))
+            if (predicted := self._predicted(part)) is not None:
+                values |= self.scores.of_all(*predicted)
+            found |= {metric.of(part): values.get(metric.name) for metric in self.columns.metrics}
+            found[f"{part}_examples"] = self.own[part][-1]
+        return found
 
     def names(self, part: str) -> list[str]:
         """Of the sums of a part of the data, and of the number of its examples."""
@@ -282,11 +300,19 @@ class Evaluations:
 
     def _keeps(self, part: str) -> bool:
         """Whether outputs are kept, for metrics of all of them."""
-        count = int(self.sizes[part].sum()) if part in self.sizes else len(self.examples[part])
+        everywhere = part in self.sizes and not self.in_silos
+        count = int(self.sizes[part].sum()) if everywhere else len(self.examples[part])
         return bool(self.scores.whole) and count * prod(self.scores.output_shape) * 4 <= GATHERED
 
     def without_outputs(self) -> list[str]:
         """On the root, the parts of the data whose outputs are too many to be kept; refused where they decide."""
+        if self.in_silos:
+            if (objective := self.columns.objective.name) in self.scores.whole:
+                raise UserError(
+                    f"--objective {objective} is a metric of all outputs at once, which stay in the silos with "
+                    "--silo-dir: choose --objective -loss, or one of sums by fedlada_mpi.summed(function, value)"
+                )
+            return ["train", "test"] if self.scores.whole else []
         parts = {"train": ["train"], "test": ["test", OWN], "val": ["val"]}
         known = {*self.examples, *self.sizes}
         found = [part for part, of in parts.items() if any(each in known and not self._keeps(each) for each in of)]

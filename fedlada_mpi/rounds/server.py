@@ -15,7 +15,6 @@ from ..algorithms import Round
 from ..algorithms.hook_draws import server_draws
 from ..rundir.columns import ALL_PHASES, PARTS
 from ..support import rng
-from .batches import local_steps
 from .costs import bytes_of
 from .evaluate import parts_due
 from .rates import local_rate
@@ -77,7 +76,7 @@ class Server:
             included = np.setdiff1d(participants, left_out)
             r = self.described(t, included)
             self.world.broadcast_json(asdict(r))
-        weight = float(silo.sizes[included].sum()) if self.config.weighting == "size" else float(r.participants)
+        weight = silo.weight(included) if self.config.weighting == "size" else float(r.participants)
         with silo.clock("server"):
             finite = self.step(r, weight)
         silo.exchange(r)
@@ -99,7 +98,7 @@ class Server:
 
     def described(self, t: int, participants: np.ndarray) -> Round:
         config = self.config
-        steps = float(local_steps(config, self.silo.sizes[participants]).mean()) if len(participants) else 0.0
+        steps = self.silo.mean_steps(participants) if len(participants) else 0.0
         return Round(t, local_rate(config, t), steps, len(participants), config.clients)
 
     def step(self, r: Round, weight: float) -> bool:

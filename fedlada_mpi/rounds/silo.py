@@ -17,6 +17,7 @@ from ..mpi.transport import Transport
 from ..rundir import checkpoint
 from ..rundir.columns import ALL_PHASES, PARTS
 from ..rundir.metrics import Clock
+from ..rundir.silo_folder import SiloFolder
 from ..settings import Config
 from ..support.errors import DivergedError, UserError, some
 from ..support.signals import stop_requested
@@ -24,6 +25,7 @@ from .aggregate import Aggregation
 from .costs import RankMemory
 from .device import synchronize
 from .evaluate import Evaluations
+from .sizes import Sizes
 from .trainer import Trainer
 from .watcher import Order, Watcher
 
@@ -48,11 +50,16 @@ class Silo:
         aggregation: Aggregation,
         s: Vectors,
         evaluations: Evaluations,
-        sizes: np.ndarray,
+        sizes: Sizes,
         owned: np.ndarray,
         digests: dict[str, str],
+        folder: SiloFolder | None = None,
     ):
-        """``sizes``: images of every client; ``owned``: whether a rank trains it."""
+        """``sizes``: images of every client; ``owned``: whether a rank trains it.
+
+        ``folder``: where what clients keep stays, if that is not in the checkpoints of all.
+        """
+        self.folder = folder
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport, self.aggregation = trainer, transport, aggregation
         self.s, self.evaluations, self.digests = s, evaluations, digests
@@ -68,7 +75,14 @@ class Silo:
     @property
     def owned_sizes(self) -> np.ndarray:
         """Images of all clients that a rank trains."""
-        return self.sizes[self.owned]
+        return self.sizes.known[self.owned]
+
+    def mean_steps(self, participants: np.ndarray) -> float:
+        return self.sizes.mean_steps(self.config, participants)
+
+    def weight(self, included: np.ndarray) -> float:
+        """On the root, of participants by their numbers of images."""
+        return self.sizes.weight(included)
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -95,6 +109,8 @@ class Silo:
         self.nonfinite = self.world.collectively(lambda: self._train(r, participants))
         # Where they are not skipped, the root learns of them by the numbers of ``report``.
         left_out = self._all_nonfinite() if self.config.on_nonfinite == "skip" else []
+        if self.config.weighting == "size":
+            self.sizes.add_up(self.world, np.setdiff1d(participants, left_out))
         with self.clock("reduce"):
             self.aggregation.reduce(participants, self.algorithm.communicates(r.t))
         return left_out
@@ -155,7 +171,10 @@ class Silo:
 
     def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
         """A checkpoint after round ``t``; ``more`` is what the root adds."""
-        state = self.trainer.client_state.vectors
+        state, folder = self.trainer.client_state.vectors, self.folder
+        if folder is not None:
+            self.world.collectively(lambda: folder.save(t, state))
+            state = {}
         about = (self.config, self.s, state, self.digests, self.aggregation.order, more)
         checkpoint.save(self.world, Path(self.config.out), t, *about)
 

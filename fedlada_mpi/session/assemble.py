@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from .. import algorithms, models, mpi, tasks
 from ..algorithms import Vectors
-from ..data.datasets import ensure
-from ..data.manifest import Manifest, read_manifest
+from ..data.manifest import Manifest
 from ..data.owners import Ownership
-from ..data.shards import check_files, files_of
 from ..gpu.graphs import capture_on
 from ..models.form import each
 from ..models.initial import load_initial
@@ -44,6 +42,7 @@ from ..tasks.client_loss import COUNTED, ClientLoss
 from ..tasks.dry_run import dry_run
 from ..tasks.own import objective_of
 from .loading import Loading
+from .run_data import RUN, RunData, SharedShards
 
 TRIED = 4  # examples, of which one may be without an event or a class
 
@@ -63,13 +62,18 @@ class Session:
         start: int,
         owners: Callable[[Manifest], Ownership],
         report: Callable[[str], None] = print,
+        silos: RunData | None = None,
     ):
-        """To go on after round ``start`` (0: a new run); ``owners`` says which rank trains which clients."""
+        """To go on after round ``start`` (0: a new run); ``owners`` says which rank trains which clients.
+
+        ``silos``: instead of the directory, where each has one of its own.
+        """
         self.world, self.start, self.started = world, start, provenance.now()
         world.on_root(lambda: check_installed(config))
-        silos = world.original_size - int(root_only_serves(world, config))
-        world.on_root(lambda: ensure(config, directory, silos, report))
-        self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
+        number = world.original_size - int(root_only_serves(world, config))
+        self.data = silos or SharedShards(directory, number, report)
+        self.data.open(world, config)
+        self.manifest: Manifest = self.data.manifest
         self.owners = owners(self.manifest)
         threads = asked_threads(world)
         self.device = world.collectively(lambda: choose_device(world, config, threads))
@@ -79,17 +83,18 @@ class Session:
         self.config, self.dtype = config, set_precision(config.precision)
         self.about = self.manifest.about()
         self.task = world.collectively(self._task)
-        world.collectively(self._verify)
-        about = (self.manifest, self.task, self.device, self.dtype)
+        world.collectively(lambda: self.data.verify(world, self.owners))
+        about = (self.data.readable, self.task, self.device, self.dtype)
         self.loading = Loading(*about, config.data_on, world.node.size)
         data = world.collectively(self._local_data)
-        held_out = world.on_root(self.loading.of_nobody) or {}
+        held_out = self.data.held_out(world, self.loading)
 
         self.network = world.collectively(self._network)
         # Products on several threads depend on how many there are.
         work = 0 if config.sums == "exact" else self.network.work * self._images_per_step()
         limit_threads(world, self.device, work, threads)
         self.digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
+        self.digests |= {RUN: self.data.run_id} if self.data.run_id else {}
         if ":" in config.model or config.lora:
             self._refuse_different_models()
         self.algorithm = world.collectively(lambda: algorithms.create(config, self.network.layout.tensors))
@@ -130,11 +135,12 @@ class Session:
         evaluator = Evaluator(engine, data.normalise, trainer.compute, capture, self.scores)
         tested = self.clients.test_sizes
         sizes = {"train": self.manifest.sizes} | ({} if tested is None else {OWN: tested})
-        evaluations = Evaluations(world, config, evaluator, s.x, data, held_out, self.columns, sizes)
+        about = (data, held_out, self.columns, sizes, self.data.in_silos)
+        evaluations = Evaluations(world, config, evaluator, s.x, *about)
         self.without_outputs = world.on_root(evaluations.without_outputs) or []
         aggregation = aggregate.create(world, config, a, transport, dtype)
-        about = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
-        return Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *about)
+        whose = (self.data.sizes(), self.owners.mask(self.manifest.clients), self.digests, self.data.folder)
+        return Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *whose)
 
     def _counts(self, loss: ClientLoss, examples: Examples) -> Tensor | None:
         """Of every example, where the loss gives sums and counts."""
@@ -206,9 +212,10 @@ class Session:
 
     def _images_per_step(self) -> int:
         """That a rank's threads share, the same number on all ranks; an evaluation's batch has a forward pass only."""
-        c, m = self.config, self.manifest
+        c = self.config
         most = max(map(len, self.owners.clients_of))
-        batch = int(min(c.batch_size or m.sizes.max(), m.sizes.max()))
+        largest = self.data.most_rows(c)
+        batch = min(c.batch_size or largest, largest)
         return max(round(c.participation * most) * batch, BATCH["cpu"] // 3)
 
     def _refuse_different_models(self) -> None:
@@ -221,15 +228,9 @@ class Session:
                 "rank 0; expected the same model on every rank"
             )
 
-    def _verify(self) -> None:
-        """Compare the checksums of files that ranks of this node need: of each file, the first rank that needs it."""
-        files = {rank: files_of(self.manifest, self.owners.clients_of[rank]) for rank in self.world.neighbours}
-        first = {name: rank for rank in reversed(self.world.neighbours) for name in files[rank]}
-        check_files(self.manifest, [name for name, rank in first.items() if rank == self.world.rank])
-
     def _local_data(self) -> LocalData:
-        data = self.loading.of_clients(self.owners.clients_of[self.world.rank])
-        data.largest = int(self.manifest.sizes.max()) if self.config.sums == "exact" else 0
+        data = self.data.of_clients(self.world, self.owners, self.loading)
+        data.largest = self.data.most_rows(self.config) if self.config.sums == "exact" else 0
         return data
 
     def trained_module(self) -> nn.Module:

@@ -17,6 +17,7 @@ from ..mpi.plan import cuda_aware
 from ..rounds.costs import Costs, RankMemory
 from ..rounds.device import arithmetic, device_name, precision_notes
 from ..rundir import provenance
+from ..rundir.silo_folder import METRICS
 from ..settings import DATASETS, Config
 from ..support.rng import fixed_number
 from ..support.version import __version__
@@ -102,6 +103,9 @@ class Banner:
 
     def _examples(self) -> str:
         m = self.session.manifest
+        if self.session.data.in_silos:
+            shape = f"{m.classes} classes" if m.image else f"inputs {self.session.network.form.seen_shape}"
+            return f"{plural(m.silos, 'silo')} with their own {'images' if m.image else 'examples'}, {shape}"
         nobodys = m.rows(TEST_FILE) if TEST_FILE in m.files else 0
         own = f", {int(m.test_sizes.sum())} of their own to test on" if m.own_tests else ""
         tested = own + (f", {nobodys} to test on" if nobodys and not m.image else "")
@@ -127,7 +131,7 @@ class Banner:
             (
                 "ranks",
                 f"{e['ranks']} ({session.world.node.size} on this node), {each}, of "
-                f"{plural(session.manifest.silos, 'silo file')}",
+                f"{plural(session.manifest.silos, 'silo' if session.data.in_silos else 'silo file')}",
             ),
             ("device", f"{e['device']}{threads}{self._streamed()}"),
             ("MPI", f"{e['mpi']}, {aware}CUDA-aware; transport: {e['transport']}"),
@@ -155,7 +159,10 @@ class Banner:
     def _notes(self) -> list[str]:
         session = self.session
         notes = [*session.network.notes, *session.algorithm.traits.notes]
-        if session.without_outputs:
+        notes += session.data.notes
+        if session.data.in_silos and session.without_outputs:
+            notes.append(f"{', '.join(session.scores.whole)} only in the silos' own {METRICS}: outputs stay there")
+        elif session.without_outputs:
             names, parts = ", ".join(session.scores.whole), " and ".join(session.without_outputs)
             notes.append(f"no {names} on {parts} examples, whose outputs are too many to have all at once")
         if self.config.preset == "tuned" and session.manifest.dataset != TUNED_ON:

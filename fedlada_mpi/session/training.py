@@ -25,6 +25,7 @@ from .assemble import Session, root_only_serves
 from .banner import Banner
 from .console import Progress, closing_lines
 from .journal import Journal
+from .run_data import RunData
 
 
 class Training:
@@ -46,8 +47,10 @@ class Training:
         start: int,
         on_round: OnRound | None = None,
         quiet: bool = False,
+        silos: RunData | None = None,
     ):
-        """To go on after round ``start`` (0: a new run), with the shards in ``directory``."""
+        """To go on after round ``start`` (0: a new run), with the shards in ``directory``, or those of ``silos``."""
+        self.silos = silos
         self.world, self.config, self.directory, self.start = world, config, directory, start
         self.on_round, self.quiet = on_round, quiet
         self.out = Path(config.out)
@@ -55,9 +58,11 @@ class Training:
     def run(self) -> str:
         """To the end; finished or stopped."""
         world = self.world
-        self.session = Session(world, self.config, self.directory, self.start, self.owners, self.print)
+        self.session = Session(world, self.config, self.directory, self.start, self.owners, self.print, self.silos)
         silo = self.session.silo
         sums_changed = self.restore()
+        if (folder := silo.folder) is not None:
+            world.collectively(lambda: folder.begin(self.start))
         world.barrier()
         silo.share((*silo.sent, *silo.algorithm.derived))
         journal = world.on_root(self.journal)
@@ -74,6 +79,8 @@ class Training:
         return status
 
     def owners(self, manifest: Manifest) -> Ownership:
+        if self.silos is not None and self.silos.owners is not None:
+            return self.silos.owners
         servers = int(root_only_serves(self.world, self.config))
         return shared_out(manifest, self.world.size, servers, self.config.silo_per_rank)
 
@@ -86,7 +93,11 @@ class Training:
         clients = set(silo.trainer.data.client_ids.tolist())
         state = silo.trainer.client_state.vectors
         world.on_root(lambda: checkpoint.refuse_other_digests(self.out, start, silo.digests, session.manifest.root))
-        world.collectively(lambda: checkpoint.load(self.out, start, silo.s, state, clients, world))
+        if (folder := silo.folder) is None:
+            world.collectively(lambda: checkpoint.load(self.out, start, silo.s, state, clients, world))
+        else:  # a silo need not be able to read the run's directory
+            world.on_root(lambda: checkpoint.load(self.out, start, silo.s, {}, set(), world))
+            world.collectively(lambda: folder.load(start, silo.s.x, state))
         return world.on_root(self._after_loading) or ""
 
     def _begin(self) -> None:

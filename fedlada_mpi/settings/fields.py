@@ -301,6 +301,14 @@ class Config:
         runtime=True,
     )
 
+    silo_dir: str = _privacy(
+        "",
+        "directory that a rank alone reads, with what data_prep --silo has written there; {silo} stands for its name, "
+        "as in '/secure/{silo}'; rank 0 serves, and has no data",
+        runtime=True,
+        path=True,
+    )
+
     out: str = _output("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True, path=True)
     checkpoint_every: int = _output(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)
     wandb: bool = _output(False, "record with Weights & Biases, too; its WANDB_* variables apply", runtime=True)

@@ -117,6 +117,7 @@ def shared_manifest(common: Public, clients: Sequence[int]) -> Manifest:
     m, ends = sum(clients), np.cumsum(clients)
     shape = common.arrays[""].shape if common.image else (0, 0, 0)
     channels = (0.0,) * shape[2], (1.0,) * shape[2]
+    contents = digest([common.record(), list(clients)])
     return Manifest(
         root=Path(),
         dataset=common.dataset,
@@ -135,7 +136,7 @@ def shared_manifest(common: Public, clients: Sequence[int]) -> Manifest:
         seed=0,
         source="silos",
         files={},
-        client_sha256=(),
+        client_sha256=(contents,),
         validation=0.0,
         resize=0,
         test_share=0.0,
@@ -149,7 +150,7 @@ def shared_manifest(common: Public, clients: Sequence[int]) -> Manifest:
         feature_names=common.feature_names,
         normalise=common.normalise,
         edges=common.edges,
-        contents=digest([common.record(), list(clients)]),
+        contents=contents,
     )
 
 
