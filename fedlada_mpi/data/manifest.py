@@ -273,22 +273,18 @@ def data_root(data_dir: str = "") -> Path:
 
 
 def read_manifest(directory: str | os.PathLike) -> Manifest:
-    return _parsed(manifest_text(Path(directory) / MANIFEST), Path(directory) / MANIFEST)
-
-
-def manifest_text(path: Path) -> str:
-    """What the file has, which is read only if it is a regular one."""
+    path = Path(directory) / MANIFEST
     if path.exists() and not path.is_file():
         raise UserError(f"{path}: not a regular file, expected a manifest of shards{PREPARE_AGAIN}")
     try:
         text = path.read_text()
     except FileNotFoundError:
         raise UserError(
-            f"no {path.name} in {path.parent}: prepare shards with python -m data_prep --out {path.parent}"
+            f"no {MANIFEST} in {directory}: prepare shards with python -m data_prep --out {directory}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    return text
+    return _parsed(text, path)
 
 
 @lru_cache(maxsize=1)  # a run reads it several times, and that of 100,000 clients takes a second

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ...support.errors import UserError
 from ...support.inputs import parse_json, read_bytes, reason
 from .. import json_checks as checks
-from ..manifest import NORMALISE, Manifest, Stored, inputs_of, manifest_text, parsed, prepare_command, stored_of
+from ..manifest import NORMALISE, Manifest, Stored, inputs_of, parsed, prepare_command, stored_of
 from .sums import Sums
 
 SILO_FILE, PRIVATE, PUBLIC = "silo.h5", "private.json", "public.json"
@@ -27,6 +27,9 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MOST_CLASSES = 100_000
 MOST_BYTES = 1 << 22  # of public.json
 LARGEST_SUM, LARGEST_SQUARES = 1 << 170, 1 << 300  # in units, which the words of sums hold for 2^18 silos
+
+
+T = TypeVar("T")
 
 
 def check_name(name: object, what: str) -> str:
@@ -158,29 +161,20 @@ def _record(stored: Stored) -> dict[str, Any]:
 
 
 def read_public(directory: Path) -> Public:
-    path = directory / PUBLIC
-    try:
-        content = read_bytes(path)
-        if len(content) > MOST_BYTES:
-            raise ValueError(f"it has {len(content)} bytes, expected at most {MOST_BYTES}")
-        return Public.parsed(parse_json(content))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({reason(error)}): {_prepare(directory)}") from None
-    except ValueError as error:  # UnicodeDecodeError is one
-        raise UserError(f"{path}: not what a silo makes public ({error}): {_prepare(directory)}") from None
+    return _read(directory / PUBLIC, lambda content: Public.parsed(parse_json(content)))
 
 
 def read_private(directory: Path) -> SiloManifest:
     """The manifest of this silo's own data; every field is checked, and public.json must say the same."""
-    path = directory / PRIVATE
-    public = read_public(directory)
-    try:
-        data = checks.mapping(parse_json(manifest_text(path)), "it")
+
+    def manifest_of(content: bytes) -> SiloManifest:
+        data = checks.mapping(parse_json(content), "it")
         if data.get("format") != 2:
             raise ValueError(f"'format' is {checks.short(data.get('format'))}, expected 2")
-        manifest = parsed(data, directory, SiloManifest, silo=_name(data.get("silo")), sums=_sums(data.get("sums")))
-    except ValueError as error:
-        raise UserError(f"{path}: not the manifest of a silo ({error}): {_prepare(directory)}") from None
+        return parsed(data, directory, SiloManifest, silo=_name(data.get("silo")), sums=_sums(data.get("sums")))
+
+    path, public = directory / PRIVATE, read_public(directory)
+    manifest = _read(path, manifest_of)
     if manifest.silos != 1:
         raise UserError(f"{path}: got {manifest.silos} silos, expected one: {_prepare(directory)}")
     if {*manifest.sums} != ({*normalised(public)}) or any(
@@ -190,6 +184,18 @@ def read_private(directory: Path) -> SiloManifest:
     if Public.of(manifest) != public:
         raise UserError(f"{directory / PUBLIC}: says something else than {PRIVATE}: {_prepare(directory)}")
     return manifest
+
+
+def _read(path: Path, parse: Callable[[bytes], T]) -> T:
+    try:
+        content = read_bytes(path)
+        if path.name == PUBLIC and len(content) > MOST_BYTES:
+            raise ValueError(f"it has {len(content)} bytes, expected at most {MOST_BYTES}")
+        return parse(content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({reason(error)}): {_prepare(path.parent)}") from None
+    except ValueError as error:  # UnicodeDecodeError is one
+        raise UserError(f"{path}: not what data_prep has written ({error}): {_prepare(path.parent)}") from None
 
 
 def normalised(public: Public) -> dict[str, int]:
