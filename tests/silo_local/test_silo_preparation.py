@@ -195,12 +195,12 @@ def test_a_file_that_was_changed(copy):
     content[-1] ^= 1
     (copy / "silo.h5").write_bytes(content)
     manifest = read_private(copy)
-    with pytest.raises(UserError, match="data_prep .*--silo berlin .*--force"):
+    with pytest.raises(UserError, match=r"data_prep .*--silo berlin .*--force"):
         check_files(manifest, ["silo.h5"])
 
 
 @pytest.mark.parametrize("change", [
-    {"name": "a/b"}, {"name": "." * 2}, {"name": "x" * 65}, {"classes": -1}, {"classes": 10**12}, {"class_names": ["a"]},
+    {"name": "a/b"}, {"name": ".."}, {"name": "x" * 65}, {"classes": -1}, {"classes": 10**12}, {"class_names": ["a"]},
     {"inputs": {}}, {"inputs": {"dtype": "object", "shape": [1]}}, {"inputs": {"dtype": "uint8", "shape": [2**50]}},
     {"inputs": {"dtype": "float32", "shape": [1], "mean": [0], "std": [1]}}, {"image": 1}, {"edges": ["x"]},
     {"normalise": "own"}, {"task": "a b"}, {"format": True}, {"counts": [[1]]}, {"targets": None},
