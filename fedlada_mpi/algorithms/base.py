@@ -111,6 +111,9 @@ class Algorithm(Configurable):
     private: tuple[str, ...] = ()  # server vectors that never leave the root
     up: tuple[str, ...] = ("offset",)  # averaged over the participants, weighted as by --weighting
     uniform: tuple[str, ...] = ()  # those of ``up`` and ``scalars`` with equal weights, whatever --weighting says
+    # Those of ``up`` that are never negative and differ little from a vector that every rank has, such as second
+    # moments: with --secure, their change is sent.
+    change_of: Mapping[str, str] = {}
     scalars: tuple[str, ...] = ()  # numbers that go up with the vectors
     slots: tuple[str, ...] = ()  # per client, for one round
     client_state: tuple[str, ...] = ()  # per client, across rounds; stays on the client's rank

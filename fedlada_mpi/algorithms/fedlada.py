@@ -37,6 +37,7 @@ class LocalAdam(Algorithm):
     name, label, year, colour = "localadam", "LocalAdam", 2020, "#0fa587"
     down = ("x", "v")
     up = ("offset", "v_hat")
+    change_of = {"v_hat": "v"}
     slots = ("m", "v", "v_hat")
     paper_units = 2
     alpha: float = hyper(1.0, "1: no amendment", least=1, most=1)

@@ -21,6 +21,7 @@ class FedLAMB(Algorithm):
     name, label, year = "fedlamb", "Fed-LAMB", 2022
     down = ("x", "v_hat")
     up = ("offset", "v")
+    change_of = {"v": "v_hat"}
     paper_units = 2
     fusable = False  # norms of single tensors
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)

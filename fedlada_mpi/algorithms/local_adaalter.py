@@ -17,6 +17,7 @@ class LocalAdaAlter(Algorithm):
     name, label, year = "local_adaalter", "Local AdaAlter", 2020
     down = ("x", "B2")
     up = ("offset", "A2")
+    change_of = {"A2": "B2"}
     slots = ("A2",)
     paper_units = 2
     eps: float = hyper(1.0, "floor of the denominator", above=0)

@@ -161,13 +161,15 @@ class Evaluations:
         held_out: Mapping[str, Examples],
         columns: Columns = CLASSIFICATION,
         sizes: Mapping[str, np.ndarray] | None = None,
+        concealed: Callable[[np.ndarray], np.ndarray] | None = None,
         in_silos: bool = False,
     ):
         """``sizes``: training and, where clients have them, test examples of all clients, by part.
 
+        ``concealed``: adds up the columns of all ranks' clients on the root, which sees nothing else of them.
         ``in_silos``: ranks have their own test sets, and only sums leave them.
         """
-        self.in_silos = in_silos
+        self.concealed, self.in_silos = concealed, in_silos
         self.own: dict[str, list[float]] = {}  # of the last evaluation, this rank's sums by part
         self.columns, self.sizes = columns, sizes or {}
         self.world, self.config, self.evaluator, self.x, self.data = world, config, evaluator, x, data
@@ -199,7 +201,11 @@ class Evaluations:
         self.own = dict(sums)
         if self.by_client:
             for part in (part for part in ("train", OWN) if part in sums):  # in one order on all ranks
-                total = self._clients_sums(part).sum(1)
+                total = self.concealed(self._own_sums(part)) if self.concealed else self._clients_sums(part).sum(1)
+                sums[part] = (total if self.world.rank == 0 else np.zeros_like(total)).tolist()
+        elif self.in_silos and self.concealed:
+            for part in sums:
+                total = self.concealed(np.array(sums[part])[:, None] if part in self.examples else self._no_columns)
                 sums[part] = (total if self.world.rank == 0 else np.zeros_like(total)).tolist()
         if self.scores.whole and not self.in_silos:
             self.of_all = {part: self._of_all(part) for part in PARTS if part in due}
@@ -264,12 +270,22 @@ class Evaluations:
 
         return self.world.on_root(values) or {}
 
+    @property
+    def _no_columns(self) -> np.ndarray:
+        return np.zeros((len(self.scores.columns) + 1, 0))
+
+    def _own_sums(self, part: str) -> np.ndarray:
+        """Of this rank's clients."""
+        if part not in self.examples:
+            return self._no_columns
+        data = self._clients(part)
+        groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
+        return self.made[part].by_group(groups, len(data.sizes))
+
     def _clients_sums(self, part: str) -> np.ndarray:
         by_client = np.zeros((len(self.scores.columns) + 1, self.config.clients))
         if part in self.examples:
-            data = self._clients(part)
-            groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
-            by_client[:, data.client_ids] = self.made[part].by_group(groups, len(data.sizes))
+            by_client[:, self._clients(part).client_ids] = self._own_sums(part)
         return self.world.reduce_sum(by_client)
 
     def _clients_of_all(self, part: str) -> np.ndarray:
@@ -300,9 +316,16 @@ class Evaluations:
 
     def _keeps(self, part: str) -> bool:
         """Whether outputs are kept, for metrics of all of them."""
-        everywhere = part in self.sizes and not self.in_silos
-        count = int(self.sizes[part].sum()) if everywhere else len(self.examples[part])
-        return bool(self.scores.whole) and count * prod(self.scores.output_shape) * 4 <= GATHERED
+        if self.in_silos:  # for the silo's own results
+            return bool(self.scores.whole) and part in self.examples and self._fits(len(self.examples[part]))
+        if self.concealed and part in ("train", OWN):
+            return False
+        count = int(self.sizes[part].sum()) if part in self.sizes else len(self.examples[part])
+        return bool(self.scores.whole) and self._fits(count)
+
+    def _fits(self, count: int) -> bool:
+        """Whether the outputs of so many examples take little memory."""
+        return count * prod(self.scores.output_shape) * 4 <= GATHERED
 
     def without_outputs(self) -> list[str]:
         """On the root, the parts of the data whose outputs are too many to be kept; refused where they decide."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -35,12 +35,13 @@ class Server:
         self.watchers = [*silo.watchers, *watchers]
         self.validates = "val" in silo.evaluations.examples
         self.empty_rounds = 0
+        self.is_void: Callable[[int], bool] = lambda t: False  # whether a round is left out
 
     def run(self, start: int) -> str:
         """Rounds start+1 .. T; returns how it ended: finished or stopped."""
         config = self.config
         for t in range(start, config.rounds):
-            stop, last = self.round(t), t + 1 == config.rounds
+            stop, last = self.void(t) if self.is_void(t) else self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
                 self.save(t + 1)
             if stop and not last:
@@ -71,24 +72,45 @@ class Server:
         self.order(order)
         moved_before = self.world.bytes_moved  # what watchers ask for is no part of the method's communication
 
-        left_out, included = silo.train(r, participants), participants
-        if left_out:
-            included = np.setdiff1d(participants, left_out)
-            r = self.described(t, included)
-            self.world.broadcast_json(asdict(r))
-        weight = silo.weight(included) if self.config.weighting == "size" else float(r.participants)
+        left_out = silo.train(r, participants)
+        r, weight = self.included(r, participants, left_out)
         with silo.clock("server"):
             finite = self.step(r, weight)
         silo.exchange(r)
         ranks = silo.report(order)
 
         sums = dict(zip(silo.numbers, ranks[:, : len(silo.numbers)].sum(0).tolist(), strict=True))
-        self.refuse_divergence(t, finite, bool(sums["nonfinite"]), bool(left_out) and not r.participants)
+        self.refuse_divergence(t, finite, bool(sums["nonfinite"]), bool(sums["nonfinite"]) and not r.participants)
         done = Finished(r, participants, weight, sums)
         record = self.record(done, ranks) | {"bytes_mpi": self.world.bytes_moved - moved_before}
-        if left_out:
-            record["nonfinite"] = left_out
+        if left_out or silo.aggregation.totals.left_out:
+            record["nonfinite"] = left_out or silo.aggregation.totals.left_out
+        if silo.aggregation.totals.out_of_range:
+            record["out_of_range"] = silo.aggregation.totals.out_of_range
         return self.publish(done, record) or sums["stop"] > 0
+
+    def void(self, t: int) -> bool:
+        """Leave a round out; the model stays as it is. Returns whether the run is to stop after it."""
+        self.order({"do": "void", "t": t})
+        silo, nobody = self.silo, np.empty(0, np.int64)
+        silo.evaluations.of_all = {}
+        done = Finished(self.described(t, nobody), nobody, 0.0, dict.fromkeys(silo.numbers, 0.0))
+        record = self.record(done, np.zeros((1, len(silo.numbers) + len(ALL_PHASES))))
+        return self.publish(done, record | {"bytes_mpi": 0, "void": True})
+
+    def included(self, r: Round, participants: np.ndarray, left_out: Sequence[int]) -> tuple[Round, float]:
+        """The round without the participants that are left out, on all ranks, and the weight of its sums."""
+        silo, totals = self.silo, self.silo.aggregation.totals
+        if silo.aggregation.conceals:
+            steps = totals.steps / totals.participants if totals.participants else 0.0
+            r = replace(r, participants=totals.participants, steps=steps)
+            self.world.broadcast_json(asdict(r))
+            return r, totals.weight
+        if left_out:
+            participants = np.setdiff1d(participants, left_out)
+            r = self.described(r.t, participants)
+            self.world.broadcast_json(asdict(r))
+        return r, silo.weight(participants) if self.config.weighting == "size" else float(r.participants)
 
     def sample(self, t: int) -> np.ndarray:
         """The participants of round ``t``, of the clients that a rank trains."""

@@ -14,7 +14,8 @@ from ..algorithms import Algorithm, Round, Vectors
 from ..algorithms.hook_draws import server_draws
 from ..mpi import World
 from ..mpi.transport import Transport
-from ..rundir import checkpoint
+from ..privacy.silo_files import SiloFiles
+from ..rundir import checkpoint, silo_state
 from ..rundir.columns import ALL_PHASES, PARTS
 from ..rundir.metrics import Clock
 from ..rundir.silo_folder import SiloFolder
@@ -53,13 +54,14 @@ class Silo:
         sizes: Sizes,
         owned: np.ndarray,
         digests: dict[str, str],
+        files: SiloFiles | None = None,
         folder: SiloFolder | None = None,
     ):
-        """``sizes``: images of every client; ``owned``: whether a rank trains it.
+        """``sizes``: images of every client; ``owned``: whether a rank trains it; ``files``: that nobody else reads.
 
         ``folder``: where what clients keep stays, if that is not in the checkpoints of all.
         """
-        self.folder = folder
+        self.files, self.folder = files, folder
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport, self.aggregation = trainer, transport, aggregation
         self.s, self.evaluations, self.digests = s, evaluations, digests
@@ -105,11 +107,15 @@ class Silo:
 
     def train(self, r: Round, participants: np.ndarray) -> list[int]:
         """Local training, and the sums to the root; returns the participants of all ranks that are left out."""
+        self.aggregation.prepare(r, participants)
         # Ends with the slowest rank; timed as waiting, not as communication.
         self.nonfinite = self.world.collectively(lambda: self._train(r, participants))
+        if self.nonfinite and self.files is not None:
+            self.files.log(f"round {r.t + 1}: not finite, left out: clients {', '.join(map(str, self.nonfinite))}")
         # Where they are not skipped, the root learns of them by the numbers of ``report``.
-        left_out = self._all_nonfinite() if self.config.on_nonfinite == "skip" else []
-        if self.config.weighting == "size":
+        skips = self.config.on_nonfinite == "skip" and not self.aggregation.conceals
+        left_out = self._all_nonfinite() if skips else []
+        if self.config.weighting == "size" and not self.aggregation.conceals:
             self.sizes.add_up(self.world, np.setdiff1d(participants, left_out))
         with self.clock("reduce"):
             self.aggregation.reduce(participants, self.algorithm.communicates(r.t))
@@ -161,13 +167,26 @@ class Silo:
         with self.clock("eval"):
             sums = self.evaluations(order["evaluate"])
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
-        numbers = [self.aggregation.loss, *chain(*sums), float(stop_requested()), wait, float(len(self.nonfinite))]
-        ranks = self.world.gather([*numbers, *watched, *self.clock.take()])
+        left_out = self.aggregation.totals.left_out if self.aggregation.conceals else len(self.nonfinite)
+        numbers = [self.aggregation.loss, *chain(*sums), float(stop_requested()), wait, float(left_out)]
+        row = [*numbers, *watched, *self.clock.take()]
+        ranks = self._of_root(row) if self.aggregation.conceals else self.world.gather(row)
         # Now that all ranks have evaluated.
         ranks[:, len(self.numbers) + ALL_PHASES.index("total")] = self.clock.lap()
         for watcher in self.watchers:
             watcher.after(order)
         return ranks
+
+    def _of_root(self, row: list[float]) -> np.ndarray:
+        """The root's row, which has the sums of all; of another rank it learns only whether that is to stop."""
+        stop = self.numbers.index("stop")
+        stops = self.world.gather([row[stop]])
+        row[stop] = float(stops.sum())
+        if self.files is not None:
+            names = (*self.numbers, *ALL_PHASES)
+            shown = {name: round(row[names.index(name)], 4) for name in ("wait", *ALL_PHASES) if name != "total"}
+            self.files.log("seconds of a round: " + ", ".join(f"{name} {value:g}" for name, value in shown.items()))
+        return np.array([row] if self.world.rank == 0 else np.empty((0, len(row))))
 
     def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
         """A checkpoint after round ``t``; ``more`` is what the root adds."""
@@ -175,15 +194,24 @@ class Silo:
         if folder is not None:
             self.world.collectively(lambda: folder.save(t, state))
             state = {}
+        elif self.aggregation.conceals:
+            self.world.collectively(lambda: self._save_own(t, state))
+            state = {}
         about = (self.config, self.s, state, self.digests, self.aggregation.order, more)
         checkpoint.save(self.world, Path(self.config.out), t, *about)
 
+    def _save_own(self, t: int, state: dict[str, dict[int, Tensor]]) -> None:
+        if self.files is not None and state:
+            silo_state.save(self.files.folder, t, state)
+
     def diverged(self, number: int, by_server: bool = False) -> DivergedError:
         """The end of a run that left the finite numbers in round ``number``; all ranks get the root's message."""
-        clients = self._all_nonfinite()
+        clients = [] if self.aggregation.conceals else list(map(str, self._all_nonfinite()))
         message = ""
         if self.world.rank == 0:
-            message = f"round {number}: " + _explain([] if by_server else clients, self.config.on_nonfinite)
+            left_out = self.aggregation.totals.left_out
+            names = [f"{left_out} in all, whom the logs of their silos name"] if left_out else clients
+            message = f"round {number}: " + _explain([] if by_server else names, self.config.on_nonfinite)
             saved = checkpoint.complete(Path(self.config.out))
             message += f"; the last checkpoint is {saved[-1]}" if saved else "; there is no checkpoint yet"
         return DivergedError(self.world.broadcast_json({"message": message})["message"])
@@ -197,6 +225,8 @@ class Silo:
             match order["do"]:
                 case "round":
                     self._round(order)
+                case "void":
+                    pass  # the model stays as it is
                 case "checkpoint":
                     self.save(order["t"])
                 case "diverged":
@@ -208,17 +238,18 @@ class Silo:
 
     def _round(self, order: Order) -> None:
         r = Round(**order["round"])
-        if self.train(r, np.asarray(order["participants"], np.int64)):
+        left_out = self.train(r, np.asarray(order["participants"], np.int64))
+        if left_out or self.aggregation.conceals:
             r = Round(**self.world.broadcast_json())
         self.exchange(r)
         self.report(order)
 
 
-def _explain(clients: list[int], on_nonfinite: str) -> str:
+def _explain(clients: list[str], on_nonfinite: str) -> str:
     """What was not finite, and what to do."""
     if not clients:
         return "the server's step gave parameters that are not finite: lower --server-lr or --lr"
-    which = f"the result of client{'s' * (len(clients) > 1)} {some(map(str, clients), most=10)} is not finite"
+    which = f"the result of client{'s' * (len(clients) > 1)} {some(clients, most=10)} is not finite"
     if on_nonfinite == "skip":
         return f"{which}, and no client's was for {MAX_EMPTY_ROUNDS} rounds: lower --lr, or set --clip"
     return f"{which}: lower --lr, set --clip, or leave such clients out with --on-nonfinite skip"

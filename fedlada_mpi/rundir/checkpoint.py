@@ -56,17 +56,17 @@ def remove_unfinished(out: Path) -> None:
             disk.remove(path)
 
 
-def write_vectors(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> int:
+def write_vectors(path: Path, vectors: dict[str, Tensor], attributes: Mapping[str, Any] | None = None) -> int:
     """Write a file; returns its checksum."""
     with disk.writing(path, needed=sum(value.nbytes for value in vectors.values())):
         with disk.new_hdf5(path) as file:
             for name, value in vectors.items():
                 file.create_dataset(name, data=value.cpu().numpy())
-            file.attrs.update(attributes)
-        return checksum_of(path)
+            file.attrs.update(attributes or {})
+        return _checksum(path)
 
 
-def checksum_of(path: Path) -> int:
+def _checksum(path: Path) -> int:
     require_regular(path)
     value = 0
     with open(path, "rb") as file:
@@ -110,7 +110,7 @@ def save(
         if any(state.values()):
             rows = {f"{client}/{name}": v for name, clients in state.items() for client, v in clients.items()}
             name = f"clients_{world.rank:04d}.h5"
-            checksums[name] = write_vectors(temporary / name, rows, {})
+            checksums[name] = write_vectors(temporary / name, rows)
 
     def publish() -> None:
         files = {name: value for rank in by_rank for name, value in rank.items()}
@@ -142,7 +142,7 @@ def latest(out: Path, config: Config) -> int:
     try:
         files = _files(newest)
         path = newest / "server.h5"
-        _verify(path, files)
+        verify(path, files[path.name])
         with h5py.File(path) as file:
             saved, t = json.loads(file.attrs["config"]), int(file.attrs["round"])
             digest = file.attrs.get(DATA)
@@ -169,9 +169,9 @@ def _files(directory: Path) -> dict[str, int | None]:
     return files
 
 
-def _verify(path: Path, files: dict[str, int | None]) -> None:
-    """Raise OSError or ValueError unless the file is as it was written."""
-    checksum, expected = checksum_of(path), files[path.name]
+def verify(path: Path, expected: int | None) -> None:
+    """Raise OSError or ValueError unless the file is as it was written; None: its checksum is not known."""
+    checksum = _checksum(path)
     if expected is not None and checksum != expected:
         raise ValueError(f"its checksum is {checksum}, expected {expected}")
 
@@ -280,7 +280,7 @@ def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], cli
         names = sorted(files.keys() - {"server.h5"})
         for name in names[world.rank :: world.size]:
             path = path.with_name(name)
-            _verify(path, files)
+            verify(path, files[path.name])
     except DAMAGE as error:
         raise _damaged(path, error) from None
     # Outside of the block: an error of the device does not mean that the file is damaged.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import platform
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,13 +18,19 @@ from .. import algorithms, models, mpi, tasks
 from ..algorithms import Vectors
 from ..data.manifest import Manifest
 from ..data.owners import Ownership
+from ..data.silos.sums import SumOf
 from ..gpu.graphs import capture_on
 from ..models.form import each
 from ..models.initial import load_initial
 from ..models.lora import Lora, merged
 from ..models.parameters import dtype_of, in_type, tensors
 from ..mpi.plan import plan_transport
+from ..privacy.agreement import Epoch, agree, refuse_too_few
+from ..privacy.masks import Masks
+from ..privacy.names import own_name
+from ..privacy.silo_files import SiloFiles, silo_folder
 from ..rounds import aggregate
+from ..rounds.aggregate import SecureSums
 from ..rounds.augmentation import Augmentation
 from ..rounds.batches import LocalData
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
@@ -31,12 +40,12 @@ from ..rounds.gradients import create_engine
 from ..rounds.silo import Silo
 from ..rounds.trainer import Trainer
 from ..rounds.vectors import named_rows
-from ..rundir import checkpoint, provenance
+from ..rundir import checkpoint, provenance, silo_state
 from ..rundir.client_values import Clients
 from ..rundir.columns import Columns, of_task
 from ..rundir.sinks import check_installed
-from ..settings import Config
-from ..support.errors import UserError
+from ..settings import Config, fixes_result
+from ..support.errors import PublicError, UserError
 from ..tasks import Scores, Task
 from ..tasks.client_loss import COUNTED, ClientLoss
 from ..tasks.dry_run import dry_run
@@ -73,14 +82,20 @@ class Session:
         number = world.original_size - int(root_only_serves(world, config))
         self.data = silos or SharedShards(directory, number, report)
         self.data.open(world, config)
-        self.manifest: Manifest = self.data.manifest
-        self.owners = owners(self.manifest)
+        self.owners = owners(self.data.manifest)
+        self.silo_name = world.collectively(lambda: self._silo_name(config, number)) if config.secure else ""
+        self.epoch: Epoch | None = None  # of masks
+        self.void_until = 0  # the last round that was sent with other silos
+        self.files = world.collectively(lambda: self._files(config)) if config.secure else None
         threads = asked_threads(world)
         self.device = world.collectively(lambda: choose_device(world, config, threads))
         if config.sums == "exact":
             # Stacks of one client, unless wider ones are asked for: the same on any number of ranks (``stack_width``).
             config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.config, self.dtype = config, set_precision(config.precision)
+        self.masks = self._masks() if config.secure else None
+        self.data.settle(world, config, self._sum_of())
+        self.manifest: Manifest = self.data.manifest
         self.about = self.manifest.about()
         self.task = world.collectively(self._task)
         world.collectively(lambda: self.data.verify(world, self.owners))
@@ -105,7 +120,55 @@ class Session:
         self.config.columns = self.columns.record()
         self.silo = self._silo(data, held_out)
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
-        self.ranks = world.allgather_json({**here, "data": sorted(self.loading.places)})
+        places = [] if config.secure else sorted(self.loading.places)  # they depend on how much data a rank has
+        self.ranks = world.allgather_json({**here, "data": places})
+
+    def _silo_name(self, config: Config, silos: int) -> str:
+        """Of this rank with ``--secure``; empty for the server."""
+        rank = self.world.original_ranks[self.world.rank]
+        server = int(root_only_serves(self.world, config))
+        if self.world.original_ranks[0] == 0 and len(self.world.original_ranks) == self.world.original_size:
+            refuse_too_few(silos, config)
+        if rank < server:
+            return ""
+        return self.data.silo_name or own_name(config, rank - server, silos)
+
+    def _files(self, config: Config) -> SiloFiles | None:
+        """This silo's own; from now on, its errors are written there."""
+        self.world.conceal = None
+        if not self.silo_name:
+            return None
+        fixed = {name: value for name, value in config.record().items() if fixes_result(name)}
+        identity = self.data.identity(fixed)
+        settings = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        files = SiloFiles(self.data.log_folder or silo_folder(config, self.silo_name), self.silo_name, settings)
+        if self.world.rank:
+            self.world.conceal = files.conceal
+        return files
+
+    def _who(self, epoch: Epoch) -> str:
+        """Of the silos of an epoch, and of the clients of this one."""
+        clients = self.owners.clients_of[self.world.rank].tolist()
+        return hashlib.sha256(json.dumps([epoch.silos, epoch.own, clients]).encode()).hexdigest()
+
+    def load_own_state(self) -> None:
+        """What this silo's clients keep, from its own files."""
+        silo = self.silo
+        state, files = silo.trainer.client_state.vectors, self.files
+        if files is None or not state:
+            return
+        clients = set(silo.trainer.data.client_ids.tolist())
+        found = silo_state.load(files.folder, self.start, silo.s.x, state, clients)
+        if not found and any(number <= self.start for number in files.sent):
+            raise PublicError(
+                f"--resume: {files.name} has not kept what its clients need after round {self.start}: put its folder "
+                "back, or remove it, and they start anew"
+            )
+
+    @property
+    def masked(self) -> bool:
+        """Whether the sums of silos are masked."""
+        return self.epoch is not None and self.epoch.degree > 0
 
     @property
     def clients(self) -> Clients:
@@ -132,15 +195,51 @@ class Session:
         # The root's own vectors are on every rank where any may have to serve.
         private = a.private if world.rank == 0 or world.tolerant else ()
         s = Vectors(**named_rows((*a.down, *a.derived, *private), size, dtype, device))
+        secure = self._secure(s) if config.secure else None
+        aggregation = aggregate.create(world, config, a, transport, dtype, secure)
         evaluator = Evaluator(engine, data.normalise, trainer.compute, capture, self.scores)
         tested = self.clients.test_sizes
         sizes = {"train": self.manifest.sizes} | ({} if tested is None else {OWN: tested})
-        about = (data, held_out, self.columns, sizes, self.data.in_silos)
-        evaluations = Evaluations(world, config, evaluator, s.x, *about)
+        concealed = aggregation.client_sums if isinstance(aggregation, SecureSums) else None
+        about = (s.x, data, held_out, self.columns, sizes, concealed, self.data.in_silos)
+        evaluations = Evaluations(world, config, evaluator, *about)
         self.without_outputs = world.on_root(evaluations.without_outputs) or []
-        aggregation = aggregate.create(world, config, a, transport, dtype)
-        whose = (self.data.sizes(), self.owners.mask(self.manifest.clients), self.digests, self.data.folder)
+        whose = (self.data.sizes(), self.owners.mask(self.manifest.clients), self.digests, self.files, self.data.folder)
         return Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *whose)
+
+    def _masks(self) -> Masks:
+        """Of a new epoch; collective."""
+        self.epoch = agree(self.world, self.config, self.silo_name, self.device.type == "cuda")
+        return Masks(self.epoch)
+
+    def _sum_of(self) -> SumOf | None:
+        """Sums of words that only all ranks together know; None where they need not be masked."""
+        masks = self.masks
+        if masks is None:
+            return None
+
+        def added(words: np.ndarray) -> np.ndarray:
+            masks.words(words, [])
+            total = self.world.reduce_words(words).tolist()
+            return np.array(self.world.broadcast_json({"words": total})["words"], np.int64)
+
+        return added
+
+    def _secure(self, s: Vectors) -> aggregate.Secure:
+        c = self.config
+        assert self.masks is not None
+        assert self.epoch is not None
+        weight = float(self.data.all_rows) if c.weighting == "size" else aggregate.most_participants(c)
+        secure = aggregate.Secure(self.masks, s, weight)
+        if not self.epoch.degree:
+            return secure
+        files = self.files
+        if files is not None:
+            files.silos = self._who(self.epoch)
+            secure = replace(secure, begun=files.begun)
+        (least,) = self.world.allreduce_min([-files.void_until if files else 0])
+        self.void_until = -least
+        return secure
 
     def _counts(self, loss: ClientLoss, examples: Examples) -> Tensor | None:
         """Of every example, where the loss gives sums and counts."""

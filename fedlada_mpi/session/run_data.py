@@ -9,7 +9,7 @@ import os
 import platform
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +32,7 @@ from ..rounds.sizes import OwnSizes, Sizes
 from ..rundir import checkpoint
 from ..rundir.silo_folder import RUNS, SiloFolder, log_error
 from ..settings import Config
-from ..support.errors import UserError, some
+from ..support.errors import PublicError, UserError, some
 from .loading import Loading
 
 RUN = "silo_run"  # in a checkpoint: what the folders of the run in the silos' directories end with
@@ -46,9 +46,25 @@ class RunData(ABC):
     notes: Sequence[str] = ()  # for the banner
     in_silos = False  # whether no rank knows the sizes of others' clients
 
+    silo_name: str = ""  # of this rank, as its data has it
+    log_folder: Path | None = None  # where a silo writes what it alone may know of all its runs
+
     @abstractmethod
-    def open(self, world: World, config: Config, sum_of: SumOf | None = None) -> None:
-        """Find out what there is; collective. ``sum_of``: over all ranks, masked or not."""
+    def open(self, world: World, config: Config) -> None:
+        """Find out what there is; collective."""
+
+    @abstractmethod
+    def settle(self, world: World, config: Config, sum_of: SumOf | None = None) -> None:
+        """Agree on what follows from the data of all; collective. ``sum_of``: over all ranks, masked or not."""
+
+    @abstractmethod
+    def identity(self, settings: Mapping[str, Any]) -> Any:
+        """What the inputs of a rank's rounds follow from, as JSON takes it; ``settings`` are those of the run."""
+
+    @property
+    @abstractmethod
+    def all_rows(self) -> int:
+        """Training examples of all clients."""
 
     @property
     @abstractmethod
@@ -82,9 +98,19 @@ class SharedShards(RunData):
     def __init__(self, directory: Path, silos: int, report: Callable[[str], None]):
         self.directory, self.silos, self.report = directory, silos, report
 
-    def open(self, world: World, config: Config, sum_of: SumOf | None = None) -> None:
+    def open(self, world: World, config: Config) -> None:
         world.on_root(lambda: ensure(config, self.directory, self.silos, self.report))
         self.manifest = world.collectively(lambda: read_manifest(self.directory))
+
+    def settle(self, world: World, config: Config, sum_of: SumOf | None = None) -> None:
+        """The manifest has everything."""
+
+    def identity(self, settings: Mapping[str, Any]) -> Any:
+        return [settings, self.manifest.digest]
+
+    @property
+    def all_rows(self) -> int:
+        return int(self.manifest.sizes.sum())
 
     @property
     def readable(self) -> Manifest:
@@ -127,7 +153,7 @@ class Member:
                 raise ValueError(f"{clients} clients")
             return cls(Public.parsed(item["public"]), clients, str(item["host"])[:64], account)
         except (ValueError, TypeError, LookupError, OverflowError) as error:
-            raise UserError(
+            raise PublicError(
                 f"rank {rank} sent no description of a silo ({error}): expected that of data_prep"
             ) from None
 
@@ -145,7 +171,7 @@ class SiloData(RunData):
     def __init__(self, world: World, pattern: str, config: Config):
         """``config``: of which only the names of the silos count."""
         if world.original_size < 2:
-            raise UserError("--silo-dir: got one rank, which is the server, expected a rank for each silo, too: -n 4")
+            raise PublicError("--silo-dir: got one rank, which is the server, expected a rank for each silo, too: -n 4")
         self.own: SiloManifest | None = world.collectively(lambda: self._own(world, pattern, config))
         mine: dict[str, Any] = {}
         if self.own is not None:
@@ -154,10 +180,11 @@ class SiloData(RunData):
         items = world.allgather_json(mine)
         members = [Member.parsed(rank, item) for rank, item in enumerate(items) if item]
         if not members:
-            raise UserError("--silo-dir: got no rank with data, expected one for each silo")
+            raise PublicError("--silo-dir: got no rank with data, expected one for each silo")
         # By name: a silo may be on another rank when the run is resumed.
         self.members = sorted(members, key=lambda member: member.public.name)
         self.common = joined([member.public for member in self.members])
+        self.steps: float | None = None  # the mean over all clients, once the silos have added up theirs
 
     @property
     def clients(self) -> int:
@@ -169,17 +196,17 @@ class SiloData(RunData):
         if rank == 0:
             return None
         if not pattern:
-            raise UserError(f"rank {rank}: got no --silo-dir, expected one on every rank")
+            raise PublicError(f"rank {rank}: got no --silo-dir, expected one on every rank")
         name = own_name(config, rank - 1, world.original_size - 1) if "{silo}" in pattern else ""
         directory = Path(pattern.replace("{silo}", name))
         if not directory.is_dir():
-            raise UserError(
+            raise PublicError(
                 f"--silo-dir: rank {rank} has no directory {directory}: prepare it with python -m data_prep --silo "
                 f"{name or 'NAME'} --out {directory}, or give the names of the silos by --silos or FEDLADA_SILO"
             )
         own = self._told_to_the_silo(directory, lambda: read_private(directory))
         if name and own.silo != name:
-            raise UserError(
+            raise PublicError(
                 f"--silo-dir: {directory} has the silo {own.silo}, expected {name}: prepare it with --silo {name}"
             )
         return own
@@ -191,7 +218,7 @@ class SiloData(RunData):
         except UserError as error:
             log = log_error(directory, str(error))
             why = f"{log} says why" if log else "prepare it again"
-            raise UserError(f"--silo-dir: the data in {directory} is damaged or cannot be read: {why}") from None
+            raise PublicError(f"--silo-dir: the data in {directory} is damaged or cannot be read: {why}") from None
 
     @cached_property
     def index(self) -> int:
@@ -204,36 +231,54 @@ class SiloData(RunData):
         """The number of this silo's first client among all."""
         return sum(member.clients for member in self.members[: max(0, self.index)])
 
-    def open(self, world: World, config: Config, sum_of: SumOf | None = None) -> None:
+    def open(self, world: World, config: Config) -> None:
         if config.clients != self.clients:
-            raise UserError(
+            raise PublicError(
                 f"--silo-dir: the silos have {self.clients} clients, and the run began with {config.clients}: resume "
                 "it with the same silos, or choose another --out"
             )
-        manifest = shared_manifest(self.common, [member.clients for member in self.members])
-        self.owners = self._owners(world, manifest)
+        self.manifest = shared_manifest(self.common, [member.clients for member in self.members])
+        self.owners = self._owners(world)
+        self.run_id = self._run_id(world, config)
+        own, path = self.own, None
+        if own is not None:
+            self.silo_name, self.log_folder = own.silo, own.root
+            path = own.root / RUNS / f"{Path(os.path.abspath(config.out)).name}-{self.run_id}"
+        self.folder = SiloFolder(path, own.digest if own else "")
+        self.notes = self._notes()
+
+    def settle(self, world: World, config: Config, sum_of: SumOf | None = None) -> None:
+        if self.steps is None:  # not again without a silo that was lost: the difference of the sums would be its own
+            self._add_up(world, config, sum_of)
+        self.manifest = with_statistics(self.manifest, self.statistics)
+        own = self.own
+        self.local = with_statistics(as_agreed(own, self.common), self.statistics) if own else self.manifest
+
+    def _add_up(self, world: World, config: Config, sum_of: SumOf | None) -> None:
         own, pooled = self.own, normalised(self.common)
         steps = int(local_steps(config, own.sizes).sum()) if own else 0
         rows = int(own.sizes.sum()) if own else 0
         total = (sum_of or world.sum_integers)(np.array([steps, rows], np.int64)).tolist()
         self.steps, self.rows = total[0] / self.clients, total[1]
         mine = own.sums if own else {name: Sums.nothing(columns) for name, columns in pooled.items()}
-        statistics = agree_statistics(world, mine, sum_of, self.common.image)
-        self.manifest = with_statistics(manifest, statistics)
-        self.local = with_statistics(as_agreed(own, self.common), statistics) if own else self.manifest
-        self.run_id = self._run_id(world, config)
-        path = None
-        if own is not None:
-            path = own.root / RUNS / f"{Path(os.path.abspath(config.out)).name}-{self.run_id}"
-        self.folder = SiloFolder(path, self.first, own.digest if own else "")
-        self.notes = self._notes()
+        self.statistics = agree_statistics(world, mine, sum_of, self.common.image)
 
-    def _owners(self, world: World, manifest: Manifest) -> Ownership:
+    def identity(self, settings: Mapping[str, Any]) -> Any:
+        # Without what depends on other silos: these may be others in another run.
+        own = {name: value for name, value in settings.items() if name != "clients"}
+        return [own, self.own.digest if self.own else ""]
+
+    @property
+    def all_rows(self) -> int:
+        return self.rows
+
+    def _owners(self, world: World) -> Ownership:
         """The clients of each rank that is there; a silo may have been lost."""
         index = world.gather([self.index])[:, 0].astype(int).tolist()
         index = world.broadcast_json({"index": index})["index"]
         nobody = np.empty(0, np.int64)
-        return Ownership([manifest.client_ids[i] if i >= 0 else nobody for i in index], [i < 0 for i in index])
+        owned = self.manifest.client_ids
+        return Ownership([owned[i] if i >= 0 else nobody for i in index], [i < 0 for i in index])
 
     def _run_id(self, world: World, config: Config) -> str:
         def known() -> dict[str, str]:
@@ -242,7 +287,7 @@ class SiloData(RunData):
 
         found = str(world.broadcast_json(world.on_root(known))["id"])
         if not (found.isalnum() and len(found) <= 64):
-            raise UserError(f"{config.out}: its checkpoint names the run {found!r}, expected letters and digits")
+            raise PublicError(f"{config.out}: its checkpoint names the run {found!r}, expected letters and digits")
         return found
 
     def _notes(self) -> list[str]:
@@ -295,6 +340,7 @@ class SiloData(RunData):
         known = np.zeros(self.clients, np.int64)
         if self.own is not None:
             known[self.first : self.first + self.own.clients] = self.own.sizes
+        assert self.steps is not None
         return OwnSizes(known, self.steps)
 
     def most_rows(self, config: Config) -> int:

@@ -26,6 +26,7 @@ from .banner import Banner
 from .console import Progress, closing_lines
 from .journal import Journal
 from .run_data import RunData
+from .secure_rounds import Contributors
 
 
 class Training:
@@ -60,6 +61,7 @@ class Training:
         world = self.world
         self.session = Session(world, self.config, self.directory, self.start, self.owners, self.print, self.silos)
         silo = self.session.silo
+        world.on_root(self._refuse_sums_of_one)
         sums_changed = self.restore()
         if (folder := silo.folder) is not None:
             world.collectively(lambda: folder.begin(self.start))
@@ -67,7 +69,7 @@ class Training:
         silo.share((*silo.sent, *silo.algorithm.derived))
         journal = world.on_root(self.journal)
         silo.watchers = self.watchers(journal)
-        memory = world.gather(astuple(silo.memory))
+        memory = self._memory()
         if journal is None:
             return silo.serve()
         try:
@@ -77,6 +79,15 @@ class Training:
             raise
         world.broadcast_json({"do": "end", "status": status})
         return status
+
+    def _memory(self) -> np.ndarray:
+        """What every rank needs, a row each, on the root; with --secure only what it needs itself."""
+        mine = astuple(self.session.silo.memory)
+        if not self.config.secure:
+            return self.world.gather(mine)
+        rows = np.zeros((self.world.size, len(mine)))
+        rows[0] = mine
+        return rows
 
     def owners(self, manifest: Manifest) -> Ownership:
         if self.silos is not None and self.silos.owners is not None:
@@ -95,9 +106,10 @@ class Training:
         world.on_root(lambda: checkpoint.refuse_other_digests(self.out, start, silo.digests, session.manifest.root))
         if (folder := silo.folder) is None:
             world.collectively(lambda: checkpoint.load(self.out, start, silo.s, state, clients, world))
+            world.collectively(session.load_own_state)
         else:  # a silo need not be able to read the run's directory
             world.on_root(lambda: checkpoint.load(self.out, start, silo.s, {}, set(), world))
-            world.collectively(lambda: folder.load(start, silo.s.x, state))
+            world.collectively(lambda: folder.load(start, silo.s.x, state, clients))
         return world.on_root(self._after_loading) or ""
 
     def _begin(self) -> None:
@@ -146,7 +158,20 @@ class Training:
         self.print(str(Banner(self.session, memory, sums_changed)))
 
     def rounds(self, server: Server) -> str:
+        session = self.session
+        if session.void_until > self.start:
+            last, first = session.void_until, self.start + 1
+            rounds = f"round {last} is" if last == first else f"rounds {first} to {last} are"
+            self.print(f"note: {rounds} void, as other silos have sent sums of the same models: the model stays")
+        if session.masked:
+            contributors = Contributors(session)
+            server.is_void = lambda t: t < session.void_until or contributors.of(t) == 1
         return server.run(self.start)
+
+    def _refuse_sums_of_one(self) -> None:
+        # Where silos are left of more, such rounds are void.
+        if self.session.masked and self.world.size == self.world.original_size:
+            Contributors(self.session).refuse_one_alone()
 
     def print(self, text: str) -> None:
         if not self.quiet:

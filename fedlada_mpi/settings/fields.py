@@ -277,7 +277,7 @@ class Config:
     secure_neighbours: str = _privacy(
         "auto",
         "silos that a silo shares masks with: all, or a number, which has to be larger than that of silos that may "
-        "collude with the server; 0: the same sums without masks (auto: all of up to 17 silos, else 8)",
+        "collude with the server; 0: the same sums without masks (auto: all of up to 16 silos, else 8)",
         runtime=True,
     )
     secure_range: float = _privacy(

@@ -148,13 +148,13 @@ def test_a_directory_that_another_run_has_taken_is_left_to_it(data, tmp_path):
 
 
 def test_a_file_of_a_checkpoint_that_disappears_while_it_is_written_is_one_line(data, tmp_path, monkeypatch):
-    checksum = checkpoint.checksum_of
+    checksum = checkpoint._checksum
 
     def gone(path):
         path.unlink()
         return checksum(path)
 
-    monkeypatch.setattr(checkpoint, "checksum_of", gone)
+    monkeypatch.setattr(checkpoint, "_checksum", gone)
     with pytest.raises(UserError, match=r"server.h5: No such file or directory: put its directory back, then add"):
         train(data, tmp_path / "run")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms import Algorithm
+from ...algorithms import Algorithm, Round
 from ...mpi import World
 from ...mpi.transport import Transport
 from ...settings import Config
@@ -36,6 +36,18 @@ class Sent:
     norms2: np.ndarray  # ||offset_i||^2
     scalars: dict[str, np.ndarray]
     parts: list[Part]
+    steps: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # K_i
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of a round whose participants the root does not know one by one."""
+
+    participants: int  # whose result is finite
+    left_out: int  # the others
+    weight: float
+    steps: int
+    out_of_range: int  # coordinates
 
 
 class Collector(ABC):
@@ -71,6 +83,9 @@ class Aggregation(Collector):
 
     # Whether the mean is the weighted one, so that distances to it follow from the clients' norms.
     is_plain_mean: ClassVar[bool] = True
+    # Whether ranks send nothing of single participants: then the root has ``totals`` after ``reduce``.
+    conceals: ClassVar[bool] = False
+    totals = Totals(0, 0, 0.0, 0, 0)
 
     def __init__(
         self, world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype
@@ -81,6 +96,9 @@ class Aggregation(Collector):
 
     def _allocate(self) -> None:
         """What else a kind of aggregation holds."""
+
+    def prepare(self, r: Round, participants: np.ndarray) -> None:
+        """Before the clients of a round train."""
 
     @abstractmethod
     def reduce(self, participants: np.ndarray, communicates: bool) -> None:
