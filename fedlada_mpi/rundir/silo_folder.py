@@ -3,7 +3,8 @@
     SILO/runs/NAME-ID/run.json         which data of the silo it was begun with
     SILO/runs/NAME-ID/checkpoint/      what its clients keep across rounds (``silo_state``)
     SILO/runs/NAME-ID/metrics.jsonl    loss and metrics on its own examples, one line for each evaluation
-    SILO/errors.log                    why its data was refused, which other ranks are not told
+    SILO/log.txt                       why its data was refused, which other ranks are not told
+    SILO/sums.jsonl                    with which silos it has added up what they agree on
 
 NAME is that of the run's own directory, and ID another one for each run that is begun.
 """
@@ -14,18 +15,20 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ..privacy.silo_files import LOG
 from ..support import disk
 from ..support.errors import PublicError
 from ..support.inputs import read_bytes, read_json
 from . import silo_state
 from .files import to_json, write_atomically
 
-RUNS, RUN, METRICS, ERRORS = "runs", "run.json", "metrics.jsonl", "errors.log"
+RUNS, RUN, METRICS, SUMS = "runs", "run.json", "metrics.jsonl", "sums.jsonl"
 
 
 class SiloFolder:
@@ -92,11 +95,36 @@ class SiloFolder:
 
 def log_error(silo: Path, message: str) -> Path | None:
     """Where the silo can read why its data was refused; None if that cannot be written."""
-    path = silo / ERRORS
     try:
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {message}\n")
+        _append(silo / LOG, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {message}")
     except OSError:
         return None
-    return path
+    return silo / LOG
+
+
+def added_up_with_others(silo: Path, data: str, silos: str) -> bool:
+    """Note with whom the silo adds up sums of its data; whether it has done so with others before.
+
+    Both sums together show what the silos have that took part in one of them only.
+    """
+    path, known = silo / SUMS, set()
+    try:
+        for line in read_bytes(path).splitlines() if path.exists() else ():
+            with suppress(ValueError, LookupError, TypeError):
+                entry = json.loads(line)
+                known |= {entry["silos"]} if entry["data"] == data else set()
+        if silos not in known:
+            _append(path, json.dumps({"data": data, "silos": silos}))
+    except OSError as error:
+        raise PublicError(
+            f"{path}: cannot be written ({error.strerror}): the silo must note with whom it adds up"
+        ) from None
+    return bool(known - {silos})
+
+
+def _append(path: Path, line: str) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(line + "\n")
+        file.flush()
+        os.fsync(file.fileno())

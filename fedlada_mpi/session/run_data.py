@@ -21,7 +21,7 @@ from ..data.datasets import ensure
 from ..data.manifest import Manifest, read_manifest
 from ..data.owners import Ownership
 from ..data.shards import check_files, files_of
-from ..data.silos.agreement import as_agreed, joined, numbers_of, shared_manifest, with_statistics
+from ..data.silos.agreement import as_agreed, digest, joined, numbers_of, shared_manifest, with_statistics
 from ..data.silos.files import Public, SiloManifest, normalised, read_private
 from ..data.silos.sums import SumOf, Sums, agree_statistics
 from ..mpi import World
@@ -30,12 +30,17 @@ from ..rounds.batches import LocalData, local_steps
 from ..rounds.examples import Examples
 from ..rounds.sizes import OwnSizes, Sizes
 from ..rundir import checkpoint
-from ..rundir.silo_folder import RUNS, SiloFolder, log_error
+from ..rundir.silo_folder import RUNS, SiloFolder, added_up_with_others, log_error
 from ..settings import Config
 from ..support.errors import PublicError, UserError, some
 from .loading import Loading
 
 RUN = "silo_run"  # in a checkpoint: what the folders of the run in the silos' directories end with
+
+ADDED_UP_BEFORE = (
+    "some silos have agreed on a mean with other silos before: who knows both sums knows the number of rows, the mean "
+    "and the deviation of those that came or went"
+)
 
 
 class RunData(ABC):
@@ -153,9 +158,7 @@ class Member:
                 raise ValueError(f"{clients} clients")
             return cls(Public.parsed(item["public"]), clients, str(item["host"])[:64], account)
         except (ValueError, TypeError, LookupError, OverflowError) as error:
-            raise PublicError(
-                f"rank {rank} sent no description of a silo ({error}): expected that of data_prep"
-            ) from None
+            raise PublicError(f"rank {rank} describes no silo ({error}): expected that of data_prep") from None
 
 
 class SiloData(RunData):
@@ -256,6 +259,11 @@ class SiloData(RunData):
 
     def _add_up(self, world: World, config: Config, sum_of: SumOf | None) -> None:
         own, pooled = self.own, normalised(self.common)
+        if sum_of is not None:
+            others = digest([member.public.name for member in self.members])
+            before = world.collectively(lambda: added_up_with_others(own.root, own.digest, others) if own else False)
+            if world.allreduce_min([-int(before)])[0]:
+                self.notes = (*self.notes, ADDED_UP_BEFORE)
         steps = int(local_steps(config, own.sizes).sum()) if own else 0
         rows = int(own.sizes.sum()) if own else 0
         total = (sum_of or world.sum_integers)(np.array([steps, rows], np.int64)).tolist()
