@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import secrets
+import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -202,7 +203,16 @@ class SiloData(RunData):
             raise PublicError(f"rank {rank}: got no --silo-dir, expected one on every rank")
         name = own_name(config, rank - 1, world.original_size - 1) if "{silo}" in pattern else ""
         directory = Path(pattern.replace("{silo}", name))
-        if not directory.is_dir():
+        try:
+            found = stat.S_ISDIR(os.stat(directory).st_mode)
+        except PermissionError:
+            raise PublicError(
+                f"--silo-dir: rank {rank} must not read {directory}, which belongs to another account: give the names "
+                "of the silos in the order of their ranks by --silos, or each its own by FEDLADA_SILO"
+            ) from None
+        except OSError:
+            found = False
+        if not found:
             raise PublicError(
                 f"--silo-dir: rank {rank} has no directory {directory}: prepare it with python -m data_prep --silo "
                 f"{name or 'NAME'} --out {directory}, or give the names of the silos by --silos or FEDLADA_SILO"

@@ -1,16 +1,19 @@
 """Several runs one after another on the same ranks: starting Python and MPI costs more than they do.
 
-    mpirun -n 4 python several_runs.py '[["--rounds", "2"], ...]'
+    mpirun -n 4 python several_runs.py FOLDER '[["--rounds", "2"], ...]'
 
-Prints on each rank the status of each. ``NUMBERED=2,1,3`` in the environment: clients of shards that all ranks read draw
-by the numbers that they have where they belong to silos of so many with a directory each.
+Writes to FOLDER/RANK.json the status of each and what it printed. ``NUMBERED=2,1,3`` in the environment: clients of
+shards that all ranks read draw by the numbers that they have where silos of so many have a directory each.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 
 import numpy as np
 
@@ -29,5 +32,9 @@ if counts := [int(word) for word in os.environ.get("NUMBERED", "").split(",") if
 
     run_data.SharedShards.of_clients = numbered
 
-statuses = [main(line) for line in json.loads(sys.argv[1])]
-os.write(1, f"statuses {json.dumps(statuses)}\n".encode())
+done = []
+for line in json.loads(sys.argv[2]):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        done.append({"status": main(line)})
+    done[-1] |= {"out": out.getvalue(), "err": err.getvalue()}
+Path(sys.argv[1], f"{os.environ['OMPI_COMM_WORLD_RANK']}.json").write_text(json.dumps(done))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import h5py
 import pytest
@@ -29,16 +30,19 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def launch(mpirun):
+def launch(mpirun, tmp_path):
     """``launch(RANKS, *lines)``: several runs; their statuses, the same on all ranks, and what is printed."""
 
     def several(ranks, *lines, **env):
-        command = (SCRIPT, json.dumps([[str(word) for word in line] for line in lines]))
-        done = mpirun(ranks, command=command, env={"CUDA_VISIBLE_DEVICES": "", **env})
-        found = [line for line in done.stdout.splitlines() if line.startswith("statuses ")]
-        assert len(found) == ranks, done.stderr
-        assert len({*found}) == 1, found
-        return json.loads(found[0].removeprefix("statuses ")), done
+        command = (SCRIPT, str(tmp_path), json.dumps([[str(word) for word in line] for line in lines]))
+        mpirun(ranks, command=command, env={"CUDA_VISIBLE_DEVICES": "", **env}, timeout=300, check=True)
+        root, *others = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks))
+        statuses = [run["status"] for run in root]
+        assert all([run["status"] for run in other] == statuses for other in others)
+        assert not any(run["err"] for other in others for run in other)
+        return statuses, SimpleNamespace(
+            stdout="".join(run["out"] for run in root), stderr="".join(run["err"] for run in root)
+        )
 
     return several
 
@@ -145,7 +149,9 @@ def test_silos_that_do_not_fit_together(other, tmp_path, launch):
         classes = [*reversed(CLASS_NAMES)] if name == "list" else CLASS_NAMES
         prepare_again(other, silo, called, classes)
     secure = other / "secure"
-    (secure / "torn" / "silo.h5").write_bytes((secure / "torn" / "silo.h5").read_bytes()[:-1] + b"\0")
+    torn = bytearray((secure / "torn" / "silo.h5").read_bytes())
+    torn[-1] ^= 1
+    (secure / "torn" / "silo.h5").write_bytes(torn)
     (secure / "short" / "private.json").write_text("{}")
     (secure / "none" / "test.h5").unlink()
     pattern = str(secure / "{silo}")
