@@ -19,6 +19,7 @@ from torch import Tensor
 from .agreement import AES, Epoch
 
 BLOCK = 1 << 17  # words at a time, which stay in the cache
+MORE = 16  # bytes that a cipher asks for in addition
 
 Streams = list[tuple[bytes, int]]
 
@@ -103,7 +104,8 @@ def add_streams(words: np.ndarray, streams: Streams, cipher: str) -> None:
     """Add to int64 words, modulo 2^64, every stream with its sign; a stream is little-endian on any machine."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-    zeros = bytes(8 * BLOCK)
+    zeros, drawn = memoryview(bytes(8 * BLOCK)), bytearray(8 * BLOCK + MORE)
+    values = np.frombuffer(drawn, "<i8")
     for key, sign in streams:
         # A key is used once, so that nonce and counter may start at zero.
         if cipher == AES:
@@ -113,8 +115,8 @@ def add_streams(words: np.ndarray, streams: Streams, cipher: str) -> None:
         add = np.add if sign > 0 else np.subtract
         for first in range(0, len(words), BLOCK):
             part = words[first : first + BLOCK]
-            drawn = np.frombuffer(stream.update(zeros[: 8 * len(part)]), "<i8")
-            add(part, drawn, out=part)
+            stream.update_into(zeros[: 8 * len(part)], drawn)
+            add(part, values[: len(part)], out=part)
 
 
 def _add_on_device(row: Tensor, streams: Streams) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor
 from ..algorithms import Round
 from ..algorithms.hook_draws import server_draws
 from ..rundir.columns import ALL_PHASES, PARTS
-from ..support import rng
 from .costs import bytes_of
 from .evaluate import parts_due
 from .rates import local_rate
@@ -66,7 +65,7 @@ class Server:
 
     def round(self, t: int) -> bool:
         """One round; returns whether the run is to stop after it."""
-        silo, participants = self.silo, self.sample(t)
+        silo, participants = self.silo, self.silo.sample(t)
         r, due = self.described(t, participants), parts_due(self.config, t + 1, self.validates)
         order = {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": due}
         self.order(order)
@@ -111,12 +110,6 @@ class Server:
             r = self.described(r.t, participants)
             self.world.broadcast_json(asdict(r))
         return r, silo.weight(participants) if self.config.weighting == "size" else float(r.participants)
-
-    def sample(self, t: int) -> np.ndarray:
-        """The participants of round ``t``, of the clients that a rank trains."""
-        config = self.config
-        drawn = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
-        return drawn[self.silo.owned[drawn]]
 
     def described(self, t: int, participants: np.ndarray) -> Round:
         config = self.config

@@ -20,6 +20,7 @@ from ..rundir.columns import ALL_PHASES, PARTS
 from ..rundir.metrics import Clock
 from ..rundir.silo_folder import SiloFolder
 from ..settings import Config
+from ..support import rng
 from ..support.errors import DivergedError, UserError, some
 from ..support.signals import stop_requested
 from .aggregate import Aggregation
@@ -105,9 +106,14 @@ class Silo:
         resident = memory.resident + sum(each.nbytes for each in (*vectors, *others))
         return RankMemory(memory.per_client, resident, memory.clients_that_fit, self.aggregation.bytes_per_client)
 
+    def sample(self, t: int) -> np.ndarray:
+        """The participants of round ``t``, of the clients that a rank trains."""
+        config = self.config
+        drawn = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
+        return drawn[self.owned[drawn]]
+
     def train(self, r: Round, participants: np.ndarray) -> list[int]:
         """Local training, and the sums to the root; returns the participants of all ranks that are left out."""
-        self.aggregation.prepare(r, participants)
         # Ends with the slowest rank; timed as waiting, not as communication.
         self.nonfinite = self.world.collectively(lambda: self._train(r, participants))
         if self.nonfinite and self.files is not None:
@@ -123,6 +129,7 @@ class Silo:
 
     def _train(self, r: Round, participants: np.ndarray) -> list[int]:
         with self.clock("train"):
+            self.aggregation.prepare(r, participants)
             nonfinite = self.trainer.round(self.s, r, participants, self.aggregation)
             synchronize(self.trainer.device)
         return nonfinite

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ..algorithms import Round
 from ..rounds.costs import MOST_ROUNDS
 from ..settings.privacy import FEWEST_SILOS
 from ..support import rng
@@ -14,7 +15,7 @@ from .assemble import Session
 
 
 class Contributors:
-    """How many silos have participants in a round."""
+    """How many silos have participants in a round. Of two, each would learn the other's sum."""
 
     def __init__(self, session: Session):
         self.session = session
@@ -26,25 +27,35 @@ class Contributors:
             ranks[owned] = rank
         return ranks
 
-    def of(self, t: int) -> int:
+    def are_few(self, t: int, participation: float | None = None) -> bool:
+        """Whether a round is not to be trained; one without participants shows nothing."""
         c = self.session.config
-        ranks = self._rank_of[rng.participants(c.clients, c.participation, c.sampling, c.seed, t)]
-        return len(np.unique(ranks[ranks >= 0]))
+        share = c.participation if participation is None else participation
+        ranks = self._rank_of[rng.participants(c.clients, share, c.sampling, c.seed, t)]
+        return 0 < len(np.unique(ranks[ranks >= 0])) < FEWEST_SILOS
 
-    @property
-    def rounds(self) -> range:
-        """Those to come; of very many the first."""
-        start = self.session.start
-        return range(start, min(self.session.config.rounds, start + MOST_ROUNDS))
+    def refuse_few(self) -> None:
+        """Refuse a run with such rounds."""
+        c, start = self.session.config, self.session.start
+        rounds = range(start, min(c.rounds, start + MOST_ROUNDS))
+        few = next((t for t in rounds if self.are_few(t)), None)
+        if few is None:
+            return
+        larger = [share / 20 for share in range(1, 21) if share / 20 > c.participation]
+        enough = next((share for share in larger if not any(self.are_few(t, share) for t in rounds)), None)
+        hint = f"--participation {enough:g} would do" if enough else "choose another --seed"
+        raise PublicError(
+            f"--secure: the participants of round {few + 1} belong to fewer than {FEWEST_SILOS} silos, which shows "
+            f"their sums: {hint}"
+        )
 
-    def refuse_one_alone(self) -> None:
-        """Where a round's participants are all of one silo, its sum is that silo's."""
-        for t in self.rounds:
-            if self.of(t) == 1:
-                raise PublicError(
-                    f"--secure: all participants of round {t + 1} belong to one silo, whose sum would be seen: raise "
-                    "--participation, or choose another --seed"
-                )
+    def check(self, r: Round, participants: np.ndarray) -> None:
+        """On a silo: refuse an order that the settings do not give, by which a server could single it out."""
+        silo = self.session.silo
+        if not np.array_equal(participants, silo.sample(r.t)):
+            raise PublicError(f"round {r.t + 1}: the server asks for other participants than those of --seed")
+        if self.are_few(r.t):
+            raise PublicError(f"round {r.t + 1}: the server asks for a sum of fewer than {FEWEST_SILOS} silos")
 
 
 def notes(session: Session) -> list[str]:
@@ -57,9 +68,4 @@ def notes(session: Session) -> list[str]:
     hosts = [rank["host"] for rank in session.ranks]
     if crowded := sum(hosts.count(host) > 1 for host in hosts[1:]):
         found.append(f"{crowded} silos share a machine with others, who may read their memory if the account is theirs")
-    contributors = Contributors(session)
-    if few := sum(contributors.of(t) < FEWEST_SILOS for t in contributors.rounds):
-        found.append(
-            f"the participants of {few} of the rounds to come belong to 2 silos, of which each learns the other's sum"
-        )
     return found

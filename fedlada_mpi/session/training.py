@@ -14,6 +14,7 @@ from ..data.manifest import Manifest
 from ..data.owners import Ownership, shared_out
 from ..mpi import World
 from ..rounds import watchers
+from ..rounds.aggregate import SecureSums
 from ..rounds.callback import Callback, OnRound
 from ..rounds.server import Server
 from ..rounds.watcher import Watcher
@@ -61,7 +62,9 @@ class Training:
         world = self.world
         self.session = Session(world, self.config, self.directory, self.start, self.owners, self.print, self.silos)
         silo = self.session.silo
-        world.on_root(self._refuse_sums_of_one)
+        if isinstance(silo.aggregation, SecureSums) and self.session.masked:
+            silo.aggregation.permit = Contributors(self.session).check
+        world.on_root(self._refuse_few_contributors)
         sums_changed = self.restore()
         if (folder := silo.folder) is not None:
             world.collectively(lambda: folder.begin(self.start))
@@ -165,13 +168,13 @@ class Training:
             self.print(f"note: {rounds} void, as other silos have sent sums of the same models: the model stays")
         if session.masked:
             contributors = Contributors(session)
-            server.is_void = lambda t: t < session.void_until or contributors.of(t) == 1
+            server.is_void = lambda t: t < session.void_until or contributors.are_few(t)
         return server.run(self.start)
 
-    def _refuse_sums_of_one(self) -> None:
+    def _refuse_few_contributors(self) -> None:
         # Where silos are left of more, such rounds are void.
         if self.session.masked and self.world.size == self.world.original_size:
-            Contributors(self.session).refuse_one_alone()
+            Contributors(self.session).refuse_few()
 
     def print(self, text: str) -> None:
         if not self.quiet:

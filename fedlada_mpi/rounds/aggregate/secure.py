@@ -57,6 +57,7 @@ class SecureSums(Aggregation):
         self.secure, self.masks = secure, secure.masks
         self.grids = {name: self._grid(config, algorithm, name) for name in (*algorithm.up, *algorithm.scalars)}
         self.number_grid = PublicGrid(NUMBERS, secure.largest_weight)
+        self.permit: Callable[[Round, np.ndarray], None] = lambda r, participants: None  # may refuse a round
         self.evaluated = PublicGrid(EVALUATED, config.clients)
         # Added to a vector or number that is sent, in units of its grid; by default nothing.
         self.noise: Callable[[str, int], Tensor] | None = None
@@ -81,6 +82,7 @@ class SecureSums(Aggregation):
         self.round: Round | None = None
 
     def prepare(self, r: Round, participants: np.ndarray) -> None:
+        self.permit(r, participants)
         self.round = r
         received = [getattr(self.secure.s, name) for name in self.algorithm.down]
         about = [asdict(r), participants.tolist()]
@@ -102,14 +104,13 @@ class SecureSums(Aggregation):
         self._measure("norms2", self.number_grid, sent.norms2, weights)
         for name, values in sent.scalars.items():
             self._measure(name, self.grids[name], values, self._weights(name, weights))
-        clipped = torch.zeros((), dtype=torch.int64, device=self.rows.device)
         for part in sent.parts:
             for row, name in zip(self.rows[:, : self.transport.size], self.vectors, strict=True):
                 base = self._base(name)
                 at = None if base is None else base[part.where]
                 for i, weight in zip(part.which, self._weights(name, weights), strict=True):
-                    clipped += self.grids[name].add(row[part.where], part.rows[name][i], float(weight), at)
-        counts["out_of_range"] += int(clipped)
+                    values = part.rows[name][i]
+                    counts["out_of_range"] += self.grids[name].add(row[part.where], values, float(weight), at)
 
     def _measure(self, name: str, grid: PublicGrid, values: np.ndarray, weights: np.ndarray) -> None:
         whole, clipped = grid.whole(values, weights)
