@@ -199,22 +199,29 @@ def test_a_run_goes_on_with_what_it_began(other, tmp_path, launch):
     run = ["--algorithm", "scaffold", *COMMON, "--rounds", "1", "--out", tmp_path / "x"]
     statuses, done = launch(3, [*silos(other, "ankara", "berlin"), *run])
     assert statuses == [0], done.stderr
+    changed = {name: shutil.copytree(other, tmp_path / name) for name in ("no state", "nothing", "other data")}
+    shutil.rmtree(own_folder(changed["no state"], "berlin", "x") / "checkpoint")
+    shutil.rmtree(own_folder(changed["nothing"], "berlin", "x"))
+    settings = {"out": changed["other data"] / "secure" / "berlin", "raw": other / "cairo.npz", "clients": 1}
+    prepare_silo(PrepareSettings("npz", **settings, force=True), "berlin", CLASS_NAMES)
     again = ["--resume", tmp_path / "x", "--rounds", "2"]
-    (error,) = refused(launch, 3, [*again, "--silos", "ankara,cairo"])
-    assert "the silos have 5 clients, and the run began with 3" in error
-    before = shutil.copytree(other / "secure" / "berlin", tmp_path / "before")
-    shutil.rmtree(own_folder(other, "berlin", "x") / "checkpoint")
-    (error,) = refused(launch, 3, again)
-    assert "has not kept what its clients need" in error
-    shutil.rmtree(own_folder(other, "berlin", "x"))
-    (error,) = refused(launch, 3, again)
-    assert "has nothing of this run" in error
-    shutil.copy(other / "cairo.npz", other / "berlin.npz")
-    settings = PrepareSettings("npz", out=other / "secure" / "berlin", raw=other / "berlin.npz", force=True, clients=1)
-    prepare_silo(settings, "berlin", CLASS_NAMES)
-    shutil.copytree(before / "runs", other / "secure" / "berlin" / "runs", dirs_exist_ok=True)
-    (error,) = refused(launch, 3, again)
-    assert "has changed since the run began" in error
+    errors = refused(
+        launch,
+        3,
+        [*again, "--silos", "ankara,cairo"],
+        *([*again, "--silo-dir", root / "secure" / "{silo}"] for root in changed.values()),
+    )
+    for error, message in zip(
+        errors,
+        (
+            "the silos have 5 clients, and the run began with 3",
+            "has not kept what its clients need",
+            "has nothing of this run",
+            "has changed since the run began",
+        ),
+        strict=True,
+    ):
+        assert message in error
 
 
 def test_one_rank_is_no_silo(made, tmp_path, mpirun):
