@@ -40,7 +40,7 @@ def test_from_three_folders_to_a_model(tmp_path):
         done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 0, done.stderr
         printed.append(done.stdout)
-    assert printed[0].count("others get to see secure/") == 3
+    assert printed[0].count("others see secure/") == 3
     note = re.search(r"note     silos (.*?) run as the same account", page).group(1)
     assert f"silos {note} run as the same account" in printed[1]
     own = [json.loads(line) for line in printed[2].splitlines()]
