@@ -47,7 +47,7 @@ def most_participants(config: Config, rank_of: np.ndarray, start: int) -> np.nda
     """
     clients = np.bincount(rank_of)
     bound = np.minimum(clients, _number(config)) if config.sampling == "fixed" else clients
-    if config.rounds - start > MOST_ROUNDS:
+    if config.rounds - start > MOST_ROUNDS or config.dp != "none":
         return bound
     most = np.zeros_like(clients)
     for t in range(start, config.rounds):

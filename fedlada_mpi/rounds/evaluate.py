@@ -129,7 +129,9 @@ def batches(bounds: Sequence[int], most: int) -> Iterator[slice]:
 def parts_due(config: Config, number: int, validation: bool) -> list[str]:
     """What the model is evaluated on after round ``number``: after the last one on everything."""
     every = {"test": config.eval_every, "train": config.eval_train_every}
-    if config.eval_train_every < 0:
+    if config.dp != "none":
+        del every["train"]  # its values are not among those that get noise
+    elif config.eval_train_every < 0:
         every["train"] = config.eval_every
     due = [part for part, n in every.items() if number == config.rounds or (n and number % n == 0)]
     if clients_due(config, number):

@@ -41,6 +41,9 @@ class Server:
         """Rounds start+1 .. T; returns how it ended: finished or stopped."""
         config = self.config
         for t in range(start, config.rounds):
+            if not all(watcher.permits(t) for watcher in self.watchers):
+                self.save(t)
+                return "stopped"
             stop, last = self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
                 self.save(t + 1)
@@ -68,16 +71,17 @@ class Server:
         """One round; returns whether the run is to stop after it."""
         silo, participants = self.silo, self.sample(t)
         r, due = self.described(t, participants), parts_due(self.config, t + 1, self.validates)
-        order = {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": due}
+        called = None if participants is None else participants.tolist()
+        order = {"do": "round", "round": asdict(r), "participants": called, "evaluate": due}
         self.order(order)
         moved_before = self.world.bytes_moved  # what watchers ask for is no part of the method's communication
 
         left_out, included = silo.train(r, participants), participants
         if left_out:
-            included = np.setdiff1d(participants, left_out)
+            included = np.setdiff1d(called or [], left_out)
             r = self.described(t, included)
             self.world.broadcast_json(asdict(r))
-        weight = float(silo.sizes[included].sum()) if self.config.weighting == "size" else float(r.participants)
+        weight = float(silo.sizes[included].sum()) if self.config.weighting == "size" else r.participants
         with silo.clock("server"):
             finite = self.step(r, weight)
         silo.exchange(r)
@@ -91,14 +95,19 @@ class Server:
             record["nonfinite"] = left_out
         return self.publish(done, record) or sums["stop"] > 0
 
-    def sample(self, t: int) -> np.ndarray:
-        """The participants of round ``t``, of the clients that a rank trains."""
+    def sample(self, t: int) -> np.ndarray | None:
+        """The participants of round ``t``, of the clients that a rank trains; None where every rank draws its own."""
         config = self.config
+        if config.dp != "none":
+            return None
         drawn = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
         return drawn[self.silo.owned[drawn]]
 
-    def described(self, t: int, participants: np.ndarray) -> Round:
+    def described(self, t: int, participants: np.ndarray | None) -> Round:
         config = self.config
+        if participants is None:  # nothing that depends on them
+            expected = config.participation * config.clients
+            return Round(t, local_rate(config, t), float(config.local_steps), expected, config.clients)
         steps = float(local_steps(config, self.silo.sizes[participants]).mean()) if len(participants) else 0.0
         return Round(t, local_rate(config, t), steps, len(participants), config.clients)
 
@@ -138,13 +147,15 @@ class Server:
         record: dict[str, Any] = {
             "round": r.t + 1,
             "lr": r.lr,
-            "participants": done.participants.tolist(),
-            "local_loss": done.sums["loss"] / r.participants if r.participants else None,
+            "participants": None if done.participants is None else done.participants.tolist(),
+            "local_loss": done.sums["loss"] / r.participants if r.participants and silo.aggregation.discloses else None,
         }
         for part in PARTS if self.validates else PARTS[:-1]:
             record |= silo.evaluations.recorded(part, done.sums)
         # Clients that are left out have received, but nothing of theirs is sent.
-        received, sent = len(done.participants), r.participants
+        received = sent = round(r.participants)
+        if done.participants is not None:
+            received = len(done.participants)
         if not self.algorithm.communicates(r.t):
             received = sent = 0
         record["bytes_down"], record["bytes_up"] = bytes_of(self.algorithm, vector, received, sent)
@@ -153,5 +164,8 @@ class Server:
         by_phase["total"] = by_phase["total"][:1]
         record["seconds"] = {phase: float(values.max()) for phase, values in by_phase.items()}
         wait = ranks[:, silo.numbers.index("wait")]
-        record["seconds_by_rank"] = {"train": by_phase["train"].tolist(), "wait": wait.tolist()}
+        by_rank = {"train": by_phase["train"].tolist(), "wait": wait.tolist()}
+        if done.participants is None:  # how long a rank trains tells how many it has
+            by_rank = {name: [] for name in by_rank}
+        record["seconds_by_rank"] = by_rank
         return record

@@ -14,6 +14,8 @@ from ..algorithms import Algorithm, Round, Vectors
 from ..algorithms.hook_draws import server_draws
 from ..mpi import World
 from ..mpi.transport import Transport
+from ..privacy.budget import Budget
+from ..privacy.sampling import secret_sample
 from ..rundir import checkpoint
 from ..rundir.columns import ALL_PHASES, PARTS
 from ..rundir.metrics import Clock
@@ -62,6 +64,7 @@ class Silo:
         # The vectors that the root sends after a step. Others are its own, unless any rank may have to serve.
         self.sent = (*algorithm.down, *(algorithm.private if world.tolerant else ()))
         self.watchers: list[Watcher] = []  # the same on every rank
+        self.budget: Budget | None = None  # on the root, with --dp
         self.nonfinite: list[int] = []  # participants of this rank in the last round
         self.clock = Clock()
 
@@ -89,10 +92,19 @@ class Silo:
         resident = memory.resident + sum(each.nbytes for each in (*vectors, *others))
         return RankMemory(memory.per_client, resident, memory.clients_that_fit, self.aggregation.bytes_per_client)
 
-    def train(self, r: Round, participants: np.ndarray) -> list[int]:
-        """Local training, and the sums to the root; returns the participants of all ranks that are left out."""
+    def train(self, r: Round, called: np.ndarray | None) -> list[int]:
+        """Local training, and the sums to the root; returns the participants of all ranks that are left out.
+
+        ``called``: the participants of all ranks. None: a rank draws its own, and nobody learns of them.
+        """
+        participants = called
+        if participants is None:
+            participants = secret_sample(self.trainer.data.client_ids, self.config.participation)
+        self.aggregation.prepare(r, np.empty(0, np.int64) if called is None else called)
         # Ends with the slowest rank; timed as waiting, not as communication.
         self.nonfinite = self.world.collectively(lambda: self._train(r, participants))
+        if called is None:  # who is left out is as secret
+            self.nonfinite = []
         # Where they are not skipped, the root learns of them by the numbers of ``report``.
         left_out = self._all_nonfinite() if self.config.on_nonfinite == "skip" else []
         with self.clock("reduce"):
@@ -189,7 +201,8 @@ class Silo:
 
     def _round(self, order: Order) -> None:
         r = Round(**order["round"])
-        if self.train(r, np.asarray(order["participants"], np.int64)):
+        called = order["participants"]
+        if self.train(r, None if called is None else np.asarray(called, np.int64)):
             r = Round(**self.world.broadcast_json())
         self.exchange(r)
         self.report(order)

@@ -23,7 +23,10 @@ from ..models.initial import load_initial
 from ..models.lora import Lora, merged
 from ..models.parameters import dtype_of, in_type, tensors
 from ..mpi.plan import plan_transport
+from ..privacy.budget import Budget
+from ..privacy.mechanism import Mechanism
 from ..rounds import aggregate
+from ..rounds.aggregate import PrivateSums
 from ..rounds.augmentation import Augmentation
 from ..rounds.batches import LocalData
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
@@ -134,7 +137,23 @@ class Session:
         self.without_outputs = world.on_root(evaluations.without_outputs) or []
         aggregation = aggregate.create(world, config, a, transport, dtype)
         about = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
-        return Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *about)
+        silo = Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *about)
+        if isinstance(aggregation, PrivateSums):
+            silo.budget = world.on_root(self._budget)
+            noise = world.broadcast_json({"z": silo.budget.mechanism.noise} if silo.budget else None)["z"]
+            world.collectively(lambda: aggregation.protect(Mechanism.of(config, noise), s, self.network.layout.real))
+        return silo
+
+    def _budget(self) -> Budget:
+        """Of a private run, from its data and settings."""
+        if self.manifest.own_tests:
+            raise UserError(
+                "--dp client: clients of this data have test examples of their own, which no noise protects: "
+                "prepare it without"
+            )
+        if self.algorithm.uniform:
+            raise UserError("--dp client: all weights are equal: leave uniform out of the method")
+        return Budget(self.config, self.start)
 
     def _counts(self, loss: ClientLoss, examples: Examples) -> Tensor | None:
         """Of every example, where the loss gives sums and counts."""

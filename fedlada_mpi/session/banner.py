@@ -20,6 +20,7 @@ from ..rundir import provenance
 from ..settings import DATASETS, Config
 from ..support.rng import fixed_number
 from ..support.version import __version__
+from . import privacy_notes
 from .assemble import Session
 from .console import amount, plural
 
@@ -98,6 +99,7 @@ class Banner:
             ),
             *([("task", self._task())] if self.config.columns else []),
             ("model", f"{c.model}, {session.network.layout.numel:,} parameters, {computed}"),
+            *([("privacy", privacy_notes.row(session, session.silo.budget))] if session.silo.budget else []),
         ]
 
     def _examples(self) -> str:
@@ -155,6 +157,8 @@ class Banner:
     def _notes(self) -> list[str]:
         session = self.session
         notes = [*session.network.notes, *session.algorithm.traits.notes]
+        if session.silo.budget:
+            notes += privacy_notes.notes(session, session.silo.budget)
         if session.without_outputs:
             names, parts = ", ".join(session.scores.whole), " and ".join(session.without_outputs)
             notes.append(f"no {names} on {parts} examples, whose outputs are too many to have all at once")

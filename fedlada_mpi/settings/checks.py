@@ -12,6 +12,7 @@ from ..support.errors import UserError, shortened
 from ..support.inputs import check_path
 from ..support.rng import fixed_number
 from ..support.suggestions import did_you_mean
+from .dp_checks import check_dp
 from .fields import MOST, Setting, flag
 
 # Settings that only some schedules of the local rate have.
@@ -79,6 +80,7 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
             f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"
         )
     _check_robust(values, by_hand)
+    check_dp(values, by_hand)
     for name in ("sums", "robust", "precision"):
         if values["wire"] == "bf16" and values[name] in NOT_ROUNDED[name]:
             raise UserError(

@@ -115,6 +115,10 @@ def _derive(values: dict[str, Any], sources: dict[str, str]) -> None:
         values["lr_horizon"], sources["lr_horizon"] = max(1, values["rounds"]), "rounds"
     if values["robust"] != "none" and sources["on_nonfinite"] == "default":
         values["on_nonfinite"], sources["on_nonfinite"] = "skip", "robust"
+    if values["dp"] != "none":
+        for name, value in (("sampling", "bernoulli"), ("on_nonfinite", "skip"), ("eval_train_every", 0)):
+            if sources[name] not in ("file", "flag"):
+                values[name], sources[name] = value, "dp"
 
 
 def _check_augmentation(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
@@ -130,6 +134,8 @@ def _check_method(algorithm: str, method: type[Configurable], values: Mapping[st
     if values["decay_mode"] == "inside" and not method.amends:
         raise UserError(f"--decay-mode inside: {algorithm} has no g_a, expected l2 or decoupled")
     method.check(values)
+    if values["dp"] != "none":
+        method.check_dp(algorithm, values)
 
 
 def _unknown(name: str, algorithm: str, hypers: Mapping[str, Setting], of_other_methods: Container[str]) -> str:

@@ -12,9 +12,10 @@ from .base import Aggregation, Collector, Part, Sent
 from .buffered import WeightedSums
 from .grid import GRIDS
 from .plain import PlainSums, RankSums
+from .private import PrivatePlainSums, PrivateSums
 from .robust import ClippedSums, Median, TrimmedMean
 
-__all__ = ["Aggregation", "Collector", "Part", "RankSums", "Sent", "create", "wire_type"]
+__all__ = ["Aggregation", "Collector", "Part", "PrivateSums", "RankSums", "Sent", "create", "wire_type"]
 
 ROBUST: dict[str, type[Aggregation]] = {"clip": ClippedSums, "median": Median, "trimmed": TrimmedMean}
 SUMS: dict[str, type[Aggregation]] = {"fast": PlainSums, "exact": WeightedSums}
@@ -25,6 +26,8 @@ def create(
 ) -> Aggregation:  # fmt: skip
     """The aggregation that the settings ask for, of vectors of ``dtype``."""
     kind = SUMS[config.sums] if config.robust == "none" else ROBUST[config.robust]
+    if config.dp != "none":
+        kind = PrivatePlainSums
     return kind(world, config, algorithm, transport, dtype)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms import Algorithm
+from ...algorithms import Algorithm, Round
 from ...mpi import World
 from ...mpi.transport import Transport
 from ...settings import Config
@@ -71,6 +71,8 @@ class Aggregation(Collector):
 
     # Whether the mean is the weighted one, so that distances to it follow from the clients' norms.
     is_plain_mean: ClassVar[bool] = True
+    # Whether losses and norms of the participants may be known outside of their rank.
+    discloses: ClassVar[bool] = True
 
     def __init__(
         self, world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype
@@ -82,11 +84,14 @@ class Aggregation(Collector):
     def _allocate(self) -> None:
         """What else a kind of aggregation holds."""
 
+    def prepare(self, r: Round, participants: np.ndarray) -> None:
+        """Before the clients of a round train."""
+
     @abstractmethod
     def reduce(self, participants: np.ndarray, communicates: bool) -> None:
         """From all ranks to the root's ``vectors``; without them where a round does not communicate. Collective."""
 
-    def means(self, weight: float, participants: int) -> dict[str, Tensor]:
+    def means(self, weight: float, participants: float) -> dict[str, Tensor]:
         """On the root, from sums with total ``weight``, or the number of ``participants`` where weights are equal."""
         equal = self.algorithm.uniform
         totals = {name: float(participants) if name in equal else weight for name in (*self.vectors, *self.scalars)}

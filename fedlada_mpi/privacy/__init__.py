@@ -1,0 +1,1 @@
+"""What keeps clients and silos private: differential privacy of clients (``--dp``)."""

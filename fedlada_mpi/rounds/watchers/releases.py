@@ -1,0 +1,55 @@
+"""Private rounds (``--dp``): each is in the ledger before it begins, and none begins that the budget does not allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...privacy.budget import Budget
+from ...privacy.clipping import next_clip
+from ...rundir.history import History
+from ..aggregate import PrivateSums
+from ..silo import Silo
+from ..watcher import Finished, Order, Watcher
+
+
+class Releases(Watcher):
+    """On every rank; the root has the ``budget``, and knows the clip of the next round."""
+
+    def __init__(self, silo: Silo, aggregation: PrivateSums, budget: Budget | None, history: History | None):
+        self.silo, self.aggregation, self.budget = silo, aggregation, budget
+        self.adaptive, self.clip = silo.config.adaptive_clip, silo.config.clip_norm
+        if self.adaptive and history and history.records:
+            last = history.records[-1]
+            self.clip = next_clip(last["clip_norm"], last["within_clip"])
+
+    def permits(self, t: int) -> bool:
+        assert self.budget is not None
+        if self.budget.permits():
+            return True
+        print(f"note: {self.budget.refusal}", flush=True)
+        return False
+
+    def order(self, order: Order) -> None:
+        if order["do"] == "round":
+            assert self.budget is not None
+            order["clip"] = self.clip
+            self.budget.spend(order["round"]["t"] + 1, self.clip, self.silo.world.size)
+
+    def ordered(self, order: Order) -> None:
+        if order["do"] == "round":
+            self.aggregation.clip = order["clip"]
+
+    def columns(self, done: Finished) -> Mapping[str, Any]:
+        assert self.budget is not None
+        found = {"epsilon": self.budget.epsilon, "clip_norm": self.clip}
+        if self.adaptive:
+            found["within_clip"] = self.aggregation.share_within
+            self.clip = next_clip(self.clip, self.aggregation.share_within)
+        return found
+
+
+def create(silo: Silo, history: History | None) -> Watcher | None:
+    if not isinstance(silo.aggregation, PrivateSums):
+        return None
+    return Releases(silo, silo.aggregation, silo.budget, history)
