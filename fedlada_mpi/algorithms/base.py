@@ -107,7 +107,7 @@ class ClientPrivacy:
     refused: str = ""  # why it does not
     warning: str = ""  # what to expect of it
     fixed_steps: bool = False  # whether the server's maths uses K, which --local-steps makes public
-    changes: Mapping[str, str] = field(default_factory=dict)  # of ``up``, those that are sent as the change of s.NAME
+    changes: Mapping[str, str] = field(default_factory=dict)  # of s.NAME, sent so, next to those of ``change_of``
 
 
 NOISY_MOMENTS = "the noise of every coordinate is far above its second moment: fedcm or fedadam will do better"
@@ -125,6 +125,9 @@ class Algorithm(Configurable):
     private: tuple[str, ...] = ()  # server vectors that never leave the root
     up: tuple[str, ...] = ("offset",)  # averaged over the participants, weighted as by --weighting
     uniform: tuple[str, ...] = ()  # those of ``up`` and ``scalars`` with equal weights, whatever --weighting says
+    # Those of ``up`` that are never negative and differ little from a vector that every rank has, such as second
+    # moments: with --secure and --dp, their change is sent.
+    change_of: Mapping[str, str] = {}
     scalars: tuple[str, ...] = ()  # numbers that go up with the vectors
     slots: tuple[str, ...] = ()  # per client, for one round
     client_state: tuple[str, ...] = ()  # per client, across rounds; stays on the client's rank

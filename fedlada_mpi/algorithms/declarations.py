@@ -50,6 +50,11 @@ def check_declarations(a: Algorithm) -> None:
     other = [name for name in a.uniform if name not in (*a.up, *a.scalars)]
     if other:
         raise UserError(f"uniform: {other[0]} is neither in up nor in scalars")
+    for name, of in a.change_of.items():
+        if name not in a.up or of not in (*a.down, *a.derived):
+            raise UserError(
+                f"change_of: got {name} as a change of {of}, expected one of up, and one of down or derived"
+            )
     if a.gradients not in (1, 2):
         raise UserError(f"gradients: got {a.gradients!r}, expected 1 or 2")
 

@@ -38,9 +38,10 @@ class LocalAdam(Algorithm):
     name, label, year, colour = "localadam", "LocalAdam", 2020, "#0fa587"
     down = ("x", "v")
     up = ("offset", "v_hat")
+    change_of = {"v_hat": "v"}
     slots = ("m", "v", "v_hat")
     paper_units = 2
-    dp = ClientPrivacy(warning=NOISY_MOMENTS, changes={"v_hat": "v"})
+    dp = ClientPrivacy(warning=NOISY_MOMENTS)
     alpha: float = hyper(1.0, "1: no amendment", least=1, most=1)
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
     beta2: float = hyper(0.99, "second-moment decay", least=0, below=1)

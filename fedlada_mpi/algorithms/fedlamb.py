@@ -21,8 +21,9 @@ class FedLAMB(Algorithm):
     name, label, year = "fedlamb", "Fed-LAMB", 2022
     down = ("x", "v_hat")
     up = ("offset", "v")
+    change_of = {"v": "v_hat"}
     paper_units = 2
-    dp = ClientPrivacy(warning=NOISY_MOMENTS, changes={"v": "v_hat"})
+    dp = ClientPrivacy(warning=NOISY_MOMENTS)
     fusable = False  # norms of single tensors
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
     beta2: float = hyper(0.999, "second-moment decay", least=0, below=1)

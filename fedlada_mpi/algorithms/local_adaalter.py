@@ -18,9 +18,10 @@ class LocalAdaAlter(Algorithm):
     name, label, year = "local_adaalter", "Local AdaAlter", 2020
     down = ("x", "B2")
     up = ("offset", "A2")
+    change_of = {"A2": "B2"}
     slots = ("A2",)
     paper_units = 2
-    dp = ClientPrivacy(warning=NOISY_MOMENTS, changes={"A2": "B2"})
+    dp = ClientPrivacy(warning=NOISY_MOMENTS)
     eps: float = hyper(1.0, "floor of the denominator", above=0)
     b0: float = hyper(1.0, "B2 starts at b0^2", least=0)
     form: str = hyper("paper", "the floor grows with the steps, or is fixed", choices=("paper", "code"))

@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 import numpy as np
 from mpi4py import MPI
 
-from ..support.errors import UserError
+from ..support.errors import PublicError, UserError
 from .wait_limit import WaitLimit
 
 LOOK = 1.0  # seconds between looks at what may keep the others
@@ -50,6 +50,7 @@ class Messages:
         self.wait_limit = WaitLimit()
         self.seconds_waiting = 0.0  # in barriers
         self.bytes_moved = 0  # between ranks
+        self.conceal: Callable[[str], str] | None = None  # what others get to see of an error on this rank
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -106,6 +107,17 @@ class Messages:
         self.barrier()
         self.comm.Reduce(mine, total if self.rank == 0 else None, MPI.SUM)
         return total
+
+    @waits
+    def reduce_words(self, words: np.ndarray) -> np.ndarray:
+        """The sum of the ranks' int64 words modulo 2^64, on the root; the others get their own back."""
+        if self.size == 1:
+            return words
+        total = np.empty_like(words)
+        self.barrier()
+        # Unsigned, whose sums wrap around by definition.
+        self.comm.Reduce(words.view(np.uint64), total.view(np.uint64) if self.rank == 0 else None, MPI.SUM)
+        return total if self.rank == 0 else words
 
     def allreduce_sum(self, table: np.ndarray) -> np.ndarray:
         """The sum of the ranks' tables, which have one shape, on every rank."""
@@ -167,7 +179,9 @@ class Messages:
             result = action()
         except UserError as error:
             message = str(error) or "failed"
-            if 0 not in self.neighbours:  # the file or device in question may be fine on the root's node
+            if self.conceal is not None and not isinstance(error, PublicError):
+                message = self.conceal(message)
+            elif 0 not in self.neighbours:  # the file or device in question may be fine on the root's node
                 message += f" (rank {self.rank} on {platform.node()})"
         message = self._first_message(message)
         if message:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from mpi4py import MPI
 from torch import Tensor
@@ -144,7 +145,9 @@ class HostTransport(Transport):
 
     @staticmethod
     def _buffer(vector: Tensor) -> Any:
-        return vector.numpy()
+        array = vector.numpy()
+        # Sums of masked words wrap around, which only unsigned ones do by definition.
+        return array.view(np.uint64) if array.dtype == np.int64 else array
 
 
 class DirectTransport(HostTransport):

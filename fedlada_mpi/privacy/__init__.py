@@ -1,1 +1,1 @@
-"""What keeps clients and silos private: differential privacy of clients (``--dp``)."""
+"""What silos keep from the server and from each other, and clients from all: masks, keys, and noise."""

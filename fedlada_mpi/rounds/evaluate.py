@@ -163,8 +163,13 @@ class Evaluations:
         held_out: Mapping[str, Examples],
         columns: Columns = CLASSIFICATION,
         sizes: Mapping[str, np.ndarray] | None = None,
+        concealed: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
-        """``sizes``: training and, where clients have them, test examples of all clients, by part."""
+        """``sizes``: training and, where clients have them, test examples of all clients, by part.
+
+        ``concealed``: adds up the columns of all ranks' clients on the root, which sees nothing else of them.
+        """
+        self.concealed = concealed
         self.columns, self.sizes = columns, sizes or {}
         self.world, self.config, self.evaluator, self.x, self.data = world, config, evaluator, x, data
         self.scores, self.own_tests = evaluator.scores, OWN in self.sizes
@@ -194,7 +199,7 @@ class Evaluations:
         sums = together(lambda: {part: self._evaluate(part) for part in parts})
         if self.by_client:
             for part in (part for part in ("train", OWN) if part in sums):  # in one order on all ranks
-                total = self._clients_sums(part).sum(1)
+                total = self.concealed(self._own_sums(part)) if self.concealed else self._clients_sums(part).sum(1)
                 sums[part] = (total if self.world.rank == 0 else np.zeros_like(total)).tolist()
         if self.scores.whole:
             self.of_all = {part: self._of_all(part) for part in PARTS if part in due}
@@ -248,12 +253,18 @@ class Evaluations:
 
         return self.world.on_root(values) or {}
 
+    def _own_sums(self, part: str) -> np.ndarray:
+        """Of this rank's clients."""
+        if part not in self.examples:
+            return np.zeros((len(self.scores.columns) + 1, 0))
+        data = self._clients(part)
+        groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
+        return self.made[part].by_group(groups, len(data.sizes))
+
     def _clients_sums(self, part: str) -> np.ndarray:
         by_client = np.zeros((len(self.scores.columns) + 1, self.config.clients))
         if part in self.examples:
-            data = self._clients(part)
-            groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
-            by_client[:, data.client_ids] = self.made[part].by_group(groups, len(data.sizes))
+            by_client[:, self._clients(part).client_ids] = self._own_sums(part)
         return self.world.reduce_sum(by_client)
 
     def _clients_of_all(self, part: str) -> np.ndarray:
@@ -284,6 +295,8 @@ class Evaluations:
 
     def _keeps(self, part: str) -> bool:
         """Whether outputs are kept, for metrics of all of them."""
+        if self.concealed and part in ("train", OWN):
+            return False
         count = int(self.sizes[part].sum()) if part in self.sizes else len(self.examples[part])
         return bool(self.scores.whole) and count * prod(self.scores.output_shape) * 4 <= GATHERED
 

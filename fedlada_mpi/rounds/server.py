@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -76,24 +76,36 @@ class Server:
         self.order(order)
         moved_before = self.world.bytes_moved  # what watchers ask for is no part of the method's communication
 
-        left_out, included = silo.train(r, participants), participants
-        if left_out:
-            included = np.setdiff1d(called or [], left_out)
-            r = self.described(t, included)
-            self.world.broadcast_json(asdict(r))
-        weight = float(silo.sizes[included].sum()) if self.config.weighting == "size" else r.participants
+        left_out = silo.train(r, participants)
+        r, weight = self.included(r, participants, left_out)
         with silo.clock("server"):
             finite = self.step(r, weight)
         silo.exchange(r)
         ranks = silo.report(order)
 
         sums = dict(zip(silo.numbers, ranks[:, : len(silo.numbers)].sum(0).tolist(), strict=True))
-        self.refuse_divergence(t, finite, bool(sums["nonfinite"]), bool(left_out) and not r.participants)
+        self.refuse_divergence(t, finite, bool(sums["nonfinite"]), bool(sums["nonfinite"]) and not r.participants)
         done = Finished(r, participants, weight, sums)
         record = self.record(done, ranks) | {"bytes_mpi": self.world.bytes_moved - moved_before}
-        if left_out:
-            record["nonfinite"] = left_out
+        if left_out or silo.aggregation.totals.left_out:
+            record["nonfinite"] = left_out or silo.aggregation.totals.left_out
         return self.publish(done, record) or sums["stop"] > 0
+
+    def included(self, r: Round, participants: np.ndarray | None, left_out: Sequence[int]) -> tuple[Round, float]:
+        """The round without the participants that are left out, on all ranks, and the weight of its sums."""
+        silo, totals = self.silo, self.silo.aggregation.totals
+        if participants is None:
+            return r, r.participants
+        if silo.aggregation.conceals:
+            steps = totals.steps / totals.participants if totals.participants else 0.0
+            r = replace(r, participants=totals.participants, steps=steps)
+            self.world.broadcast_json(asdict(r))
+            return r, totals.weight
+        if left_out:
+            participants = np.setdiff1d(participants, left_out)
+            r = self.described(r.t, participants)
+            self.world.broadcast_json(asdict(r))
+        return r, float(silo.sizes[participants].sum()) if self.config.weighting == "size" else r.participants
 
     def sample(self, t: int) -> np.ndarray | None:
         """The participants of round ``t``, of the clients that a rank trains; None where every rank draws its own."""

@@ -106,7 +106,8 @@ class Silo:
         if called is None:  # who is left out is as secret
             self.nonfinite = []
         # Where they are not skipped, the root learns of them by the numbers of ``report``.
-        left_out = self._all_nonfinite() if self.config.on_nonfinite == "skip" else []
+        skips = self.config.on_nonfinite == "skip" and not self.aggregation.conceals
+        left_out = self._all_nonfinite() if skips else []
         with self.clock("reduce"):
             self.aggregation.reduce(participants, self.algorithm.communicates(r.t))
         return left_out
@@ -157,13 +158,22 @@ class Silo:
         with self.clock("eval"):
             sums = self.evaluations(order["evaluate"])
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
-        numbers = [self.aggregation.loss, *chain(*sums), float(stop_requested()), wait, float(len(self.nonfinite))]
-        ranks = self.world.gather([*numbers, *watched, *self.clock.take()])
+        left_out = self.aggregation.totals.left_out if self.aggregation.conceals else len(self.nonfinite)
+        numbers = [self.aggregation.loss, *chain(*sums), float(stop_requested()), wait, float(left_out)]
+        row = [*numbers, *watched, *self.clock.take()]
+        ranks = self._of_root(row) if self.aggregation.conceals else self.world.gather(row)
         # Now that all ranks have evaluated.
         ranks[:, len(self.numbers) + ALL_PHASES.index("total")] = self.clock.lap()
         for watcher in self.watchers:
             watcher.after(order)
         return ranks
+
+    def _of_root(self, row: list[float]) -> np.ndarray:
+        """The root's row, which has the sums of all; of another rank it learns only whether that is to stop."""
+        stop = self.numbers.index("stop")
+        stops = self.world.gather([row[stop]])
+        row[stop] = float(stops.sum())
+        return np.array([row] if self.world.rank == 0 else np.empty((0, len(row))))
 
     def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
         """A checkpoint after round ``t``; ``more`` is what the root adds."""
@@ -173,10 +183,12 @@ class Silo:
 
     def diverged(self, number: int, by_server: bool = False) -> DivergedError:
         """The end of a run that left the finite numbers in round ``number``; all ranks get the root's message."""
-        clients = self._all_nonfinite()
+        clients = [] if self.aggregation.conceals else list(map(str, self._all_nonfinite()))
         message = ""
         if self.world.rank == 0:
-            message = f"round {number}: " + _explain([] if by_server else clients, self.config.on_nonfinite)
+            left_out = self.aggregation.totals.left_out
+            names = [f"{left_out} in all, whom the logs of their silos name"] if left_out else clients
+            message = f"round {number}: " + _explain([] if by_server else names, self.config.on_nonfinite)
             saved = checkpoint.complete(Path(self.config.out))
             message += f"; the last checkpoint is {saved[-1]}" if saved else "; there is no checkpoint yet"
         return DivergedError(self.world.broadcast_json({"message": message})["message"])
@@ -202,17 +214,18 @@ class Silo:
     def _round(self, order: Order) -> None:
         r = Round(**order["round"])
         called = order["participants"]
-        if self.train(r, None if called is None else np.asarray(called, np.int64)):
+        left_out = self.train(r, None if called is None else np.asarray(called, np.int64))
+        if left_out or (self.aggregation.conceals and called is not None):
             r = Round(**self.world.broadcast_json())
         self.exchange(r)
         self.report(order)
 
 
-def _explain(clients: list[int], on_nonfinite: str) -> str:
+def _explain(clients: list[str], on_nonfinite: str) -> str:
     """What was not finite, and what to do."""
     if not clients:
         return "the server's step gave parameters that are not finite: lower --server-lr or --lr"
-    which = f"the result of client{'s' * (len(clients) > 1)} {some(map(str, clients), most=10)} is not finite"
+    which = f"the result of client{'s' * (len(clients) > 1)} {some(clients, most=10)} is not finite"
     if on_nonfinite == "skip":
         return f"{which}, and no client's was for {MAX_EMPTY_ROUNDS} rounds: lower --lr, or set --clip"
     return f"{which}: lower --lr, set --clip, or leave such clients out with --on-nonfinite skip"

@@ -271,7 +271,8 @@ class Trainer:
                 Part(where, vectors, good if len(c.x) == len(clients) else np.zeros_like(good), len(c.x) < len(clients))
                 for (c, _), vectors, where in zip(parts, sent, self.buffers.slices, strict=False)
             ]
-            collector.add(Sent(clients[good], weights[good], losses[good], squares[good], named, contributions))
+            steps = parts[0][0].steps[:, 0].cpu().numpy()[good].astype(np.int64)
+            collector.add(Sent(clients[good], weights[good], losses[good], squares[good], named, contributions, steps))
             for c, _ in parts:
                 self.client_state.store(c, clients.tolist(), finite)
         return finite

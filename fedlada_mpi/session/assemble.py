@@ -23,10 +23,13 @@ from ..models.initial import load_initial
 from ..models.lora import Lora, merged
 from ..models.parameters import dtype_of, in_type, tensors
 from ..mpi.plan import plan_transport
+from ..privacy.agreement import Epoch, agree, refuse_too_few
 from ..privacy.budget import Budget
+from ..privacy.masks import Masks
 from ..privacy.mechanism import Mechanism
+from ..privacy.names import own_name
 from ..rounds import aggregate
-from ..rounds.aggregate import PrivateSums
+from ..rounds.aggregate import PrivateSums, SecureSums
 from ..rounds.augmentation import Augmentation
 from ..rounds.batches import LocalData
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
@@ -74,6 +77,8 @@ class Session:
         world.on_root(lambda: ensure(config, directory, silos, report))
         self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
         self.owners = owners(self.manifest)
+        self.silo_name = world.collectively(lambda: self._silo_name(config, silos)) if config.secure else ""
+        self.epoch: Epoch | None = None  # of masks
         threads = asked_threads(world)
         self.device = world.collectively(lambda: choose_device(world, config, threads))
         if config.sums == "exact":
@@ -105,6 +110,14 @@ class Session:
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
         self.ranks = world.allgather_json({**here, "data": sorted(self.loading.places)})
 
+    def _silo_name(self, config: Config, silos: int) -> str:
+        """Of this rank with ``--secure``; empty for the server."""
+        rank = self.world.original_ranks[self.world.rank]
+        server = int(root_only_serves(self.world, config))
+        if self.world.original_ranks[0] == 0 and len(self.world.original_ranks) == self.world.original_size:
+            refuse_too_few(silos, config)
+        return own_name(config, rank - server, silos) if rank >= server else ""
+
     @property
     def clients(self) -> Clients:
         """Who the clients are, for their own records."""
@@ -130,14 +143,17 @@ class Session:
         # The root's own vectors are on every rank where any may have to serve.
         private = a.private if world.rank == 0 or world.tolerant else ()
         s = Vectors(**named_rows((*a.down, *a.derived, *private), size, dtype, device))
+        secure = self._secure(s) if config.secure else None
+        aggregation = aggregate.create(world, config, a, transport, dtype, secure)
         evaluator = Evaluator(engine, data.normalise, trainer.compute, capture, self.scores)
         tested = self.clients.test_sizes
         sizes = {"train": self.manifest.sizes} | ({} if tested is None else {OWN: tested})
-        evaluations = Evaluations(world, config, evaluator, s.x, data, held_out, self.columns, sizes)
+        concealed = aggregation.client_sums if isinstance(aggregation, SecureSums) else None
+        about = (s.x, data, held_out, self.columns, sizes, concealed)
+        evaluations = Evaluations(world, config, evaluator, *about)
         self.without_outputs = world.on_root(evaluations.without_outputs) or []
-        aggregation = aggregate.create(world, config, a, transport, dtype)
-        about = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
-        silo = Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *about)
+        whose = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
+        silo = Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *whose)
         if isinstance(aggregation, PrivateSums):
             silo.budget = world.on_root(self._budget)
             noise = world.broadcast_json({"z": silo.budget.mechanism.noise} if silo.budget else None)["z"]
@@ -154,6 +170,13 @@ class Session:
         if self.algorithm.uniform:
             raise UserError("--dp client: all weights are equal: leave uniform out of the method")
         return Budget(self.config, self.start)
+
+    def _secure(self, s: Vectors) -> aggregate.Secure:
+        """A new epoch of masks; collective."""
+        c = self.config
+        self.epoch = agree(self.world, c, self.silo_name, self.device.type == "cuda")
+        weight = float(self.manifest.sizes.sum()) if c.weighting == "size" else aggregate.most_participants(c)
+        return aggregate.Secure(Masks(self.epoch), s, weight)
 
     def _counts(self, loss: ClientLoss, examples: Examples) -> Tensor | None:
         """Of every example, where the loss gives sums and counts."""

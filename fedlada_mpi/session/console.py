@@ -62,7 +62,10 @@ class Progress(Watcher):
 
     def recorded(self, record: dict[str, Any]) -> None:
         if left_out := record.get("nonfinite"):
-            names = f"client{'s' * (len(left_out) > 1)} {', '.join(map(str, left_out))}"
+            numbers = [left_out] if isinstance(left_out, int) else left_out
+            names = f"client{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+            if isinstance(left_out, int):  # of --secure, whose silos name them in their logs
+                names = plural(left_out, "client")
             self._note(f"round {record['round']}: left out {names}, whose result is not finite")
         objective = self.objective
         parts = (part for part in ("test", "val", "train") if record.get(objective.of(part)) is not None)

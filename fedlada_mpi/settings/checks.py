@@ -14,6 +14,7 @@ from ..support.rng import fixed_number
 from ..support.suggestions import did_you_mean
 from .dp_checks import check_dp
 from .fields import MOST, Setting, flag
+from .privacy import check_secure
 
 # Settings that only some schedules of the local rate have.
 SCHEDULES = {"lr_decay": ("exponential", "step"), "lr_step": ("step",), "lr_horizon": ("cosine",)}
@@ -81,6 +82,7 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
         )
     _check_robust(values, by_hand)
     check_dp(values, by_hand)
+    check_secure(values, by_hand)
     for name in ("sums", "robust", "precision"):
         if values["wire"] == "bf16" and values[name] in NOT_ROUNDED[name]:
             raise UserError(

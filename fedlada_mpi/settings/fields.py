@@ -84,6 +84,7 @@ _training = partial(_setting, "training")
 _privacy = partial(_setting, "privacy")
 _evaluation = partial(_setting, "evaluation")
 _machine = partial(_setting, "machine")
+_privacy = partial(_setting, "privacy")
 _output = partial(_setting, "output")
 
 
@@ -282,6 +283,36 @@ class Config:
     )
     min_silos: int = _machine(
         1, "stop with a checkpoint where fewer ranks with clients than this are left", least=1, runtime=True
+    )
+
+    secure: bool = _privacy(
+        False, "the server learns the sums over all silos, and nothing of a single one: ranks other than 0 mask theirs"
+    )
+    secure_neighbours: str = _privacy(
+        "auto",
+        "silos that a silo shares masks with: all, or a number, which has to be larger than that of silos that may "
+        "collude with the server; 0: the same sums without masks (auto: all of up to 16 silos, else 8)",
+        runtime=True,
+    )
+    secure_range: float = _privacy(
+        16.0,
+        "largest absolute value of a coordinate that a client sends with --secure; what is sent as the change of a "
+        "server's vector, such as v_hat, may change by an eighth of it",
+        above=0,
+        most=2**20,
+    )
+    silo_keys: str = _privacy(
+        "",
+        "directory with the silos' public keys and this silo's own one (python -m fedlada_mpi.keys); without it, keys "
+        "are not signed, and the server could stand in the middle",
+        runtime=True,
+        path=True,
+    )
+    silos: str = _privacy(
+        "",
+        "names of the silos by rank, from rank 1 on, separated by commas; FEDLADA_SILO in the environment of a rank is "
+        "its own name (default: silo_0001, ...)",
+        runtime=True,
     )
 
     out: str = _output("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True, path=True)

@@ -19,6 +19,7 @@ from .checks import check
 from .configurable import Configurable
 from .fields import FEW, SETTINGS, Config, Setting, coerce, flag, shown
 from .presets import PRESETS, not_in_paper
+from .privacy import FEWEST_SILOS
 
 
 @dataclass
@@ -119,6 +120,11 @@ def _derive(values: dict[str, Any], sources: dict[str, str]) -> None:
         for name, value in (("sampling", "bernoulli"), ("on_nonfinite", "skip"), ("eval_train_every", 0)):
             if sources[name] not in ("file", "flag"):
                 values[name], sources[name] = value, "dp"
+    if values["secure"]:
+        if sources["sums"] == "default":  # clients compute alike on any number of ranks
+            values["sums"], sources["sums"] = "exact", "secure"
+        if values["min_silos"] < FEWEST_SILOS and sources["min_silos"] == "default":
+            values["min_silos"], sources["min_silos"] = FEWEST_SILOS, "secure"
 
 
 def _check_augmentation(values: Mapping[str, Any], sources: Mapping[str, str]) -> None:

@@ -38,6 +38,10 @@ class UserError(Exception):
         super().__init__(printable(" ".join(message.splitlines())))
 
 
+class PublicError(UserError):
+    """Bad input that no data has a part in: with ``--secure``, a silo may still show the message to the others."""
+
+
 class CallbackError(UserError):
     """``on_round`` raised on the root; the exception itself is the cause."""
 

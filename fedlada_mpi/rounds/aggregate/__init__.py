@@ -1,4 +1,5 @@
-"""How the participants' contributions become the means of the server's step (``--sums``, ``--robust``)."""
+"""How the participants' contributions become the means of the server's step (``--sums``, ``--robust``,
+``--secure``)."""
 
 from __future__ import annotations
 
@@ -12,19 +13,40 @@ from .base import Aggregation, Collector, Part, Sent
 from .buffered import WeightedSums
 from .grid import GRIDS
 from .plain import PlainSums, RankSums
-from .private import PrivatePlainSums, PrivateSums
+from .private import PrivatePlainSums, PrivateSecureSums, PrivateSums
 from .robust import ClippedSums, Median, TrimmedMean
+from .secure import Secure, SecureSums, most_participants
 
-__all__ = ["Aggregation", "Collector", "Part", "PrivateSums", "RankSums", "Sent", "create", "wire_type"]
+__all__ = [
+    "Aggregation",
+    "Collector",
+    "Part",
+    "PrivateSums",
+    "RankSums",
+    "Secure",
+    "SecureSums",
+    "Sent",
+    "create",
+    "most_participants",
+    "wire_type",
+]
 
 ROBUST: dict[str, type[Aggregation]] = {"clip": ClippedSums, "median": Median, "trimmed": TrimmedMean}
 SUMS: dict[str, type[Aggregation]] = {"fast": PlainSums, "exact": WeightedSums}
 
 
 def create(
-    world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype
-) -> Aggregation:  # fmt: skip
+    world: World,
+    config: Config,
+    algorithm: Algorithm,
+    transport: Transport,
+    dtype: torch.dtype,
+    secure: Secure | None = None,
+) -> Aggregation:
     """The aggregation that the settings ask for, of vectors of ``dtype``."""
+    if secure is not None:
+        masked = PrivateSecureSums if config.dp != "none" else SecureSums
+        return masked(world, config, algorithm, transport, dtype, secure)
     kind = SUMS[config.sums] if config.robust == "none" else ROBUST[config.robust]
     if config.dp != "none":
         kind = PrivatePlainSums
@@ -32,5 +54,5 @@ def create(
 
 
 def wire_type(config: Config, dtype: torch.dtype) -> torch.dtype:
-    """What sums of ``dtype`` are reduced in."""
-    return GRIDS[dtype].integer if config.sums == "exact" else dtype
+    """What vectors of ``dtype`` move in; masked sums have a transport of their own."""
+    return GRIDS[dtype].integer if config.sums == "exact" and not config.secure else dtype

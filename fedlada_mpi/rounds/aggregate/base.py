@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -36,6 +36,18 @@ class Sent:
     norms2: np.ndarray  # ||offset_i||^2
     scalars: dict[str, np.ndarray]
     parts: list[Part]
+    steps: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # K_i
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Of a round whose participants the root does not know one by one."""
+
+    participants: int  # whose result is finite
+    left_out: int  # the others
+    weight: float
+    steps: int
+    out_of_range: int  # coordinates
 
 
 class Collector(ABC):
@@ -73,6 +85,9 @@ class Aggregation(Collector):
     is_plain_mean: ClassVar[bool] = True
     # Whether losses and norms of the participants may be known outside of their rank.
     discloses: ClassVar[bool] = True
+    # Whether ranks send nothing of single participants: then the root has ``totals`` after ``reduce``.
+    conceals: ClassVar[bool] = False
+    totals = Totals(0, 0, 0.0, 0, 0)
 
     def __init__(
         self, world: World, config: Config, algorithm: Algorithm, transport: Transport, dtype: torch.dtype

@@ -19,10 +19,14 @@ from ...algorithms import Round, Vectors
 from ...privacy import clipping
 from ...privacy.mechanism import Mechanism
 from ...privacy.noise import Noise
+from ...support.errors import PublicError
 from .base import Aggregation, Part, Sent
 from .plain import PlainSums
+from .secure import COUNTED, SecureSums
 
-WITHIN = "within_clip"  # with --adaptive-clip, a number that goes up next to the method's own
+# Silos that know a share of the noise, which is then none to them: each knows its own.
+KNOWING = 1
+LEAST_UNITS = 2**10  # of a grid, in the deviation of a share: sums of rounded shares are then as good as Gaussian
 
 
 class PrivateSums(Aggregation):
@@ -36,24 +40,24 @@ class PrivateSums(Aggregation):
 
     def _allocate(self) -> None:
         super()._allocate()
-        self.clip, self.share_within = 0.0, 0.0
+        self.clip = 0.0
+        self.within = self.share_within = 0.0  # sum over clients; share of those whose norm was within the clip
         self.scales: Mapping[str, float] = {}
         self.known: Mapping[str, float] = {}  # scalars that are public
 
     def protect(self, mechanism: Mechanism, s: Vectors, real: Tensor) -> None:
         """``s``: the server's vectors; ``real`` is one at their elements that are parameters."""
-        self.mechanism, self.real, self.noise = mechanism, real, Noise()
-        self.bases = {name: getattr(s, of) for name, of in self.algorithm.dp.changes.items() if name in self.vectors}
-        self._clear()
+        self.mechanism, self.real, self.stream = mechanism, real, Noise()
+        bases = {**self.algorithm.change_of, **self.algorithm.dp.changes}
+        self.bases = {name: getattr(s, of) for name, of in bases.items() if name in self.vectors}
 
     def prepare(self, r: Round, participants: np.ndarray) -> None:
-        super().prepare(r, participants)
         self.scales, self.known = self.algorithm.dp_scales(r), self.algorithm.dp_scalars(r)
+        super().prepare(r, participants)
 
-    def _clear(self) -> None:
-        super()._clear()
-        if self.algorithm.config.adaptive_clip:
-            self.scalars[WITHIN] = 0.0
+    def begin(self, count: int) -> None:
+        super().begin(count)
+        self.within = 0.0
 
     def add(self, sent: Sent) -> None:
         scalars = {name: values for name, values in sent.scalars.items() if name not in self.known}
@@ -61,8 +65,8 @@ class PrivateSums(Aggregation):
         sent = replace(sent, scalars=scalars, losses=nothing, norms2=nothing)
         norms = self._norms(sent)
         self._take(self._changes(replace(sent, weights=clipping.factors(norms, self.clip))))
-        if self.config.adaptive_clip:
-            self.scalars[WITHIN] += clipping.within(norms, self.clip)
+        if self.mechanism.adaptive:
+            self.within += clipping.within(norms, self.clip)
 
     @abstractmethod
     def _take(self, sent: Sent) -> None:
@@ -83,14 +87,20 @@ class PrivateSums(Aggregation):
 
     def _changes(self, sent: Sent) -> Sent:
         """With the changes of those vectors that are sent as such."""
-        if not self.bases:
+        bases = self._bases_here
+        if not bases:
             return sent
 
         def changed(part: Part) -> Part:
-            rows = {name: part.rows[name] - base[part.where] for name, base in self.bases.items()}
+            rows = {name: part.rows[name] - base[part.where] for name, base in bases.items()}
             return part._replace(rows={**part.rows, **rows})
 
         return replace(sent, parts=[changed(part) for part in sent.parts])
+
+    @property
+    def _bases_here(self) -> Mapping[str, Tensor]:
+        """Of the vectors whose changes are taken here."""
+        return self.bases
 
     def means(self, weight: float, participants: float) -> dict[str, Tensor]:
         self._release()
@@ -100,20 +110,16 @@ class PrivateSums(Aggregation):
             means[name].add_(base)
         for name in means.keys() & least.keys():
             means[name].clamp_(min=least[name])
-        if self.config.adaptive_clip:
-            self.share_within = self.scalars[WITHIN] / expected + 0.5
-        numbers = {name: self.scalars[name] / expected for name in self.algorithm.scalars if name not in self.known}
-        numbers = {**numbers, **self.known}
+        self.share_within = self.within / expected + 0.5
+        numbers = {name: total / expected for name, total in self.scalars.items()} | dict(self.known)
         return means | {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
     def _release(self) -> None:
-        """The sums on the root, with noise."""
-        deviation = self.mechanism.vector_noise * self.clip
-        for name, total in self.vectors.items():
-            self.noise.add_to(total, deviation / self.scales.get(name, 1.0), self.real)
-        for name in self.scalars:
-            size = self.mechanism.bit_deviation if name == WITHIN else deviation / self.scales.get(name, 1.0)
-            self.scalars[name] = self.noise.added(self.scalars[name], size)
+        """Add noise to the sums on the root, unless they have it already."""
+
+    def deviation(self, name: str) -> float:
+        """Of the noise on a sum."""
+        return self.mechanism.vector_noise * self.clip / self.scales.get(name, 1.0)
 
 
 class PrivatePlainSums(PrivateSums, PlainSums):
@@ -121,6 +127,71 @@ class PrivatePlainSums(PrivateSums, PlainSums):
 
     def _take(self, sent: Sent) -> None:
         PlainSums.add(self, sent)
+
+    def reduce(self, participants: np.ndarray, communicates: bool) -> None:
+        super().reduce(participants, communicates)
+        if self.mechanism.adaptive:
+            self.within = float(self.world.gather([self.within]).sum())
+
+    def _release(self) -> None:
+        for name, total in self.vectors.items():
+            self.stream.add_to(total, self.deviation(name), self.real)
+        self.scalars = {name: self.stream.added(v, self.deviation(name)) for name, v in self.scalars.items()}
+        if self.mechanism.adaptive:
+            self.within = self.stream.added(self.within, self.mechanism.bit_deviation)
+
+
+class PrivateSecureSums(PrivateSums, SecureSums):
+    """With shares of the noise from all silos, below their masks: nobody sees a sum without noise."""
+
+    def protect(self, mechanism: Mechanism, s: Vectors, real: Tensor) -> None:
+        super().protect(mechanism, s, real)
+        self.whole_real = real.to(self.transport.device, torch.int64)
+        if self.masks.epoch.own:
+            self.noise = self._share
+        finest = min(self._units(mechanism.vector_noise * self.config.clip_norm, g.step) for g in self.grids.values())
+        if finest < LEAST_UNITS:
+            raise PublicError(
+                f"--dp client: noise on a clip of {self.config.clip_norm:g} is below the grid of --secure-range "
+                f"{self.config.secure_range:g}: make the range smaller, or --clip-norm larger"
+            )
+
+    @property
+    def _bases_here(self) -> Mapping[str, Tensor]:
+        return {name: base for name, base in self.bases.items() if name not in self.algorithm.change_of}
+
+    def _share(self, name: str, count: int) -> Tensor:
+        share = self._units(self.deviation(name), self.grids[name].step)
+        drawn = torch.from_numpy(self.stream.whole(count, share)).to(self.transport.device)
+        return drawn if name in self.algorithm.scalars else drawn.mul_(self.whole_real)
+
+    def _units(self, deviation: float, step: float) -> float:
+        """The deviation of one silo's share, in units of a grid."""
+        return deviation / step / (len(self.masks.epoch.silos) - KNOWING) ** 0.5
+
+    def begin(self, count: int) -> None:
+        super().begin(count)
+        self._forget()
+
+    def _take(self, sent: Sent) -> None:
+        SecureSums.add(self, sent)
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is counted of participants has no noise."""
+        self.counts.update(dict.fromkeys(COUNTED, 0))
+
+    def reduce(self, participants: np.ndarray, communicates: bool) -> None:
+        if self.mechanism.adaptive:  # in the place of the losses, which are not sent
+            self.counts["loss"], _ = self.number_grid.whole(np.array([self.within]), np.ones(1))
+        super().reduce(participants, communicates)
+        self.within, self.loss = self.loss, 0.0
+
+    def _add_noise(self, tail: Tensor) -> None:
+        super()._add_noise(tail)
+        if self.noise is not None and self.mechanism.adaptive:
+            share = self._units(self.mechanism.bit_deviation, self.number_grid.step)
+            tail[self.names.index("loss")] += int(self.stream.whole(1, share)[0])
 
 
 def _norm(row: Tensor, base: Tensor | None) -> float:

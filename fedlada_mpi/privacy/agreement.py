@@ -1,0 +1,147 @@
+"""What the silos agree on at every start, resume and loss: an epoch, whose keys are used in no other.
+
+Every silo makes an X25519 key and sends it to all, through the server. Then each signs all that it has received, with
+the key that the others know (``key_files``), and checks the signatures of all: a server in the middle that has changed
+anything is noticed. A pair of neighbours (``graph``) then has a secret of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..mpi import World
+from ..settings import Config, dumps
+from ..settings.privacy import FEWEST_SILOS, neighbours
+from ..support.errors import PublicError, some
+from . import graph, key_files
+from .library import require_cryptography
+
+AES, CHACHA = "AES-256-CTR", "ChaCha20"
+_SIGNED, _PAIR = b"fedlada epoch v1", b"fedlada mask v1"
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What this rank knows of an epoch; the server has no name and no keys."""
+
+    silos: tuple[str, ...]  # in order
+    own: str
+    cipher: str
+    signed: bool
+    degree: int  # neighbours of every silo
+    keys: Mapping[str, bytes] = field(repr=False)  # by neighbour
+
+    def streams(self, what: str, number: int, received: bytes) -> list[tuple[bytes, int]]:
+        """The key of every mask of a message, and its sign: the two silos of a pair add and subtract the same.
+
+        ``what`` and ``number`` name the message, once in an epoch; ``received`` is a digest of what the silo has got
+        from the server: masks of silos that were sent different models do not cancel.
+        """
+        from cryptography.hazmat.primitives.hashes import SHA256
+        from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
+
+        info = struct.pack("<q", number) + struct.pack("<q", len(what)) + what.encode() + received
+        return [
+            (HKDFExpand(SHA256(), 32, info).derive(key), 1 if self.own < other else -1)
+            for other, key in self.keys.items()
+        ]
+
+    @cached_property
+    def description(self) -> str:
+        """For people."""
+        if not self.degree:
+            return f"the sums of {len(self.silos)} silos are not masked (--secure-neighbours 0)"
+        signed = "signed keys" if self.signed else "keys that nobody has signed"
+        return f"the sums of {len(self.silos)} silos are masked, {self.degree} masks each, {self.cipher}, {signed}"
+
+
+def agree(world: World, config: Config, name: str, gpu: bool) -> Epoch:
+    """A new epoch; ``name``: of this rank's silo, empty for the server. Collective."""
+    asked = neighbours(config.secure_neighbours)
+    if asked == 0:
+        names = [each for each in world.allgather_json(name) if each]
+        return Epoch(tuple(sorted(names)), name, AES, False, 0, {})
+    world.collectively(require_cryptography)
+    return _agree(world, config, name, gpu, asked)
+
+
+def _agree(world: World, config: Config, name: str, gpu: bool, asked: int | None) -> Epoch:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    secret = X25519PrivateKey.generate()
+    mine = {"name": name, "key": secret.public_key().public_bytes_raw().hex(), "nonce": os.urandom(16).hex()}
+    everyone = world.allgather_json({**mine, "gpu": gpu})
+    silos = {str(each["name"]): each for each in everyone if each["name"]}
+    world.collectively(lambda: _check(everyone, mine))
+    described = json.dumps([everyone, hashlib.sha256(dumps(config).encode()).hexdigest()], sort_keys=True)
+    transcript = hashlib.sha256(described.encode()).digest()
+    if config.silo_keys:
+        signature = world.collectively(lambda: _signature(config, name, transcript))
+        signatures = world.allgather_json(signature)
+        names = [str(each["name"]) for each in everyone]
+        given = {other: signed for other, signed in zip(names, signatures, strict=True) if other}
+        world.collectively(lambda: _verify(Path(config.silo_keys), given, transcript) if name else None)
+    ordered = tuple(sorted(silos))
+    degree = graph.degree(len(ordered), asked, config.secure_neighbours == "all")
+    near = graph.neighbours(ordered.index(name), len(ordered), degree) if name else []
+    keys = {ordered[i]: _pair_key(secret, name, silos[ordered[i]], transcript) for i in near}
+    cipher = CHACHA if any(each["gpu"] for each in everyone) else AES
+    return Epoch(ordered, name, cipher, bool(config.silo_keys), degree, keys)
+
+
+def _check(everyone: Sequence[Mapping[str, Any]], mine: Mapping[str, Any]) -> None:
+    names = [str(each["name"]) for each in everyone if each["name"]]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise PublicError(f"two silos have the name {some(twice)}: give each rank its own by --silos or FEDLADA_SILO")
+    if not any(all(each[word] == mine[word] for word in mine) for each in everyone):
+        raise PublicError(f"the server has not passed on the key of {mine['name'] or 'rank 0'} as it is")
+
+
+def _signature(config: Config, name: str, transcript: bytes) -> str:
+    if not name:
+        return ""
+    return key_files.private_key(Path(config.silo_keys), name).sign(_SIGNED + transcript).hex()
+
+
+def _verify(directory: Path, signatures: Mapping[str, str], transcript: bytes) -> None:
+    from cryptography.exceptions import InvalidSignature
+
+    for name, signature in signatures.items():
+        try:
+            key_files.public_key(directory, name).verify(bytes.fromhex(signature), _SIGNED + transcript)
+        except (InvalidSignature, ValueError):
+            raise PublicError(
+                f"--silo-keys: the signature of {name} does not belong to {directory / name}.pub: compare its "
+                "fingerprint with that silo (python -m fedlada_mpi.keys show)"
+            ) from None
+
+
+def _pair_key(secret: Any, name: str, other: Mapping[str, Any], transcript: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    try:
+        shared = secret.exchange(X25519PublicKey.from_public_bytes(bytes.fromhex(other["key"])))
+    except ValueError:
+        raise PublicError(f"the key of {other['name']} is none: start the run again") from None
+    info = _PAIR + "\0".join(sorted((name, str(other["name"])))).encode()
+    return HKDF(SHA256(), 32, transcript, info).derive(shared)
+
+
+def refuse_too_few(silos: int, config: Config) -> None:
+    """Of two silos each would learn the other's sum."""
+    if silos < FEWEST_SILOS and neighbours(config.secure_neighbours) != 0:
+        raise PublicError(
+            f"--secure: got {silos} silo{'s' * (silos != 1)}, expected at least {FEWEST_SILOS}: start "
+            f"{FEWEST_SILOS + 1} ranks or more, of which rank 0 is the server"
+        )

@@ -1,0 +1,56 @@
+"""Whole numbers for the values that clients send, on a grid that all know in advance.
+
+n = rint(w * clip(v - base, -R, R) / step), step = R 2^(k - 62), where the weights w of all participants add up to at most
+2^k. Then |sum of n| is at most 2^62, and half a unit per participant: it fits into 64 bits, is exact in any order, and
+nothing about the values has to be known to choose the grid.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BITS = 62
+BLOCK = {"cpu": 1 << 18, "cuda": 1 << 26}  # values at a time: a CPU's stay in its cache
+
+
+@dataclass(frozen=True)
+class PublicGrid:
+    """Values up to ``limit`` with weights that add up to at most ``weights``."""
+
+    limit: float
+    weights: float
+
+    @cached_property
+    def step(self) -> float:
+        """The distance of neighbouring values, a power of two."""
+        exponent = math.ceil(math.log2(self.limit)) + math.ceil(math.log2(max(1.0, self.weights)))
+        return math.ldexp(1.0, exponent - BITS)
+
+    def add(self, total: Tensor, row: Tensor, weight: float, base: Tensor | None = None) -> Tensor:
+        """Add a weighted row to the integers ``total``, modulo 2^64; returns how many values were out of range."""
+        clipped = torch.zeros((), dtype=torch.int64, device=row.device)
+        size = BLOCK[row.device.type]
+        for first in range(0, len(row), size):
+            part = slice(first, first + size)
+            values = row[part].double()
+            if base is not None:
+                values -= base[part]
+            clipped += (values.abs() > self.limit).sum()
+            values.clamp_(-self.limit, self.limit).mul_(weight / self.step).round_()
+            total[part] += values.long()
+        return clipped
+
+    def whole(self, values: np.ndarray, weights: np.ndarray) -> tuple[int, int]:
+        """The weighted sum of some numbers, and how many were out of range."""
+        clipped = np.clip(values, -self.limit, self.limit)
+        units = np.rint(clipped * (weights / self.step)).astype(np.int64)
+        return int(units.sum()), int((np.abs(values) > self.limit).sum())
+
+    def real(self, whole: int) -> float:
+        return whole * self.step

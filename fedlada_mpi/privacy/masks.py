@@ -1,0 +1,123 @@
+"""Masks: streams of random words that two silos both know, and that one of them adds and the other subtracts.
+
+They do not depend on the data, so that a thread makes them while clients train. The integers that a silo adds its
+clients' values to begin as its masks: what it will send is never in memory without them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .agreement import AES, Epoch
+
+BLOCK = 1 << 17  # words at a time, which stay in the cache
+
+Streams = list[tuple[bytes, int]]
+
+
+class Masks:
+    """The masks of one silo in an epoch; the server has none.
+
+    >>> masks.start("round", 3, rows, received=[s.x], about={"lr": 0.1})   # as soon as the order is there
+    >>> masks.ready()                               # before the first client's values are added to the rows
+    """
+
+    def __init__(self, epoch: Epoch):
+        self.epoch = epoch
+        self._used: set[tuple[str, int]] = set()
+        self._numbers = 0
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._on_device: list[tuple[Tensor, Streams]] = []
+
+    def start(self, what: str, number: int, rows: Tensor, received: Sequence[Tensor], about: Any = None) -> None:
+        """Begin to overwrite the integer ``rows`` with the masks of a message, a stream for each row.
+
+        ``received``, ``about``: what the server has sent for it. Neither it nor the rows change before ``ready``.
+        """
+        self._claim(what, number)
+        rows.zero_()
+        if not self.epoch.keys:
+            return
+        given = [vector.cpu() if vector.is_cuda else vector for vector in received]
+
+        def make() -> None:
+            try:
+                digest = received_digest(given, about)
+                for i, row in enumerate(rows):
+                    streams = self.epoch.streams(f"{what} {i}", number, digest)
+                    if row.is_cuda:
+                        self._on_device.append((row, streams))
+                    else:
+                        add_streams(row.numpy(), streams, self.epoch.cipher)
+            except BaseException as error:
+                self._failure = error
+
+        self._thread = threading.Thread(target=make, name="masks", daemon=True)
+        self._thread.start()
+
+    def ready(self) -> None:
+        """Wait until the rows that were given to ``start`` are masks."""
+        if self._thread is None:
+            return
+        self._thread.join()
+        self._thread = None
+        if self._failure is not None:
+            raise self._failure
+        for row, streams in self._on_device:
+            _add_on_device(row, streams)
+        self._on_device.clear()
+
+    def words(self, words: np.ndarray, received: Sequence[Tensor]) -> None:
+        """Mask a short message, in place."""
+        self._numbers += 1
+        self._claim("numbers", self._numbers)
+        if self.epoch.keys:
+            digest = received_digest([vector.cpu() for vector in received])
+            add_streams(words, self.epoch.streams("numbers", self._numbers, digest), self.epoch.cipher)
+
+    def _claim(self, what: str, number: int) -> None:
+        """A stream that is used twice would show the difference of what it has masked."""
+        if (what, number) in self._used:
+            raise RuntimeError(f"the masks of {what} {number} have been used")
+        self._used.add((what, number))
+
+
+def received_digest(vectors: Iterable[Tensor], about: Any = None) -> bytes:
+    """SHA-256 of what a silo has received, the same on all that have received the same."""
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for vector in vectors:
+        digest.update(memoryview(vector.contiguous().view(torch.uint8).numpy()))
+    return digest.digest()
+
+
+def add_streams(words: np.ndarray, streams: Streams, cipher: str) -> None:
+    """Add to int64 words, modulo 2^64, every stream with its sign; a stream is little-endian on any machine."""
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    zeros = bytes(8 * BLOCK)
+    for key, sign in streams:
+        # A key is used once, so that nonce and counter may start at zero.
+        if cipher == AES:
+            stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+        else:
+            stream = Cipher(algorithms.ChaCha20(key, bytes(16)), None).encryptor()
+        add = np.add if sign > 0 else np.subtract
+        for first in range(0, len(words), BLOCK):
+            part = words[first : first + BLOCK]
+            drawn = np.frombuffer(stream.update(zeros[: 8 * len(part)]), "<i8")
+            add(part, drawn, out=part)
+
+
+def _add_on_device(row: Tensor, streams: Streams) -> None:
+    from ..gpu.chacha_kernels import add_streams
+
+    add_streams(row, [key for key, _ in streams], [sign for _, sign in streams], 0)

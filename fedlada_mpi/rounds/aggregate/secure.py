@@ -1,0 +1,209 @@
+"""Sums of which the root learns nothing else (``--secure``): whole numbers on a public grid, masked by every silo.
+
+A message has a row of words for every vector that the method sends; the last row ends with the numbers of the round. A
+rank adds its clients' values up as they finish, on top of its masks, which cancel in the sum over all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...algorithms import Algorithm, Round, Vectors
+from ...mpi import World
+from ...mpi.plan import plan_transport
+from ...mpi.transport import Transport
+from ...privacy.grid import PublicGrid
+from ...privacy.masks import Masks
+from ...settings import Config
+from ...support.errors import PublicError
+from ...support.rng import fixed_number
+from .base import Aggregation, Sent, Totals
+
+NUMBERS = 2.0**20  # the largest loss, squared norm or scalar of a client
+EVALUATED = 2.0**32  # the largest sum over a client's examples
+CHANGES = 8  # the range of what is sent as a change is so many times smaller
+# What is counted, in whole numbers, before the losses, squared norms and scalars.
+COUNTED = ("check", "participants", "left_out", "weight", "steps", "out_of_range")
+MEASURED = ("loss", "norms2")
+
+
+@dataclass(frozen=True)
+class Secure:
+    """What masked sums need of a run."""
+
+    masks: Masks
+    s: Vectors  # of the server, on this rank
+    largest_weight: float  # that the participants of a round may have together
+    begun: Callable[[int], None] = lambda number: None  # called before anything of round ``number`` leaves the rank
+
+
+class SecureSums(Aggregation):
+    conceals = True
+
+    def __init__(
+        self,
+        world: World,
+        config: Config,
+        algorithm: Algorithm,
+        transport: Transport,
+        dtype: torch.dtype,
+        secure: Secure,
+    ):  # fmt: skip
+        self.secure, self.masks = secure, secure.masks
+        self.grids = {name: self._grid(config, algorithm, name) for name in (*algorithm.up, *algorithm.scalars)}
+        self.number_grid = PublicGrid(NUMBERS, secure.largest_weight)
+        self.evaluated = PublicGrid(EVALUATED, config.clients)
+        # Added to a vector or number that is sent, in units of its grid; by default nothing.
+        self.noise: Callable[[str, int], Tensor] | None = None
+        super().__init__(world, config, algorithm, transport, dtype)
+
+    def _grid(self, config: Config, algorithm: Algorithm, name: str) -> PublicGrid:
+        if name in algorithm.scalars:
+            limit = NUMBERS
+        else:
+            limit = config.secure_range / (CHANGES if name in algorithm.change_of else 1)
+        equal = name in algorithm.uniform
+        return PublicGrid(limit, most_participants(config) if equal else self.secure.largest_weight)
+
+    def _allocate(self) -> None:
+        names, t = (*COUNTED, *MEASURED, *self.algorithm.scalars), self.transport
+        self.names = names
+        self.wire = plan_transport(self.world, t.size + len(names), torch.int64, t.device, self.config.transport)
+        self.world.at_close.callback(self.wire.close)
+        self.rows = torch.zeros(len(self.vectors), self.wire.size, dtype=torch.int64, device=t.device)
+        self.counts = dict.fromkeys(names, 0)
+        self.silos_counted = 0  # by the check word
+        self.round: Round | None = None
+
+    def prepare(self, r: Round, participants: np.ndarray) -> None:
+        self.round = r
+        received = [getattr(self.secure.s, name) for name in self.algorithm.down]
+        about = [asdict(r), participants.tolist()]
+        self.masks.start("round", r.t + 1, self.rows, received, about)
+
+    def begin(self, count: int) -> None:
+        super().begin(count)
+        self.counts = dict.fromkeys(self.names, 0)
+        self.counts["left_out"] = count  # until they send
+
+    def add(self, sent: Sent) -> None:
+        self.masks.ready()
+        counts, weights = self.counts, sent.weights
+        counts["participants"] += len(sent.clients)
+        counts["left_out"] -= len(sent.clients)
+        counts["weight"] += round(float(weights.sum()))
+        counts["steps"] += int(sent.steps.sum())
+        self._measure("loss", self.number_grid, sent.losses, np.ones_like(weights))
+        self._measure("norms2", self.number_grid, sent.norms2, weights)
+        for name, values in sent.scalars.items():
+            self._measure(name, self.grids[name], values, self._weights(name, weights))
+        clipped = torch.zeros((), dtype=torch.int64, device=self.rows.device)
+        for part in sent.parts:
+            for row, name in zip(self.rows[:, : self.transport.size], self.vectors, strict=True):
+                base = self._base(name)
+                at = None if base is None else base[part.where]
+                for i, weight in zip(part.which, self._weights(name, weights), strict=True):
+                    clipped += self.grids[name].add(row[part.where], part.rows[name][i], float(weight), at)
+        counts["out_of_range"] += int(clipped)
+
+    def _measure(self, name: str, grid: PublicGrid, values: np.ndarray, weights: np.ndarray) -> None:
+        whole, clipped = grid.whole(values, weights)
+        self.counts[name] += whole
+        self.counts["out_of_range"] += clipped
+
+    def _weights(self, name: str, weights: np.ndarray) -> np.ndarray:
+        return np.ones_like(weights) if name in self.algorithm.uniform else weights
+
+    def _base(self, name: str) -> Tensor | None:
+        """What the vector is sent as a change of."""
+        base = self.algorithm.change_of.get(name)
+        return None if base is None else getattr(self.secure.s, base)
+
+    def reduce(self, participants: np.ndarray, communicates: bool) -> None:
+        assert self.round is not None
+        self.masks.ready()
+        self.counts["check"] = int(bool(self.masks.epoch.own))
+        tail = torch.tensor([self.counts[name] for name in self.names], dtype=torch.int64, device=self.rows.device)
+        self._add_noise(tail)
+        self.secure.begun(self.round.t + 1)
+        if communicates:
+            self.rows[-1, self.transport.size :] += tail
+            self.wire.reduce(list(self.rows))
+            words = self.rows[-1, self.transport.size :].cpu().numpy()
+        else:  # the same numbers alone, with masks of their own
+            words = self.masked_sum(tail.cpu().numpy())
+        self._decode(words, communicates)
+        self.world.on_root(self._check)
+
+    def _add_noise(self, tail: Tensor) -> None:
+        if self.noise is None:
+            return
+        for row, name in zip(self.rows[:, : self.transport.size], self.vectors, strict=True):
+            row += self.noise(name, self.transport.size)
+        for name in self.algorithm.scalars:
+            tail[self.names.index(name)] += self.noise(name, 1)[0]
+
+    def _decode(self, words: np.ndarray, communicates: bool) -> None:
+        """On the root, what the sums stand for; the others have no part in these totals."""
+        self.loss = self.norms2 = 0.0
+        self.scalars = dict.fromkeys(self.scalars, 0.0)
+        if self.world.rank:
+            return
+        total = dict(zip(self.names, words.tolist(), strict=True))
+        counted = {name: total[name] for name in COUNTED}
+        self.silos_counted = counted.pop("check")
+        self.totals = Totals(**{**counted, "weight": float(counted["weight"])})
+        self.loss, self.norms2 = (self.number_grid.real(total[name]) for name in MEASURED)
+        self.scalars = {name: self.grids[name].real(total[name]) for name in self.scalars}
+        if communicates:
+            for row, (name, vector) in zip(self.rows, self.vectors.items(), strict=True):
+                vector.copy_(row[: self.transport.size].double().mul_(self.grids[name].step))
+
+    def _check(self) -> None:
+        if self.silos_counted != len(self.masks.epoch.silos):
+            raise PublicError(
+                "the masks of the silos do not cancel: some have received other vectors than the rest, or have sent "
+                "their sums without masks; nothing was learned from this round, --resume repeats it"
+            )
+
+    def means(self, weight: float, participants: float) -> dict[str, Tensor]:
+        means = super().means(weight, participants)
+        for name in self.algorithm.change_of:
+            if (base := self._base(name)) is not None:
+                means[name].add_(base).clamp_(min=0)  # what rounding may have left below zero
+        return means
+
+    def masked_sum(self, words: np.ndarray) -> np.ndarray:
+        """The sum of the silos' int64 words, on the root; collective."""
+        self.masks.words(words, [self.secure.s.x])
+        return self.world.reduce_words(words)
+
+    def client_sums(self, table: np.ndarray) -> np.ndarray:
+        """The sums of the rows over all ranks' columns, one for each client, on the root; NaN where one is not finite.
+
+        Collective; zero on the other ranks.
+        """
+        finite = np.isfinite(table)
+        sums = [self.evaluated.whole(row, np.ones(len(row)))[0] for row in np.where(finite, table, 0.0)]
+        words = self.masked_sum(np.array([*sums, *(~finite).sum(1)], np.int64))
+        if self.world.rank:
+            return np.zeros(len(table))
+        totals, undefined = words[: len(table)], words[len(table) :]
+        return np.where(undefined == 0, [self.evaluated.real(total) for total in totals.tolist()], np.nan)
+
+    def bytes_moved(self, participants: int) -> int:
+        return len(self.vectors) * self.wire.bytes_per_vector
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.rows.nbytes
+
+
+def most_participants(config: Config) -> int:
+    """That a round may have, by settings that all know."""
+    return fixed_number(config.clients, config.participation) if config.sampling == "fixed" else config.clients
