@@ -6,6 +6,7 @@ norm 1 at most, plus noise of deviation z per coordinate. Every estimate is pess
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,8 +16,8 @@ from ..support.errors import UserError
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-COARSEST, FINEST = 1e-3, 1e-6  # steps of the distributions
-STEPS = 40  # in the deviation of one release's loss, about q / z: more of them change epsilon by less than 0.1 %
+COARSEST, FINEST = 1e-3, 2e-5  # steps of the distributions
+STEPS = 40  # in the deviation of one release's loss: more of them change epsilon by less than 0.1 %
 LEAST_NOISE = 0.05  # multiplier, below which epsilon has no meaning
 CLOSE = 1.0005  # ratio of multipliers at which calibration ends
 SLACK = 1e-5  # that calibration leaves of epsilon for the rounding of compositions
@@ -46,11 +47,12 @@ class Accountant:
         self.step = min((_step(release) for release in (*counts, *expected)), default=FINEST)
         self._spent: PrivacyLossDistribution | None = None
         self._kinds: dict[Release, PrivacyLossDistribution] = {}
+        self._ahead: tuple[Release, int, PrivacyLossDistribution] | None = None  # the last that was asked for
         for release, count in counts.items():
             self.add(release, count)
 
     def add(self, release: Release, count: int = 1) -> None:
-        self._spent = self._with(release, count)
+        self._spent, self._ahead = self._with(release, count), None
 
     @property
     def epsilon(self) -> float:
@@ -64,6 +66,11 @@ class Accountant:
         return float(spent.get_epsilon_for_delta(self.delta))
 
     def _with(self, release: Release, count: int) -> PrivacyLossDistribution:
+        if self._ahead is None or self._ahead[:2] != (release, count):
+            self._ahead = (release, count, self._composed(release, count))
+        return self._ahead[2]
+
+    def _composed(self, release: Release, count: int) -> PrivacyLossDistribution:
         if release not in self._kinds:
             self._kinds[release] = _loss(release, self.step)
         more = self._kinds[release]
@@ -79,20 +86,29 @@ def calibrated(share: float, releases: int, epsilon: float, delta: float) -> flo
         return Accountant(delta, [], [release]).epsilon_after(release, max(1, releases))
 
     most = epsilon * (1 - SLACK)
-    high = 1.0
-    while costs(high) > most:
-        high *= 2
-    low = high / 2
-    while low > LEAST_NOISE and costs(low) <= most:
-        low, high = low / 2, low
+    low = high = 1.0
+    at_low = at_high = costs(1.0)
+    while at_high > most:
+        low, at_low, high = high, at_high, 2 * high
+        at_high = costs(high)
+    while at_low <= most and low > LEAST_NOISE:
+        high, at_high, low = low, at_low, low / 2
+        at_low = costs(low)
     while high / low > CLOSE:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if costs(middle) <= most else (middle, high)
+        # Both are nearly straight lines in logarithms; a little more, to end on the safe side, then a little less.
+        guess = low * (high / low) ** (math.log(at_low / most) / math.log(at_low / at_high)) * CLOSE**0.4
+        guess = guess if guess < high * CLOSE**-0.5 else high / CLOSE
+        cost = costs(guess)
+        if cost <= most:
+            high, at_high = guess, cost
+        else:
+            low, at_low = guess, cost
     return high
 
 
 def _step(release: Release) -> float:
-    return min(COARSEST, max(FINEST, release.share / release.noise / STEPS))
+    deviation = release.share * math.sqrt(math.expm1(min(release.noise**-2, 50.0)))  # of the loss of one release
+    return min(COARSEST, max(FINEST, deviation / STEPS))
 
 
 def _loss(release: Release, step: float) -> PrivacyLossDistribution:

@@ -32,6 +32,7 @@ from ..rounds import aggregate
 from ..rounds.aggregate import PrivateSums, SecureSums
 from ..rounds.augmentation import Augmentation
 from ..rounds.batches import LocalData
+from ..rounds.costs import trains_alone
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator, batches
 from ..rounds.examples import Examples
@@ -81,8 +82,8 @@ class Session:
         self.epoch: Epoch | None = None  # of masks
         threads = asked_threads(world)
         self.device = world.collectively(lambda: choose_device(world, config, threads))
-        if config.sums == "exact":
-            # Stacks of one client, unless wider ones are asked for: the same on any number of ranks (``stack_width``).
+        if trains_alone(config):
+            # Stacks of one client, unless wider ones are asked for (``stack_width``).
             config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.config, self.dtype = config, set_precision(config.precision)
         self.about = self.manifest.about()
@@ -95,7 +96,7 @@ class Session:
 
         self.network = world.collectively(self._network)
         # Products on several threads depend on how many there are.
-        work = 0 if config.sums == "exact" else self.network.work * self._images_per_step()
+        work = 0 if trains_alone(config) else self.network.work * self._images_per_step()
         limit_threads(world, self.device, work, threads)
         self.digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
         if ":" in config.model or config.lora:
@@ -271,7 +272,7 @@ class Session:
 
     def _local_data(self) -> LocalData:
         data = self.loading.of_clients(self.owners.clients_of[self.world.rank])
-        data.largest = int(self.manifest.sizes.max()) if self.config.sums == "exact" else 0
+        data.largest = int(self.manifest.sizes.max()) if trains_alone(self.config) else 0
         return data
 
     def trained_module(self) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..privacy.budget import Budget
+from ..rounds.aggregate import PrivateSums
 from .assemble import Session
 
 TOO_LOUD = 5  # times the clip: noise of a mean, above which little is learned
@@ -10,7 +11,9 @@ TOO_LOUD = 5  # times the clip: noise of a mean, above which little is learned
 
 def _loudness(session: Session, budget: Budget) -> float:
     numbers = len(session.algorithm.up) * session.network.layout.numel
-    return budget.mechanism.noise_over_clip(numbers)
+    aggregation = session.silo.aggregation
+    excess = aggregation.excess if isinstance(aggregation, PrivateSums) else 1.0
+    return budget.mechanism.noise_over_clip(numbers) * excess
 
 
 def row(session: Session, budget: Budget) -> str:

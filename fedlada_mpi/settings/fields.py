@@ -273,7 +273,7 @@ class Config:
     server_trains: bool = _machine(False, "rank 0 owns clients too", runtime=True)
     silo_per_rank: bool = _machine(False, "a silo file is read by one rank alone, which owns its clients", runtime=True)
     max_clients_at_once: int = _machine(
-        0, "clients trained together on a rank; 0 = as memory allows (--sums exact: 1)", least=0, runtime=True
+        0, "clients trained together on a rank; 0 = as memory allows (--sums exact, --dp: 1)", least=0, runtime=True
     )
     patience: int = _machine(
         7200, "seconds that a rank waits for others before the run ends with status 4; 0 = any", least=0, runtime=True

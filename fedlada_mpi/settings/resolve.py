@@ -134,14 +134,14 @@ def _check_augmentation(values: Mapping[str, Any], sources: Mapping[str, str]) -
 
 
 def _check_method(algorithm: str, method: type[Configurable], values: Mapping[str, Any]) -> None:
+    if values["dp"] != "none":
+        method.check_dp(algorithm, values)
     for name, value in method.requires.items():
         if values[name] != value:
             raise UserError(f"--{flag(name)}: got {shown(values[name])}, expected {shown(value)} for {algorithm}")
     if values["decay_mode"] == "inside" and not method.amends:
         raise UserError(f"--decay-mode inside: {algorithm} has no g_a, expected l2 or decoupled")
     method.check(values)
-    if values["dp"] != "none":
-        method.check_dp(algorithm, values)
 
 
 def _unknown(name: str, algorithm: str, hypers: Mapping[str, Setting], of_other_methods: Container[str]) -> str:

@@ -37,6 +37,7 @@ class PrivateSums(Aggregation):
     """
 
     discloses = False
+    excess = 1.0  # deviation of all noise, over that which the privacy needs
 
     def _allocate(self) -> None:
         super()._allocate()
@@ -147,6 +148,8 @@ class PrivateSecureSums(PrivateSums, SecureSums):
     def protect(self, mechanism: Mechanism, s: Vectors, real: Tensor) -> None:
         super().protect(mechanism, s, real)
         self.whole_real = real.to(self.transport.device, torch.int64)
+        silos = len(self.masks.epoch.silos)
+        self.excess = (silos / (silos - KNOWING)) ** 0.5
         if self.masks.epoch.own:
             self.noise = self._share
         finest = min(self._units(mechanism.vector_noise * self.config.clip_norm, g.step) for g in self.grids.values())
