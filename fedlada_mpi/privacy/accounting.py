@@ -41,36 +41,35 @@ class Accountant:
     """
 
     def __init__(self, delta: float, earlier: Iterable[Release], expected: Iterable[Release] = ()):
-        """``expected``: kinds of releases that will be added; others may cost more time, or be rounded more."""
-        counts = Counter(earlier)
-        self.delta = delta
-        self.step = min((_step(release) for release in (*counts, *expected)), default=FINEST)
+        """``expected``: kinds of releases that will be added, which decide how finely losses are rounded."""
+        self.delta, self._new = delta, Counter(earlier)
+        self.step = min((_step(release) for release in (*self._new, *expected)), default=FINEST)
         self._spent: PrivacyLossDistribution | None = None
         self._kinds: dict[Release, PrivacyLossDistribution] = {}
-        self._ahead: tuple[Release, int, PrivacyLossDistribution] | None = None  # the last that was asked for
-        for release, count in counts.items():
-            self.add(release, count)
 
-    def add(self, release: Release, count: int = 1) -> None:
-        self._spent, self._ahead = self._with(release, count), None
+    def add(self, release: Release) -> None:
+        self._new[release] += 1
 
     @property
     def epsilon(self) -> float:
+        self._compose()
         return 0.0 if self._spent is None else self._epsilon(self._spent)
 
     def epsilon_after(self, release: Release, count: int = 1) -> float:
         """The epsilon if so many releases were added."""
+        self._compose()
         return self._epsilon(self._with(release, count))
 
     def _epsilon(self, spent: PrivacyLossDistribution) -> float:
         return float(spent.get_epsilon_for_delta(self.delta))
 
-    def _with(self, release: Release, count: int) -> PrivacyLossDistribution:
-        if self._ahead is None or self._ahead[:2] != (release, count):
-            self._ahead = (release, count, self._composed(release, count))
-        return self._ahead[2]
+    def _compose(self) -> None:
+        """What was added since the last time."""
+        for release, count in self._new.items():
+            self._spent = self._with(release, count)
+        self._new.clear()
 
-    def _composed(self, release: Release, count: int) -> PrivacyLossDistribution:
+    def _with(self, release: Release, count: int) -> PrivacyLossDistribution:
         if release not in self._kinds:
             self._kinds[release] = _loss(release, self.step)
         more = self._kinds[release]

@@ -24,28 +24,29 @@ class Budget:
         self.limit, self.delta, self.out = config.epsilon, config.delta, Path(config.out)
         self.ledger = Ledger(self.out)
         self._refuse_lost_entries(start)
-        asked = dict(epsilon=config.epsilon, delta=config.delta, q=config.participation)
         self.pending: dict[str, Any] | None = None  # a calibration that is not in the ledger yet
-        noise: float | None = config.noise_multiplier
-        if config.epsilon:
-            # One that goes on keeps its noise, also when it is asked for more rounds.
-            noise = self.ledger.calibration(asked if start else {**asked, "rounds": config.rounds})
-            if noise is None:
-                noise = calibrated(config.participation, config.rounds, config.epsilon, config.delta)
-                self.pending = {CALIBRATION: {**asked, "rounds": config.rounds, "z": noise}}
-        assert noise is not None
-        self.mechanism = Mechanism.of(config, noise)
-        self.release = self.mechanism.release
-        earlier = self.ledger.releases
-        self.earlier = len(earlier)  # releases of earlier starts
+        calibration = self._calibration(config, start) if config.epsilon else {"z": config.noise_multiplier}
+        self.mechanism = Mechanism.of(config, calibration["z"])
+        self.release, earlier = self.mechanism.release, self.ledger.releases
         self.accountant = Accountant(config.delta, earlier, [self.release])
-        self.epsilon = self.accountant.epsilon
-        self.after_next = self.accountant.epsilon_after(self.release)
+        self.earlier = self.released = len(earlier)
+        # Releases that are known to be within the budget, which need not be computed again.
+        self.allowed = calibration.get("rounds", 0) if {*earlier} <= {self.release} else 0
         if not start and not self.permits():
             raise UserError(
                 f"{self.ledger.path} has {self.earlier} releases, which cost epsilon {self.epsilon:.3g} of --epsilon "
                 f"{self.limit:g}, and they count, also if the run is started again: choose another --out"
             )
+
+    def _calibration(self, config: Config, start: int) -> dict[str, Any]:
+        asked = dict(epsilon=config.epsilon, delta=config.delta, q=config.participation)
+        # A run that goes on keeps its noise, also when it is asked for more rounds.
+        if found := self.ledger.calibration(asked if start else {**asked, "rounds": config.rounds}):
+            return found
+        noise = calibrated(config.participation, config.rounds, config.epsilon, config.delta)
+        found = {**asked, "rounds": config.rounds, "z": noise}
+        self.pending = {CALIBRATION: found}
+        return found
 
     def _refuse_lost_entries(self, start: int) -> None:
         missing = set(range(1, start + 1)) - self.ledger.rounds
@@ -55,9 +56,19 @@ class Budget:
                 f"known: put {LEDGER} back as it was, or start another run with another --out"
             )
 
+    @property
+    def epsilon(self) -> float:
+        """That is spent."""
+        return self.accountant.epsilon
+
+    @property
+    def after_next(self) -> float:
+        """The epsilon after one more release."""
+        return self.accountant.epsilon_after(self.release)
+
     def permits(self) -> bool:
         """Whether one more release stays within the budget; always, where only the noise is given."""
-        return not self.limit or self.after_next <= self.limit
+        return not self.limit or self.released < self.allowed or self.after_next <= self.limit
 
     def spend(self, number: int, clip: float, ranks: int) -> None:
         """Write down the release of round ``number``, which may begin when this returns."""
@@ -67,8 +78,7 @@ class Budget:
         share, noise = self.release
         self.ledger.add({"round": number, "q": share, "z": noise, "clip": clip, "ranks": ranks})
         self.accountant.add(self.release)
-        self.epsilon = self.after_next
-        self.after_next = self.accountant.epsilon_after(self.release)
+        self.released += 1
 
     @property
     def refusal(self) -> str:
@@ -79,4 +89,4 @@ class Budget:
         )
 
     def summary(self) -> dict[str, float]:
-        return {"epsilon": self.epsilon, "delta": self.delta, "releases": len(self.ledger.releases)}
+        return {"epsilon": self.epsilon, "delta": self.delta, "releases": self.released}

@@ -43,10 +43,10 @@ class Ledger:
         """Those that were released."""
         return {entry["round"] for entry in self.entries if CALIBRATION not in entry}
 
-    def calibration(self, asked: Mapping[str, float]) -> float | None:
-        """The noise multiplier that was found for what was asked."""
+    def calibration(self, asked: Mapping[str, float]) -> dict[str, Any] | None:
+        """What was found for what was asked, the noise multiplier ``z`` among it."""
         found = [entry[CALIBRATION] for entry in self.entries if CALIBRATION in entry]
-        return next((each["z"] for each in reversed(found) if {**each, **asked} == each), None)
+        return next((each for each in reversed(found) if {**each, **asked} == each), None)
 
     def add(self, entry: dict[str, Any]) -> None:
         """Append an entry; it is on the disk when this returns."""
@@ -83,7 +83,7 @@ class Ledger:
         try:
             entry: dict[str, Any] = parse_json(line)
             if CALIBRATION in entry:
-                float(entry[CALIBRATION]["z"])
+                _check(1.0, float(entry[CALIBRATION]["z"]), entry[CALIBRATION]["rounds"])
             else:
                 _check(float(entry["q"]), float(entry["z"]), entry["round"])
             return entry

@@ -9,6 +9,7 @@ from ...privacy.budget import Budget
 from ...privacy.clipping import next_clip
 from ...rundir.history import History
 from ..aggregate import PrivateSums
+from ..evaluate import parts_due
 from ..silo import Silo
 from ..watcher import Finished, Order, Watcher
 
@@ -39,7 +40,8 @@ class Releases(Watcher):
 
     def columns(self, done: Finished) -> Mapping[str, Any]:
         assert self.budget is not None
-        found = {"epsilon": self.budget.epsilon, "clip_norm": self.clip}
+        evaluated = parts_due(self.silo.config, done.r.t + 1, validation=False)
+        found = {"epsilon": self.budget.epsilon if evaluated else None, "clip_norm": self.clip}
         if self.adaptive:
             found["within_clip"] = self.aggregation.share_within
             self.clip = next_clip(self.clip, self.aggregation.share_within)
