@@ -25,6 +25,7 @@ COMMANDS = {
     "fedlada_mpi.scaling": "",
     "fedlada_mpi.doctor": "fedlada-doctor",
     "fedlada_mpi.predict": "fedlada-predict",
+    "fedlada_mpi.keys": "",
     "data_prep": "fedlada-prep",
     "data_prep.inspect": "",
     "data_prep.bench": "",

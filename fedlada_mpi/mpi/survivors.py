@@ -24,7 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..support import signals
-from ..support.errors import NO_ANSWER, OtherRankError, UserError
+from ..support.errors import NO_ANSWER, OtherRankError, PublicError, UserError
 from ..support.processes import ProcessId, this_process
 from .messages import Messages, waits
 from .watchdog import Watchdog
@@ -173,9 +173,12 @@ class Survivors(Messages):
         """What this rank has to say of its error: a message, a traceback, or nothing if another rank failed."""
         sys.stdout.flush()
         if isinstance(error, UserError):
-            sys.stderr.write(f"error: {error}\n")
+            shown = str(error) if self.conceal is None or isinstance(error, PublicError) else self.conceal(str(error))
+            sys.stderr.write(f"error: {shown}\n")
         elif not isinstance(error, OtherRankError):
             text = "".join(traceback.format_exception(error))
+            if self.conceal is not None:
+                text = f"{self.conceal(text)}\n"
             sys.stderr.write(f"rank {self.rank} of {self.size} failed:\n{text}")
         sys.stderr.flush()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import resource
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mpi import World
-from ..settings import Config, dumps
+from ..settings import Config, fixes_result
 from ..settings.privacy import FEWEST_SILOS, neighbours
 from ..support.errors import PublicError, some
 from . import graph, key_files
@@ -76,12 +77,16 @@ def agree(world: World, config: Config, name: str, gpu: bool) -> Epoch:
 def _agree(world: World, config: Config, name: str, gpu: bool, asked: int | None) -> Epoch:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
+    if name:  # whose keys would be in a dump of its memory
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     secret = X25519PrivateKey.generate()
     mine = {"name": name, "key": secret.public_key().public_bytes_raw().hex(), "nonce": os.urandom(16).hex()}
     everyone = world.allgather_json({**mine, "gpu": gpu})
     silos = {str(each["name"]): each for each in everyone if each["name"]}
     world.collectively(lambda: _check(everyone, mine))
-    described = json.dumps([everyone, hashlib.sha256(dumps(config).encode()).hexdigest()], sort_keys=True)
+    # Not what may differ from silo to silo, such as paths.
+    settings = {each: value for each, value in config.record().items() if fixes_result(each)}
+    described = json.dumps([everyone, settings, config.secure_neighbours], sort_keys=True)
     transcript = hashlib.sha256(described.encode()).digest()
     if config.silo_keys:
         signature = world.collectively(lambda: _signature(config, name, transcript))

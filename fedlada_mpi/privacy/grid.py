@@ -1,8 +1,8 @@
 """Whole numbers for the values that clients send, on a grid that all know in advance.
 
-n = rint(w * clip(v - base, -R, R) / step), step = R 2^(k - 62), where the weights w of all participants add up to at most
-2^k. Then |sum of n| is at most 2^62, and half a unit per participant: it fits into 64 bits, is exact in any order, and
-nothing about the values has to be known to choose the grid.
+n = rint(w * clip(v - base, -R, R) / step), step = R 2^(k - 62), where the weights w of all participants add up to at
+most 2^k. Then |sum of n| is at most 2^62, and half a unit per participant: it fits into 64 bits, is exact in any order,
+and nothing about the values has to be known to choose the grid.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def received_digest(vectors: Iterable[Tensor], about: Any = None) -> bytes:
     """SHA-256 of what a silo has received, the same on all that have received the same."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
     for vector in vectors:
-        digest.update(memoryview(vector.contiguous().view(torch.uint8).numpy()))
+        digest.update(vector.contiguous().view(torch.uint8).numpy().data)
     return digest.digest()
 
 

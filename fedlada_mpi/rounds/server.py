@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from ..algorithms import Round
 from ..algorithms.hook_draws import server_draws
 from ..rundir.columns import ALL_PHASES, PARTS
-from ..support import rng
 from .batches import local_steps
 from .costs import bytes_of
 from .evaluate import parts_due
@@ -36,15 +35,17 @@ class Server:
         self.watchers = [*silo.watchers, *watchers]
         self.validates = "val" in silo.evaluations.examples
         self.empty_rounds = 0
+        self.is_void: Callable[[int], bool] = lambda t: False  # whether a round is left out
 
     def run(self, start: int) -> str:
         """Rounds start+1 .. T; returns how it ended: finished or stopped."""
         config = self.config
         for t in range(start, config.rounds):
-            if not all(watcher.permits(t) for watcher in self.watchers):
+            void = self.is_void(t)
+            if not void and not all(watcher.permits(t) for watcher in self.watchers):
                 self.save(t)
                 return "stopped"
-            stop, last = self.round(t), t + 1 == config.rounds
+            stop, last = self.void(t) if void else self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
                 self.save(t + 1)
             if stop and not last:
@@ -69,7 +70,7 @@ class Server:
 
     def round(self, t: int) -> bool:
         """One round; returns whether the run is to stop after it."""
-        silo, participants = self.silo, self.sample(t)
+        silo, participants = self.silo, self.silo.sample(t)
         r, due = self.described(t, participants), parts_due(self.config, t + 1, self.validates)
         called = None if participants is None else participants.tolist()
         order = {"do": "round", "round": asdict(r), "participants": called, "evaluate": due}
@@ -89,7 +90,18 @@ class Server:
         record = self.record(done, ranks) | {"bytes_mpi": self.world.bytes_moved - moved_before}
         if left_out or silo.aggregation.totals.left_out:
             record["nonfinite"] = left_out or silo.aggregation.totals.left_out
+        if silo.aggregation.totals.out_of_range:
+            record["out_of_range"] = silo.aggregation.totals.out_of_range
         return self.publish(done, record) or sums["stop"] > 0
+
+    def void(self, t: int) -> bool:
+        """Leave a round out; the model stays as it is. Returns whether the run is to stop after it."""
+        self.order({"do": "void", "t": t})
+        silo, nobody = self.silo, np.empty(0, np.int64)
+        silo.evaluations.of_all = {}
+        done = Finished(self.described(t, nobody), nobody, 0.0, dict.fromkeys(silo.numbers, 0.0))
+        record = self.record(done, np.zeros((1, len(silo.numbers) + len(ALL_PHASES))))
+        return self.publish(done, record | {"bytes_mpi": 0, "void": True})
 
     def included(self, r: Round, participants: np.ndarray | None, left_out: Sequence[int]) -> tuple[Round, float]:
         """The round without the participants that are left out, on all ranks, and the weight of its sums."""
@@ -106,14 +118,6 @@ class Server:
             r = self.described(r.t, participants)
             self.world.broadcast_json(asdict(r))
         return r, float(silo.sizes[participants].sum()) if self.config.weighting == "size" else r.participants
-
-    def sample(self, t: int) -> np.ndarray | None:
-        """The participants of round ``t``, of the clients that a rank trains; None where every rank draws its own."""
-        config = self.config
-        if config.dp != "none":
-            return None
-        drawn = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
-        return drawn[self.silo.owned[drawn]]
 
     def described(self, t: int, participants: np.ndarray | None) -> Round:
         config = self.config

@@ -16,10 +16,12 @@ from ..mpi import World
 from ..mpi.transport import Transport
 from ..privacy.budget import Budget
 from ..privacy.sampling import secret_sample
-from ..rundir import checkpoint
+from ..privacy.silo_files import SiloFiles
+from ..rundir import checkpoint, silo_state
 from ..rundir.columns import ALL_PHASES, PARTS
 from ..rundir.metrics import Clock
 from ..settings import Config
+from ..support import rng
 from ..support.errors import DivergedError, UserError, some
 from ..support.signals import stop_requested
 from .aggregate import Aggregation
@@ -53,8 +55,10 @@ class Silo:
         sizes: np.ndarray,
         owned: np.ndarray,
         digests: dict[str, str],
+        files: SiloFiles | None = None,
     ):
-        """``sizes``: images of every client; ``owned``: whether a rank trains it."""
+        """``sizes``: images of every client; ``owned``: whether a rank trains it; ``files``: that nobody else reads."""
+        self.files = files
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport, self.aggregation = trainer, transport, aggregation
         self.s, self.evaluations, self.digests = s, evaluations, digests
@@ -92,6 +96,14 @@ class Silo:
         resident = memory.resident + sum(each.nbytes for each in (*vectors, *others))
         return RankMemory(memory.per_client, resident, memory.clients_that_fit, self.aggregation.bytes_per_client)
 
+    def sample(self, t: int) -> np.ndarray | None:
+        """The participants of round ``t``, of the clients that a rank trains; None where every rank draws its own."""
+        config = self.config
+        if config.dp != "none":
+            return None
+        drawn = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
+        return drawn[self.owned[drawn]]
+
     def train(self, r: Round, called: np.ndarray | None) -> list[int]:
         """Local training, and the sums to the root; returns the participants of all ranks that are left out.
 
@@ -100,9 +112,10 @@ class Silo:
         participants = called
         if participants is None:
             participants = secret_sample(self.trainer.data.client_ids, self.config.participation)
-        self.aggregation.prepare(r, np.empty(0, np.int64) if called is None else called)
         # Ends with the slowest rank; timed as waiting, not as communication.
-        self.nonfinite = self.world.collectively(lambda: self._train(r, participants))
+        self.nonfinite = self.world.collectively(lambda: self._train(r, called, participants))
+        if self.nonfinite and self.files is not None:
+            self.files.log(f"round {r.t + 1}: not finite, left out: clients {', '.join(map(str, self.nonfinite))}")
         if called is None:  # who is left out is as secret
             self.nonfinite = []
         # Where they are not skipped, the root learns of them by the numbers of ``report``.
@@ -112,8 +125,9 @@ class Silo:
             self.aggregation.reduce(participants, self.algorithm.communicates(r.t))
         return left_out
 
-    def _train(self, r: Round, participants: np.ndarray) -> list[int]:
+    def _train(self, r: Round, called: np.ndarray | None, participants: np.ndarray) -> list[int]:
         with self.clock("train"):
+            self.aggregation.prepare(r, np.empty(0, np.int64) if called is None else called)
             nonfinite = self.trainer.round(self.s, r, participants, self.aggregation)
             synchronize(self.trainer.device)
         return nonfinite
@@ -173,13 +187,24 @@ class Silo:
         stop = self.numbers.index("stop")
         stops = self.world.gather([row[stop]])
         row[stop] = float(stops.sum())
+        if self.files is not None:
+            names = (*self.numbers, *ALL_PHASES)
+            shown = {name: round(row[names.index(name)], 4) for name in ("wait", *ALL_PHASES) if name != "total"}
+            self.files.log("seconds of a round: " + ", ".join(f"{name} {value:g}" for name, value in shown.items()))
         return np.array([row] if self.world.rank == 0 else np.empty((0, len(row))))
 
     def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
         """A checkpoint after round ``t``; ``more`` is what the root adds."""
         state = self.trainer.client_state.vectors
+        if self.aggregation.conceals:
+            self.world.collectively(lambda: self._save_own(t, state))
+            state = {}
         about = (self.config, self.s, state, self.digests, self.aggregation.order, more)
         checkpoint.save(self.world, Path(self.config.out), t, *about)
+
+    def _save_own(self, t: int, state: dict[str, dict[int, Tensor]]) -> None:
+        if self.files is not None and state:
+            silo_state.save(self.files.folder, t, state)
 
     def diverged(self, number: int, by_server: bool = False) -> DivergedError:
         """The end of a run that left the finite numbers in round ``number``; all ranks get the root's message."""
@@ -202,6 +227,8 @@ class Silo:
             match order["do"]:
                 case "round":
                     self._round(order)
+                case "void":
+                    pass  # the model stays as it is
                 case "checkpoint":
                     self.save(order["t"])
                 case "diverged":

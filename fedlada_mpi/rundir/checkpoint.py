@@ -56,13 +56,13 @@ def remove_unfinished(out: Path) -> None:
             disk.remove(path)
 
 
-def _write(path: Path, vectors: dict[str, Tensor], attributes: dict[str, Any]) -> int:
+def write_vectors(path: Path, vectors: dict[str, Tensor], attributes: Mapping[str, Any] | None = None) -> int:
     """Write a file; returns its checksum."""
     with disk.writing(path, needed=sum(value.nbytes for value in vectors.values())):
         with disk.new_hdf5(path) as file:
             for name, value in vectors.items():
                 file.create_dataset(name, data=value.cpu().numpy())
-            file.attrs.update(attributes)
+            file.attrs.update(attributes or {})
         return _checksum(path)
 
 
@@ -106,11 +106,11 @@ def save(
                 CODE: json.dumps(config.code),
                 "order_of_sums": json.dumps(order_of_sums or {}),
             }
-            checksums["server.h5"] = _write(temporary / "server.h5", {**vars(s), **(more or {})}, about)
+            checksums["server.h5"] = write_vectors(temporary / "server.h5", {**vars(s), **(more or {})}, about)
         if any(state.values()):
             rows = {f"{client}/{name}": v for name, clients in state.items() for client, v in clients.items()}
             name = f"clients_{world.rank:04d}.h5"
-            checksums[name] = _write(temporary / name, rows, {})
+            checksums[name] = write_vectors(temporary / name, rows)
 
     def publish() -> None:
         files = {name: value for rank in by_rank for name, value in rank.items()}
@@ -142,13 +142,13 @@ def latest(out: Path, config: Config) -> int:
     try:
         files = _files(newest)
         path = newest / "server.h5"
-        _verify(path, files)
+        verify(path, files[path.name])
         with h5py.File(path) as file:
             saved, t = json.loads(file.attrs["config"]), int(file.attrs["round"])
             digest = file.attrs.get(DATA)
         if not isinstance(saved, dict) or folder(out, t) != newest:
             raise ValueError(f"it is of round {t}, or has no settings")
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise _damaged(path, error) from None
     # Shards may have been moved: ``refuse_other_digests`` compares the data themselves.
     if digest and not {saved.get("dataset"), config.dataset} <= {*DATASETS}:
@@ -169,9 +169,9 @@ def _files(directory: Path) -> dict[str, int | None]:
     return files
 
 
-def _verify(path: Path, files: dict[str, int | None]) -> None:
-    """Raise OSError or ValueError unless the file is as it was written."""
-    checksum, expected = _checksum(path), files[path.name]
+def verify(path: Path, expected: int | None) -> None:
+    """Raise OSError or ValueError unless the file is as it was written; None: its checksum is not known."""
+    checksum = _checksum(path)
     if expected is not None and checksum != expected:
         raise ValueError(f"its checksum is {checksum}, expected {expected}")
 
@@ -202,7 +202,7 @@ def read_more(out: Path, t: int, name: str) -> np.ndarray | None:
     try:
         with h5py.File(path) as file:
             return np.asarray(file[name][:]) if name in file else None
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise _damaged(path, error) from None
 
 
@@ -221,7 +221,7 @@ def refuse_other_code(out: Path, t: int, config: Config) -> None:
     try:
         with h5py.File(path) as file:
             before = as_code(json.loads(file.attrs.get(CODE, "{}")))
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise _damaged(path, error) from None
     if names := changed(before, config.code):
         have = "have" if len(names) > 1 else "has"
@@ -234,7 +234,7 @@ def refuse_other_code(out: Path, t: int, config: Config) -> None:
 def data_digest(out: Path) -> str:
     """Of the data that the run in ``out`` was trained on; empty if no checkpoint has it."""
     for saved in reversed(complete(out)):
-        with suppress(*_DAMAGE), h5py.File(saved / "server.h5") as file:
+        with suppress(*DAMAGE), h5py.File(saved / "server.h5") as file:
             return str(file.attrs.get(DATA, ""))
     return ""
 
@@ -268,12 +268,12 @@ def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], cli
         if world.rank == 0:
             path = path.with_name("server.h5")  # ``latest`` has verified it
             with h5py.File(path) as file:
-                server = {name: _read(file, name, s.x) for name in vars(s)}
+                server = {name: read_vector(file, name, s.x) for name in vars(s)}
         names = sorted(files.keys() - {"server.h5"})
         for name in names[world.rank :: world.size]:
             path = path.with_name(name)
-            _verify(path, files)
-    except _DAMAGE as error:
+            verify(path, files[path.name])
+    except DAMAGE as error:
         raise _damaged(path, error) from None
     # Outside of the block: an error of the device does not mean that the file is damaged.
     for name, vector in server.items():
@@ -291,14 +291,14 @@ def load_state(saved: Path, like: Tensor, state: dict[str, dict[int, Tensor]], c
             require_regular(path)
             with h5py.File(path) as file:
                 for client in clients.intersection(map(int, file)):
-                    rows += [(name, client, _read(file, f"{client}/{name}", like)) for name in state]
-    except _DAMAGE as error:
+                    rows += [(name, client, read_vector(file, f"{client}/{name}", like)) for name in state]
+    except DAMAGE as error:
         raise _damaged(path, error) from None
     for name, client, row in rows:
         state[name][client] = row.to(like)
 
 
-def _read(file: h5py.File, name: str, like: Tensor) -> Tensor:
+def read_vector(file: h5py.File, name: str, like: Tensor) -> Tensor:
     """A vector of the file, which must have the shape and type of ``like``."""
     stored = file[name]
     expected = tuple(like.shape), str(like.dtype).removeprefix("torch.")
@@ -308,7 +308,7 @@ def _read(file: h5py.File, name: str, like: Tensor) -> Tensor:
 
 
 # What h5py and json raise on a damaged file.
-_DAMAGE = (OSError, KeyError, TypeError, ValueError, RuntimeError)
+DAMAGE = (OSError, KeyError, TypeError, ValueError, RuntimeError)
 
 
 def _damaged(path: Path, error: Exception) -> UserError:

@@ -129,7 +129,7 @@ class Columns:
             *("bytes_down", "bytes_up", "paper_units", *TABLES, "consistency", "bytes_mpi"),
             *(*self.spread["test"], *self.spread["train"], *DIAGNOSED),
             *PRIVATE,
-            *("nonfinite", "left"),
+            *("nonfinite", "out_of_range", "left", "void"),
         )
 
     def ordered(self, record: dict[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import platform
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +30,7 @@ from ..privacy.budget import Budget
 from ..privacy.masks import Masks
 from ..privacy.mechanism import Mechanism
 from ..privacy.names import own_name
+from ..privacy.silo_files import SiloFiles, silo_folder
 from ..rounds import aggregate
 from ..rounds.aggregate import PrivateSums, SecureSums
 from ..rounds.augmentation import Augmentation
@@ -40,12 +43,12 @@ from ..rounds.gradients import create_engine
 from ..rounds.silo import Silo
 from ..rounds.trainer import Trainer
 from ..rounds.vectors import named_rows
-from ..rundir import checkpoint, provenance
+from ..rundir import checkpoint, provenance, silo_state
 from ..rundir.client_values import Clients
 from ..rundir.columns import Columns, of_task
 from ..rundir.sinks import check_installed
-from ..settings import Config
-from ..support.errors import UserError
+from ..settings import Config, fixes_result
+from ..support.errors import PublicError, UserError
 from ..tasks import Scores, Task
 from ..tasks.client_loss import COUNTED, ClientLoss
 from ..tasks.dry_run import dry_run
@@ -80,6 +83,8 @@ class Session:
         self.owners = owners(self.manifest)
         self.silo_name = world.collectively(lambda: self._silo_name(config, silos)) if config.secure else ""
         self.epoch: Epoch | None = None  # of masks
+        self.void_until = 0  # the last round that was sent with other silos
+        self.files = world.collectively(lambda: self._files(config)) if config.secure else None
         threads = asked_threads(world)
         self.device = world.collectively(lambda: choose_device(world, config, threads))
         if trains_alone(config):
@@ -109,7 +114,8 @@ class Session:
         self.config.columns = self.columns.record()
         self.silo = self._silo(data, held_out)
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
-        self.ranks = world.allgather_json({**here, "data": sorted(self.loading.places)})
+        places = [] if config.secure else sorted(self.loading.places)  # they depend on how much data a rank has
+        self.ranks = world.allgather_json({**here, "data": places})
 
     def _silo_name(self, config: Config, silos: int) -> str:
         """Of this rank with ``--secure``; empty for the server."""
@@ -118,6 +124,42 @@ class Session:
         if self.world.original_ranks[0] == 0 and len(self.world.original_ranks) == self.world.original_size:
             refuse_too_few(silos, config)
         return own_name(config, rank - server, silos) if rank >= server else ""
+
+    def _files(self, config: Config) -> SiloFiles | None:
+        """This silo's own; from now on, its errors are written there."""
+        self.world.conceal = None
+        if not self.silo_name:
+            return None
+        fixed = {name: value for name, value in config.record().items() if fixes_result(name)}
+        settings = hashlib.sha256(json.dumps([fixed, self.manifest.digest], sort_keys=True).encode()).hexdigest()
+        files = SiloFiles(silo_folder(config, self.silo_name), self.silo_name, settings)
+        if self.world.rank:
+            self.world.conceal = files.conceal
+        return files
+
+    def _who(self, epoch: Epoch) -> str:
+        """Of the silos of an epoch, and of the clients of this one."""
+        clients = self.owners.clients_of[self.world.rank].tolist()
+        return hashlib.sha256(json.dumps([epoch.silos, epoch.own, clients]).encode()).hexdigest()
+
+    def load_own_state(self) -> None:
+        """What this silo's clients keep, from its own files."""
+        silo = self.silo
+        state, files = silo.trainer.client_state.vectors, self.files
+        if files is None or not state:
+            return
+        clients = set(silo.trainer.data.client_ids.tolist())
+        found = silo_state.load(files.folder, self.start, silo.s.x, state, clients)
+        if not found and any(number <= self.start for number in files.sent):
+            raise PublicError(
+                f"--resume: {files.name} has not kept what its clients need after round {self.start}: put its folder "
+                "back, or remove it, and they start anew"
+            )
+
+    @property
+    def masked(self) -> bool:
+        """Whether the sums of silos are masked."""
+        return self.epoch is not None and self.epoch.degree > 0
 
     @property
     def clients(self) -> Clients:
@@ -154,7 +196,7 @@ class Session:
         evaluations = Evaluations(world, config, evaluator, *about)
         self.without_outputs = world.on_root(evaluations.without_outputs) or []
         whose = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
-        silo = Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *whose)
+        silo = Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *whose, self.files)
         if isinstance(aggregation, PrivateSums):
             silo.budget = world.on_root(self._budget)
             noise = world.broadcast_json({"z": silo.budget.mechanism.noise} if silo.budget else None)["z"]
@@ -177,7 +219,16 @@ class Session:
         c = self.config
         self.epoch = agree(self.world, c, self.silo_name, self.device.type == "cuda")
         weight = float(self.manifest.sizes.sum()) if c.weighting == "size" else aggregate.most_participants(c)
-        return aggregate.Secure(Masks(self.epoch), s, weight)
+        secure = aggregate.Secure(Masks(self.epoch), s, weight)
+        if not self.epoch.degree:
+            return secure
+        files = self.files
+        if files is not None:
+            files.silos = self._who(self.epoch)
+            secure = replace(secure, begun=files.begun)
+        (least,) = self.world.allreduce_min([-files.void_until if files else 0])
+        self.void_until = -least
+        return secure
 
     def _counts(self, loss: ClientLoss, examples: Examples) -> Tensor | None:
         """Of every example, where the loss gives sums and counts."""

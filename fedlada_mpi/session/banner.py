@@ -20,7 +20,7 @@ from ..rundir import provenance
 from ..settings import DATASETS, Config
 from ..support.rng import fixed_number
 from ..support.version import __version__
-from . import privacy_notes
+from . import privacy_notes, secure_rounds
 from .assemble import Session
 from .console import amount, plural
 
@@ -99,7 +99,8 @@ class Banner:
             ),
             *([("task", self._task())] if self.config.columns else []),
             ("model", f"{c.model}, {session.network.layout.numel:,} parameters, {computed}"),
-            *([("privacy", privacy_notes.row(session, session.silo.budget))] if session.silo.budget else []),
+            *([("privacy", session.epoch.description)] if session.epoch else []),
+            *([("dp", privacy_notes.row(session, session.silo.budget))] if session.silo.budget else []),
         ]
 
     def _examples(self) -> str:
@@ -149,19 +150,21 @@ class Banner:
         up = f"{'+'.join(a.up)} up {amount(costs.bytes_up)}"
         who = f"{about}{plural(costs.participants, 'participant')}"
         at_once = plural(costs.clients_at_once, "client")
+        memory = ("memory", f"about {amount(costs.memory)} per rank, for up to {at_once} at once")
         return [
             ("a round", f"{who}; {down}, {up}; MPI moves {amount(costs.bytes_mpi)}"),
-            ("memory", f"about {amount(costs.memory)} per rank, for up to {at_once} at once"),
+            *([] if self.config.secure else [memory]),  # the silos do not tell how much they have
         ]
 
     def _notes(self) -> list[str]:
         session = self.session
-        notes = [*session.network.notes, *session.algorithm.traits.notes]
+        notes = [*session.network.notes, *session.algorithm.traits.notes, *secure_rounds.notes(session)]
         if session.silo.budget:
             notes += privacy_notes.notes(session, session.silo.budget)
         if session.without_outputs:
             names, parts = ", ".join(session.scores.whole), " and ".join(session.without_outputs)
-            notes.append(f"no {names} on {parts} examples, whose outputs are too many to have all at once")
+            why = "stay in the silos" if self.config.secure else "are too many to have all at once"
+            notes.append(f"no {names} on {parts} examples, whose outputs {why}")
         if self.config.preset == "tuned" and session.manifest.dataset != TUNED_ON:
             notes.append(f"--preset tuned was chosen on {TUNED_ON}: whether it is better on this data is not known")
         notes += precision_notes(self.config.precision, session.device)

@@ -67,6 +67,9 @@ class Progress(Watcher):
             if isinstance(left_out, int):  # of --secure, whose silos name them in their logs
                 names = plural(left_out, "client")
             self._note(f"round {record['round']}: left out {names}, whose result is not finite")
+        if beyond := record.get("out_of_range"):
+            values = plural(beyond, "value")
+            self._note(f"round {record['round']}: {values} beyond --secure-range, which count as its end: raise it")
         objective = self.objective
         parts = (part for part in ("test", "val", "train") if record.get(objective.of(part)) is not None)
         results = {part: f"{part} {objective.shown(record[objective.of(part)]):>6}" for part in parts}

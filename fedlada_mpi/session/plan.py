@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..settings import Config, Resolved, is_record, load, recorded_code
+from ..settings import SETTINGS, Config, Resolved, coerce, flag, is_record, load, recorded_code
 from ..support import code_digest, trust
-from ..support.errors import UserError
+from ..support.errors import PublicError, UserError
 from ..support.processes import ProcessId
 from ..support.user_code import Given
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from ..data.arrays import Data
     from ..rounds.callback import OnRound
 
+
+# Settings that are this rank's own, whatever the root has, and those in which it does not follow the root.
+OF_RANK = ("silo_keys",)
+NOT_FROM_ROOT = ("secure", "secure_neighbours", "secure_range", "silos", "min_silos")
 
 _running = threading.Lock()
 
@@ -52,6 +56,17 @@ class Request:
         resolved.config.code = code_digest.of_settings(vars(resolved.config))
         return resolved, directory
 
+    def check_privacy(self, config: Config) -> None:
+        """Refuse what another rank has decided, where this one was started with other settings of its privacy."""
+        file = {} if self.config is None else load(self.config)
+        own = {**file, **self.settings}
+        for name in (name for name in NOT_FROM_ROOT if name in own):
+            expected, got = coerce(SETTINGS[name], own[name]), getattr(config, name)
+            if got != expected:
+                raise PublicError(
+                    f"--{flag(name)}: got {got} from the server, expected {expected}, with which this silo was started"
+                )
+
     def of_record(self, file: Mapping[str, Any]) -> dict[str, Any]:
         """Settings that only the record of a run gives; what users write themselves is none."""
         recorded = self.config is not None and is_record(self.config)
@@ -75,7 +90,8 @@ class Plan:
     def config(self, request: Request) -> Config:
         # JSON has the names of objects that every rank was given.
         given = {name: value for name, value in request.settings.items() if isinstance(value, Given)}
-        return Config(**{**self.settings, **given})
+        here = {name: request.settings[name] for name in OF_RANK if name in request.settings}
+        return Config(**{**self.settings, **given, **here})
 
 
 def make(request: Request, at_end: ExitStack, gone: Container[ProcessId] = ()) -> Plan:

@@ -14,6 +14,7 @@ from ..data.manifest import Manifest
 from ..data.owners import Ownership, shared_out
 from ..mpi import World
 from ..rounds import watchers
+from ..rounds.aggregate import SecureSums
 from ..rounds.callback import Callback, OnRound
 from ..rounds.server import Server
 from ..rounds.watcher import Watcher
@@ -25,6 +26,7 @@ from .assemble import Session, root_only_serves
 from .banner import Banner
 from .console import Progress, closing_lines
 from .journal import Journal
+from .secure_rounds import Contributors
 
 
 class Training:
@@ -57,12 +59,15 @@ class Training:
         world = self.world
         self.session = Session(world, self.config, self.directory, self.start, self.owners, self.print)
         silo = self.session.silo
+        if isinstance(silo.aggregation, SecureSums) and self.session.masked:
+            silo.aggregation.permit = Contributors(self.session).check
+        world.on_root(self._refuse_few_contributors)
         sums_changed = self.restore()
         world.barrier()
         silo.share((*silo.sent, *silo.algorithm.derived))
         journal = world.on_root(self.journal)
         silo.watchers = self.watchers(journal)
-        memory = world.gather(astuple(silo.memory))
+        memory = self._memory()
         if journal is None:
             return silo.serve()
         try:
@@ -72,6 +77,15 @@ class Training:
             raise
         world.broadcast_json({"do": "end", "status": status})
         return status
+
+    def _memory(self) -> np.ndarray:
+        """What every rank needs, a row each, on the root; with --secure only what it needs itself."""
+        mine = astuple(self.session.silo.memory)
+        if not self.config.secure:
+            return self.world.gather(mine)
+        rows = np.zeros((self.world.size, len(mine)))
+        rows[0] = mine
+        return rows
 
     def owners(self, manifest: Manifest) -> Ownership:
         servers = int(root_only_serves(self.world, self.config))
@@ -87,6 +101,7 @@ class Training:
         state = silo.trainer.client_state.vectors
         world.on_root(lambda: checkpoint.refuse_other_digests(self.out, start, silo.digests, session.manifest.root))
         world.collectively(lambda: checkpoint.load(self.out, start, silo.s, state, clients, world))
+        world.collectively(session.load_own_state)
         return world.on_root(self._after_loading) or ""
 
     def _begin(self) -> None:
@@ -138,7 +153,20 @@ class Training:
         self.print(str(Banner(self.session, memory, sums_changed)))
 
     def rounds(self, server: Server) -> str:
+        session = self.session
+        if session.void_until > self.start:
+            last, first = session.void_until, self.start + 1
+            rounds = f"round {last} is" if last == first else f"rounds {first} to {last} are"
+            self.print(f"note: {rounds} void, as other silos have sent sums of the same models: the model stays")
+        if session.masked:
+            contributors = Contributors(session)
+            server.is_void = lambda t: t < session.void_until or contributors.are_few(t)
         return server.run(self.start)
+
+    def _refuse_few_contributors(self) -> None:
+        # Where silos are left of more, such rounds are void.
+        if self.session.masked and self.world.size == self.world.original_size:
+            Contributors(self.session).refuse_few()
 
     def print(self, text: str) -> None:
         if not self.quiet:

@@ -7,7 +7,7 @@ from fedlada_mpi.algorithms import resolve          the settings of a run, with 
 from .checks import check_value, norm_groups, trimmed
 from .configurable import Configurable
 from .fields import DATASETS, MOST, SETTINGS, SHIPPED, TASKS, Config, Setting, coerce, flag, grouped, hyper
-from .files import CODE, COLUMNS, as_code, differences, dumps, is_record, load, recorded_code
+from .files import CODE, COLUMNS, as_code, differences, dumps, fixes_result, is_record, load, recorded_code
 from .options import Parser, add_arguments
 from .presets import PRESETS, not_in_paper
 from .resolve import Resolved, chosen, resolve
@@ -33,6 +33,7 @@ __all__ = [
     "coerce",
     "differences",
     "dumps",
+    "fixes_result",
     "flag",
     "grouped",
     "hyper",

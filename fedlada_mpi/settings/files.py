@@ -66,5 +66,10 @@ def differences(old: Mapping[str, Any], new: Config) -> list[str]:
     return [
         f"{name}: {shown(old[name])} in the checkpoint, {shown(record[name])} now"
         for name, value in record.items()
-        if not (name in SETTINGS and SETTINGS[name].runtime) and name in old and old[name] != value
+        if fixes_result(name) and name in old and old[name] != value
     ]
+
+
+def fixes_result(name: str) -> bool:
+    """Whether a setting must stay as it is when a run is resumed."""
+    return not (name in SETTINGS and SETTINGS[name].runtime)

@@ -28,7 +28,7 @@ PLACES = {
     "evaluate": ("fedlada_mpi.rounds.silo", "Silo.report"),
     "record": ("fedlada_mpi.rundir.metrics", "Recorder.add"),
     "checkpoint": ("fedlada_mpi.rundir.checkpoint", "save"),
-    "file": ("fedlada_mpi.rundir.checkpoint", "_write"),
+    "file": ("fedlada_mpi.rundir.checkpoint", "write_vectors"),
     "results": ("fedlada_mpi.rundir.results", "write"),
     "defect": ("fedlada_mpi.rounds.trainer", "Trainer._train"),
     "recovery": ("fedlada_mpi.mpi.survivors", "_shrunk"),

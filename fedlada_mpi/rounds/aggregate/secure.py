@@ -57,6 +57,7 @@ class SecureSums(Aggregation):
         self.secure, self.masks = secure, secure.masks
         self.grids = {name: self._grid(config, algorithm, name) for name in (*algorithm.up, *algorithm.scalars)}
         self.number_grid = PublicGrid(NUMBERS, secure.largest_weight)
+        self.permit: Callable[[Round, np.ndarray], None] = lambda r, participants: None  # may refuse a round
         self.evaluated = PublicGrid(EVALUATED, config.clients)
         # Added to a vector or number that is sent, in units of its grid; by default nothing.
         self.noise: Callable[[str, int], Tensor] | None = None
@@ -81,6 +82,7 @@ class SecureSums(Aggregation):
         self.round: Round | None = None
 
     def prepare(self, r: Round, participants: np.ndarray) -> None:
+        self.permit(r, participants)
         self.round = r
         received = [getattr(self.secure.s, name) for name in self.algorithm.down]
         about = [asdict(r), participants.tolist()]

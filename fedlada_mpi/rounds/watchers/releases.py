@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...privacy.budget import Budget
-from ...privacy.clipping import next_clip
+from ...privacy.clipping import QUANTILE, next_clip
 from ...rundir.history import History
 from ..aggregate import PrivateSums
 from ..evaluate import parts_due
@@ -42,10 +42,12 @@ class Releases(Watcher):
         assert self.budget is not None
         evaluated = parts_due(self.silo.config, done.r.t + 1, validation=False)
         found = {"epsilon": self.budget.epsilon if evaluated else None, "clip_norm": self.clip}
-        if self.adaptive:
-            found["within_clip"] = self.aggregation.share_within
-            self.clip = next_clip(self.clip, self.aggregation.share_within)
-        return found
+        if not self.adaptive:
+            return found
+        # A round that is left out has released nothing.
+        within = self.aggregation.share_within if done.participants is None else QUANTILE
+        self.clip = next_clip(self.clip, within)
+        return {**found, "within_clip": within}
 
 
 def create(silo: Silo, history: History | None) -> Watcher | None:

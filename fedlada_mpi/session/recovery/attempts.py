@@ -106,6 +106,7 @@ class Attempts:
             self.plan = Plan(**world.broadcast_json(asdict(made) if made else None))
             self.start = self.plan.start
         config = self.config
+        world.collectively(lambda: request.check_privacy(config) if world.rank else None)
         if self.start == claim.FINISHED:
             self.status = "finished"
             return

@@ -92,9 +92,11 @@ class SurvivableTraining(Training):
     def _too_few(self, owners: Ownership) -> str:
         """That so few silos are left that the run is to stop; empty if it is not. On all ranks alike."""
         silos = sum(len(clients) > 0 for clients in owners.clients_of)
-        if not self.departures or silos >= self.config.min_silos:
-            return ""
         few = f"{plural(silos, 'silo')} left, and --min-silos is {self.config.min_silos}"
+        if self.config.secure and 0 not in self.world.original_ranks:  # a silo in its place would see the others' sum
+            few = "the server left, whose place no silo takes with --secure"
+        elif not self.departures or silos >= self.config.min_silos:
+            return ""
         if not self.start:
             raise UserError(f"{few}: start again, there is no round to go on from")
         return few

@@ -1,0 +1,88 @@
+"""What a silo writes for itself alone: its log, and which rounds it has sent something of.
+
+A sum over some silos and one over others, from the same model and the same batches, differ by what a single silo has
+sent. A round is therefore never sent again with other silos, after a loss or by another start with the same settings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ..settings import Config
+from ..support import disk
+from ..support.errors import PublicError
+from ..support.inputs import parse_json, read_bytes
+
+FOLDER, LOG, ROUNDS = "silos", "log.txt", "rounds.jsonl"
+
+
+def silo_folder(config: Config, name: str) -> Path:
+    """Where a silo writes what is its own."""
+    return Path(config.out) / FOLDER / name
+
+
+class SiloFiles:
+    """The files of the silo ``name``.
+
+    >>> files = SiloFiles(silo_folder(config, "silo_0001"), "silo_0001", settings="5f2c", silos="91aa")
+    >>> files.begun(7)      # before anything of round 7 leaves the silo
+    """
+
+    def __init__(self, folder: Path, name: str, settings: str, silos: str = ""):
+        """``settings``, ``silos``: digests of what the inputs of a round follow from, and of who takes part in it."""
+        self.folder, self.name, self.settings, self.silos = folder, name, settings, silos
+        self.errors = 0
+        with disk.writing(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.sent = self._read()
+
+    def _read(self) -> dict[int, str]:
+        """The silos with which each round was sent last, of runs with these settings."""
+        try:
+            lines = read_bytes(self.folder / ROUNDS).splitlines()
+        except FileNotFoundError:
+            return {}
+        sent = {}
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError):  # the last one may be cut off
+                entry = parse_json(line)
+                if entry["settings"] == self.settings:
+                    sent[int(entry["round"])] = str(entry["silos"])
+        return sent
+
+    @property
+    def void_until(self) -> int:
+        """The last round that was sent with other silos; 0 if there is none."""
+        return max((number for number, silos in self.sent.items() if silos != self.silos), default=0)
+
+    def begun(self, number: int) -> None:
+        """Write down that round ``number`` is sent now; refused if it was sent with others."""
+        if self.sent.get(number, self.silos) != self.silos:
+            raise PublicError(f"round {number} was sent with other silos before: it must not be sent again")
+        entry = {"settings": self.settings, "round": number, "silos": self.silos}
+        path = self.folder / ROUNDS
+        with disk.writing(path), open(path, "ab", opener=_private) as file:
+            file.write(json.dumps(entry).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self.sent[number] = self.silos
+
+    def log(self, text: str) -> None:
+        """One entry; what cannot be written is lost, as there is nobody else who may know."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        with suppress(OSError), open(self.folder / LOG, "a", encoding="utf-8", opener=_private) as file:
+            file.write(f"{stamp} {text}\n")
+
+    def conceal(self, text: str) -> str:
+        """Keep an error in the log; returns what others get to see of it."""
+        self.errors += 1
+        self.log(f"error {self.errors}: {text}")
+        return f"{self.name}: error {self.errors} on this silo, see its own log"
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

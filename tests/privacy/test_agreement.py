@@ -1,0 +1,151 @@
+"""Epochs: keys of pairs, signatures, and what is refused."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+from pretend_world import on_ranks
+
+from fedlada_mpi.privacy import key_files
+from fedlada_mpi.privacy.agreement import AES, CHACHA, agree, refuse_too_few
+from fedlada_mpi.privacy.names import own_name, silo_names
+from fedlada_mpi.settings import Config
+from fedlada_mpi.support.errors import UserError
+
+NAMES = ["", "c", "a", "d", "b"]
+
+
+def epochs(config=None, names=NAMES, gpu=(), tamper=None):
+    config = config or Config(secure=True)
+
+    def action(world):
+        return agree(world, config, names[world.rank], world.rank in gpu)
+
+    return on_ranks(len(names), action, tamper)
+
+
+@pytest.fixture
+def signed(tmp_path):
+    for name in NAMES[1:]:
+        key_files.new(tmp_path, name)
+    return Config(secure=True, silo_keys=str(tmp_path))
+
+
+def test_both_silos_of_a_pair_have_the_same_secret():
+    server, *silos = epochs()
+    assert server.keys == {}
+    assert server.silos == ("a", "b", "c", "d")
+    by_name = {epoch.own: epoch for epoch in silos}
+    pairs = {frozenset((own, other)) for own, epoch in by_name.items() for other in epoch.keys}
+    assert len(pairs) == 6
+    for own, epoch in by_name.items():
+        for other, key in epoch.keys.items():
+            assert by_name[other].keys[own] == key
+    secrets = {key for epoch in silos for key in epoch.keys.values()}
+    assert len(secrets) == 6
+
+
+def test_neighbours_on_the_ring():
+    _, *silos = epochs(Config(secure=True, secure_neighbours="2"))
+    assert {epoch.own: sorted(epoch.keys) for epoch in silos} == {
+        "a": ["b", "d"], "b": ["a", "c"], "c": ["b", "d"], "d": ["a", "c"],
+    }  # fmt: skip
+
+
+def test_streams_of_a_pair_are_the_same_with_opposite_signs():
+    _, c, a, *_ = epochs()
+    ours = dict(zip(a.keys, a.streams("round 0", 3, b"x"), strict=True))["c"]
+    theirs = dict(zip(c.keys, c.streams("round 0", 3, b"x"), strict=True))["a"]
+    assert ours[0] == theirs[0]
+    assert ours[1] == -theirs[1]
+    others = [("round 0", 4, b"x"), ("round 1", 3, b"x"), ("round 0", 3, b"y"), ("round", 0, b"3x")]
+    keys = {key for about in others for key, _ in a.streams(*about)}
+    assert len(keys) == 4 * len(a.keys)
+    assert ours[0] not in keys
+
+
+def test_an_epoch_has_keys_of_its_own(signed):
+    first, second = epochs(signed)[1], epochs(signed)[1]
+    assert first.signed
+    assert set(first.keys.values()).isdisjoint(second.keys.values())
+
+
+def test_one_gpu_makes_all_use_chacha():
+    assert {epoch.cipher for epoch in epochs()} == {AES}
+    assert {epoch.cipher for epoch in epochs(gpu=(2,))} == {CHACHA}
+
+
+def test_without_masks_there_are_no_keys():
+    found = epochs(Config(secure=True, secure_neighbours="0"))
+    assert all(epoch.keys == {} and epoch.degree == 0 for epoch in found)
+    assert "not masked" in found[0].description
+
+
+def test_two_silos_with_one_name():
+    found = epochs(names=["", "a", "b", "a"])
+    assert all(isinstance(each, UserError) for each in found)
+    assert str(found[0]) == "two silos have the name a: give each rank its own by --silos or FEDLADA_SILO"
+
+
+def test_a_key_that_is_missing(signed, tmp_path):
+    (tmp_path / "b.key").unlink()
+    assert "expected the key of b: make it by python -m fedlada_mpi.keys new b" in str(epochs(signed)[0])
+
+
+def test_a_public_key_that_is_missing(signed, tmp_path):
+    (tmp_path / "b.pub").unlink()
+    assert "copy b.pub from that silo" in str(epochs(signed)[0])
+
+
+def test_another_silos_signature(signed, tmp_path):
+    (tmp_path / "b.pub").unlink()
+    (tmp_path / "b.key").unlink()
+    key_files.new(tmp_path, "b")
+    (tmp_path / "b.pub").write_bytes((tmp_path / "a.pub").read_bytes())
+    assert "the signature of b does not belong to" in str(epochs(signed)[0])
+
+
+@pytest.mark.parametrize("signs", [True, False])
+def test_a_server_in_the_middle(signed, signs):
+    """It passes on a key of its own to one silo: signatures notice, and without them the two have no common secret."""
+
+    def tamper(rank, items):
+        if rank == 2 and isinstance(items[1], dict) and "key" in items[1]:
+            items = deepcopy(items)
+            items[1]["key"] = items[3]["key"]
+        return items
+
+    found = epochs(signed if signs else Config(secure=True), tamper=tamper)
+    if signs:
+        assert "the signature of" in str(found[2])
+    else:
+        assert found[1].keys["a"] != found[2].keys["c"]
+
+
+def test_a_silo_notices_another_key_in_its_own_name():
+    def tamper(rank, items):
+        if rank == 1 and isinstance(items[1], dict):
+            items = deepcopy(items)
+            items[1]["key"] = "00" * 32
+        return items
+
+    assert "has not passed on the key of c" in str(epochs(tamper=tamper)[1])
+
+
+@pytest.mark.parametrize("silos", [0, 1, 2])
+def test_too_few(silos):
+    with pytest.raises(UserError, match=f"got {silos} silo.*, expected at least 3: start 4 ranks or more"):
+        refuse_too_few(silos, Config(secure=True))
+    refuse_too_few(silos, Config(secure=True, secure_neighbours="0"))
+
+
+def test_names(monkeypatch):
+    assert silo_names(Config(), 2) == ["silo_0001", "silo_0002"]
+    assert silo_names(Config(silos="x, y"), 2) == ["x", "y"]
+    with pytest.raises(UserError, match="got 2 names, expected 3"):
+        silo_names(Config(silos="x,y"), 3)
+    with pytest.raises(UserError, match="expected a name of letters"):
+        silo_names(Config(silos="x,../y"), 2)
+    monkeypatch.setenv("FEDLADA_SILO", "z")
+    assert own_name(Config(silos="x,y"), 1, 2) == "z"

@@ -1,0 +1,60 @@
+"""Keys of silos on disk, and the command that makes them."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+
+import pytest
+
+from fedlada_mpi import keys
+from fedlada_mpi.privacy import key_files
+from fedlada_mpi.support.errors import UserError
+
+
+def test_a_pair(tmp_path, capsys):
+    assert keys.main(["new", "hospital_a", "--dir", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    private, public = key_files.private_key(tmp_path, "hospital_a"), key_files.public_key(tmp_path, "hospital_a")
+    public.verify(private.sign(b"text"), b"text")
+    digits = hashlib.sha256(private.public_key().public_bytes_raw()).hexdigest()
+    assert printed.strip().endswith("fingerprint  " + " ".join(digits[i : i + 4] for i in range(0, 64, 4)))
+    assert stat.S_IMODE((tmp_path / "hospital_a.key").stat().st_mode) == 0o600
+    assert keys.main(["show", "--dir", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith(f"hospital_a  {digits[:4]} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["new"], "expected that of the silo"),
+        (["new", "../a"], "expected a name of letters"),
+        (["show"], "has no public keys"),
+        (["show", "b"], "cannot read"),
+    ],
+)
+def test_refusals(tmp_path, capsys, words, message):
+    assert keys.main([*words, "--dir", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_no_key_is_overwritten(tmp_path):
+    key_files.new(tmp_path, "a")
+    before = (tmp_path / "a.key").read_bytes()
+    with pytest.raises(UserError, match="is there already"):
+        key_files.new(tmp_path, "a")
+    assert (tmp_path / "a.key").read_bytes() == before
+
+
+def test_damaged_and_open_keys(tmp_path):
+    key_files.new(tmp_path, "a")
+    (tmp_path / "a.key").chmod(0o640)
+    with pytest.raises(UserError, match="others may read"):
+        key_files.private_key(tmp_path, "a")
+    (tmp_path / "a.key").chmod(0o600)
+    (tmp_path / "a.key").write_bytes((tmp_path / "a.pub").read_bytes())
+    with pytest.raises(UserError, match="is no key of"):
+        key_files.private_key(tmp_path, "a")
+    (tmp_path / "a.pub").write_text("nothing")
+    with pytest.raises(UserError, match="is no public key"):
+        key_files.public_key(tmp_path, "a")

@@ -1,0 +1,287 @@
+"""Runs with ``--secure``: the same bits with and without masks on any number of ranks; what they record and refuse."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from ranks import SIZE, is_root
+from training_runs import Run, arguments, disagreement, make_data, run_here, without_times
+
+from fedlada_mpi.run import main
+from fedlada_mpi.support.errors import PublicError
+
+SIZES = [7, 12, 5, 9, 4, 15, 8, 6, 11, 3]
+COMMON = dict(
+    secure=True, precision="fp32", rounds=2, local_epochs=1, batch_size=10, eval_every=1, lr=0.05, seed=11,
+    participation=0.8,
+)  # fmt: skip
+CASES = {
+    "fedavg": dict(COMMON, algorithm="fedavg", weighting="size"),
+    "fedlada": dict(COMMON, algorithm="fedlada", lr=0.01),
+    "scaffold": dict(COMMON, algorithm="scaffold"),
+    "fednova": dict(COMMON, algorithm="fednova", weighting="size"),
+}
+# One launch for all cases: starting Python and MPI costs more than the runs.
+SCRIPT = (
+    "import json, sys; from fedlada_mpi.run import main; sys.exit(max(main(line) for line in json.loads(sys.argv[1])))"
+)
+UNMASKED = dict(secure_neighbours=0)
+four = pytest.mark.skipif(SIZE < 4, reason="takes a server and three silos")
+
+
+def results(run: Run) -> list[dict[str, object]]:
+    return [{k: v for k, v in without_times(record).items() if k != "bytes_mpi"} for record in run.metrics]
+
+
+def assert_same(one: Run, other: Run) -> None:
+    assert results(one) == results(other)
+    assert all(torch.equal(one.model[key], value) for key, value in other.model.items())
+    assert {k: v.tobytes() for k, v in one.server.items()} == {k: v.tobytes() for k, v in other.server.items()}
+
+
+@pytest.fixture(scope="module")
+def data(shared_tmp):
+    return make_data(shared_tmp / "secure-runs", SIZES, silos=4)
+
+
+@pytest.fixture(scope="module")
+def alone(shared_tmp, data):
+    """Every method without masks, in one process; and one with plain sums."""
+    out = shared_tmp / "secure-alone"
+    found = {name: run_here(data, out / name, **case, **UNMASKED) for name, case in CASES.items()}
+    plain = {name: value for name, value in CASES["fedlada"].items() if name != "secure"}
+    return found | {"plain": run_here(data, out / "plain", **plain, sums="exact")}
+
+
+@pytest.mark.skipif(SIZE > 1, reason="starts ranks of its own")
+@pytest.mark.parametrize("ranks", [4, pytest.param(6, marks=pytest.mark.slow)])
+def test_masks_and_ranks_change_no_bit(shared_tmp, data, alone, mpirun, ranks):
+    cases = {(name, "all"): case for name, case in CASES.items()}
+    cases |= {("fedlada", "2"): CASES["fedlada"], ("scaffold", "0"): CASES["scaffold"]}
+    outs = {key: shared_tmp / f"secure-{ranks}" / "-".join(key) for key in cases}
+    more = dict(transport="shared") if ranks == 6 else {}
+    lines = [arguments(data, outs[key], case | dict(secure_neighbours=key[1]) | more) for key, case in cases.items()]
+    mpirun(ranks, json.dumps(lines), command=("-c", SCRIPT), check=True)
+    for (name, _), out in outs.items():
+        assert_same(Run(out, data), alone[name])
+
+
+@pytest.mark.skipif(SIZE > 1, reason="one process is enough")
+def test_the_grid_is_fine(alone):
+    """Against exact sums of floats: another rounding, and not the same bits."""
+    secure, plain = alone["fedlada"], alone["plain"]
+    assert 0 < disagreement(secure.x, plain.x, plain.data.start) < 1e-5
+    for ours, theirs in zip(secure.metrics, plain.metrics, strict=True):
+        for name in ("local_loss", "train_loss", "test_loss", "consistency"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4)
+        assert ours["train_acc"] == theirs["train_acc"]
+
+
+@pytest.mark.ranks
+@four
+@pytest.mark.parametrize("method", ["fedlada", "fednova"])
+def test_masks_change_no_bit(data, out, method):
+    assert_same(
+        run_here(data, out / "masked", **CASES[method]), run_here(data, out / "k0", **CASES[method], **UNMASKED)
+    )
+
+
+@pytest.mark.ranks
+@four
+def test_a_resumed_run_is_the_same(data, out):
+    """With new keys; clients' state is in the silos' own files."""
+    whole = run_here(data, out / "whole", **CASES["scaffold"] | dict(rounds=4, eval_every=2))
+    run_here(data, out / "half", **CASES["scaffold"] | dict(rounds=2, eval_every=2))
+    words = arguments(data, out / "half", CASES["scaffold"] | dict(rounds=4, eval_every=2))
+    assert main([*words, "--resume"]) == 0
+    resumed = Run(out / "half", data)
+    if is_root():
+        assert_same(resumed, whole)
+        assert not [*(out / "half" / "checkpoint").rglob("clients_*.h5")]
+        assert len([*(out / "half" / "silos").rglob("round_000004.h5")]) == SIZE - 1
+
+
+@pytest.mark.ranks
+@four
+def test_what_is_recorded_of_silos(data, out):
+    run = run_here(data, out, **CASES["fedavg"])
+    if is_root():
+        for record in run.metrics:
+            assert [len(values) for values in record["seconds_by_rank"].values()] == [1, 1]
+        assert sorted(path.name for path in (out / "silos").iterdir()) == [f"silo_{i:04d}" for i in range(1, SIZE)]
+        assert "seconds of a round: " in (out / "silos" / "silo_0002" / "log.txt").read_text()
+        assert not (out / "clients.h5").exists()
+
+
+@pytest.mark.ranks
+@four
+def test_an_error_on_a_silo_stays_there(data, out, monkeypatch, capfd):
+    from fedlada_mpi.rounds.trainer import Trainer
+    from fedlada_mpi.support.errors import UserError
+
+    def fail(self, *_):
+        if 4 in self.data.client_ids:
+            raise UserError("client 4 has 17 images of class 3")
+        return []
+
+    monkeypatch.setattr(Trainer, "round", fail)
+    assert main(arguments(data, out, CASES["fedavg"])) == 2
+    if is_root():
+        printed = capfd.readouterr().err
+        assert "class 3" not in printed
+        assert ": error 1 on this silo, see its own log" in printed
+        assert [path for path in (out / "silos").rglob("log.txt") if "17 images of class 3" in path.read_text()]
+
+
+@pytest.mark.ranks
+@four
+def test_clients_that_diverge_are_counted_not_named(data, out, monkeypatch, capfd):
+    from fedlada_mpi.rounds.trainer import Trainer
+
+    finish = Trainer._finish
+
+    def spoiled(self, parts, r, clients, weights, losses, collector):
+        losses = np.where(np.isin(clients, [2, 7]), np.nan, losses)
+        return finish(self, parts, r, clients, weights, losses, collector)
+
+    monkeypatch.setattr(Trainer, "_finish", spoiled)
+    settings = CASES["fedavg"] | dict(participation=1.0)
+    run = run_here(data, out, **settings, on_nonfinite="skip")
+    if is_root():
+        assert [record["nonfinite"] for record in run.metrics] == [2, 2]
+        printed = capfd.readouterr().out
+        assert "left out 2 clients, whose result is not finite" in printed
+    assert main([*arguments(data, out, settings), "--overwrite"]) == 3
+    if is_root():
+        assert "2 in all, whom the logs of their silos name" in capfd.readouterr().err
+
+
+@pytest.mark.ranks
+@four
+def test_a_silo_with_another_model_makes_noise(data, out, monkeypatch, capfd):
+    from fedlada_mpi.rounds.aggregate import SecureSums
+
+    prepare = SecureSums.prepare
+
+    def other(self, r, participants):
+        if self.world.rank == 2:
+            self.secure.s.x[0] += 1e-3
+        prepare(self, r, participants)
+
+    monkeypatch.setattr(SecureSums, "prepare", other)
+    assert main(arguments(data, out, CASES["fedavg"])) == 2
+    if is_root():
+        assert "the masks of the silos do not cancel" in capfd.readouterr().err
+
+
+@pytest.mark.ranks
+@four
+def test_a_server_that_singles_out_a_silo_is_refused(data, out, monkeypatch, capfd):
+    from fedlada_mpi.rounds.server import Server
+    from fedlada_mpi.rounds.silo import Silo
+
+    round_, sample = Server.round, Silo.sample
+
+    def greedy(self, t):
+        monkeypatch.setattr(Silo, "sample", lambda silo, t: sample(silo, t)[:1])
+        return round_(self, t)
+
+    monkeypatch.setattr(Server, "round", greedy)
+    assert main(arguments(data, out, CASES["fedavg"])) == 2
+    if is_root():
+        assert "round 1: the server asks for other participants than those of --seed" in capfd.readouterr().err
+
+
+@pytest.mark.ranks
+@four
+def test_a_silo_follows_no_other_settings_of_its_privacy(data, out, capfd):
+    more = [] if is_root() else ["--secure-range", "8"]
+    assert main([*arguments(data, out, CASES["fedavg"]), *more]) == 2
+    if is_root():
+        assert "--secure-range: got 16.0 from the server, expected 8.0" in capfd.readouterr().err
+
+
+@pytest.mark.ranks
+@four
+def test_values_out_of_range_are_counted(data, out, capfd):
+    run = run_here(data, out, **CASES["fedavg"], secure_range=2.0**-10)
+    if is_root():
+        assert all(record["out_of_range"] > 0 for record in run.metrics)
+        assert "beyond --secure-range, which count as its end" in capfd.readouterr().out
+
+
+@pytest.mark.ranks
+@four
+def test_other_silos_make_rounds_void(data, out, capfd):
+    """A run that is started again with other clients per silo, from the model that it had."""
+    settings = CASES["fedavg"] | dict(rounds=3, silo_per_rank=False)
+    run_here(data, out, **settings)
+    run = run_here(data, out, **settings | dict(rounds=4, silo_per_rank=True), overwrite=True)
+    if is_root():
+        assert [record.get("void", False) for record in run.metrics] == [True, True, True, False]
+        assert "note: rounds 1 to 3 are void" in capfd.readouterr().out
+        assert run.metrics[2]["participants"] == []
+        assert run.metrics[3]["test_acc"] is not None
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.skipif(SIZE > 1, reason="starts ranks of its own")
+def test_too_few_silos(data, tmp_path, mpirun, ranks):
+    done = mpirun(ranks, *arguments(data, tmp_path / "few", CASES["fedavg"]))
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
+        f"error: --secure: got {max(1, ranks - 1)} silo{'s' * (ranks > 2)}, expected at least 3: start 4 ranks or "
+        "more, of which rank 0 is the server"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (dict(robust="median"), "--robust median takes the vectors of single clients, which --secure does not allow"),
+        (dict(adopt=True), "--adopt lets others read the data of a silo, which --secure does not allow"),
+        (dict(server_trains=True), "--server-trains makes the server a silo"),
+        (dict(eval_clients=1), "--eval-clients 1 records single clients"),
+        (dict(diagnose=1), "--diagnose 1 adds up gradients that are not masked"),
+        (dict(wire="bf16"), "--wire bf16 rounds what has to be exact"),
+        (dict(sums="fast"), "--sums fast depends on the number of ranks"),
+        (dict(min_silos=2), "--min-silos: got 2, expected at least 3 with --secure"),
+        (dict(secure_neighbours="1"), "--secure-neighbours: got '1', expected all, a number from 2 on, or 0"),
+        (dict(secure_neighbours="many"), "--secure-neighbours: got 'many'"),
+        (dict(secure_range=-1), "--secure-range: got -1.0, expected more than 0"),
+        (dict(secure=False, silo_keys="keys"), "--silo-keys has no effect without --secure"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_settings_that_are_refused(settings, message):
+    from fedlada_mpi.algorithms import resolve
+    from fedlada_mpi.support.errors import UserError
+
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        resolve({"secure": True, **settings})
+
+
+def test_settings_that_follow():
+    from fedlada_mpi.algorithms import resolve
+
+    config = resolve({"secure": True}).config
+    assert (config.sums, config.min_silos) == ("exact", 3)
+
+
+def test_rounds_of_few_silos():
+    """Two clients per round, of three silos with one client each."""
+    from types import SimpleNamespace
+
+    from fedlada_mpi.session.secure_rounds import Contributors
+    from fedlada_mpi.settings import Config
+
+    owners = SimpleNamespace(clients_of=[np.empty(0, int), np.array([0]), np.array([1]), np.array([2])])
+    config = Config(clients=3, participation=0.67, rounds=5, sampling="fixed")
+    session = SimpleNamespace(config=config, owners=owners, manifest=SimpleNamespace(clients=3), start=0)
+    with pytest.raises(PublicError, match=r"round 1 belong to fewer than 3 silos.*--participation 0.85 would do"):
+        Contributors(session).refuse_few()
+    session.config = Config(clients=3, participation=1.0, rounds=5)
+    Contributors(session).refuse_few()
