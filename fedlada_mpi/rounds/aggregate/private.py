@@ -148,8 +148,7 @@ class PrivateSecureSums(PrivateSums, SecureSums):
     def protect(self, mechanism: Mechanism, s: Vectors, real: Tensor) -> None:
         super().protect(mechanism, s, real)
         self.whole_real = real.to(self.transport.device, torch.int64)
-        silos = len(self.masks.epoch.silos)
-        self.excess = (silos / (silos - KNOWING)) ** 0.5
+        self.excess = (len(self.masks.epoch.silos) / self._needed) ** 0.5
         if self.masks.epoch.own:
             self.noise = self._share
         finest = min(self._units(mechanism.vector_noise * self.config.clip_norm, g.step) for g in self.grids.values())
@@ -170,7 +169,12 @@ class PrivateSecureSums(PrivateSums, SecureSums):
 
     def _units(self, deviation: float, step: float) -> float:
         """The deviation of one silo's share, in units of a grid."""
-        return deviation / step / (len(self.masks.epoch.silos) - KNOWING) ** 0.5
+        return deviation / step / self._needed**0.5
+
+    @property
+    def _needed(self) -> int:
+        """Silos whose shares are enough noise."""
+        return max(1, len(self.masks.epoch.silos) - KNOWING)
 
     def begin(self, count: int) -> None:
         super().begin(count)
