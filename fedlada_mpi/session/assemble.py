@@ -26,13 +26,13 @@ from ..models.lora import Lora, merged
 from ..models.parameters import dtype_of, in_type, tensors
 from ..mpi.plan import plan_transport
 from ..privacy.agreement import Epoch, agree, refuse_too_few
-from ..privacy.budget import Budget
+from ..privacy.budget import Budget, SiloBudget
 from ..privacy.masks import Masks
 from ..privacy.mechanism import Mechanism
 from ..privacy.names import own_name
 from ..privacy.silo_files import SiloFiles, silo_folder
 from ..rounds import aggregate
-from ..rounds.aggregate import PrivateSums, SecureSums
+from ..rounds.aggregate import PrivateSecureSums, PrivateSums, SecureSums
 from ..rounds.augmentation import Augmentation
 from ..rounds.batches import LocalData
 from ..rounds.costs import trains_alone
@@ -200,8 +200,13 @@ class Session:
         if isinstance(aggregation, PrivateSums):
             silo.budget = world.on_root(self._budget)
             noise = world.broadcast_json({"z": silo.budget.mechanism.noise} if silo.budget else None)["z"]
-            world.collectively(lambda: aggregation.protect(Mechanism.of(config, noise), s, self.network.layout.real))
+            world.collectively(lambda: self._protect(aggregation, Mechanism.of(config, noise), s))
         return silo
+
+    def _protect(self, aggregation: PrivateSums, mechanism: Mechanism, s: Vectors) -> None:
+        aggregation.protect(mechanism, s, self.network.layout.real)
+        if self.files is not None and isinstance(aggregation, PrivateSecureSums):
+            aggregation.spend = SiloBudget(self.config, self.files.folder, mechanism).spend
 
     def _budget(self) -> Budget:
         """Of a private run, from its data and settings."""

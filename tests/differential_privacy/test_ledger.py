@@ -9,13 +9,14 @@ import pytest
 
 from fedlada_mpi.privacy import budget as budgets
 from fedlada_mpi.privacy.accounting import Release
-from fedlada_mpi.privacy.budget import Budget
+from fedlada_mpi.privacy.budget import Budget, SiloBudget
 from fedlada_mpi.privacy.ledger import LEDGER, Ledger
+from fedlada_mpi.privacy.mechanism import Mechanism
 from fedlada_mpi.settings import Config
-from fedlada_mpi.support.errors import UserError
+from fedlada_mpi.support.errors import PublicError, UserError
 
-NOISE = 0.6944
-ENTRY = {"round": 1, "q": 0.5, "z": 2.0, "clip": 1.0, "ranks": 3}
+NOISE = 0.6945
+ENTRY = {"round": 1, "q": 0.5, "z": 2.0, "clip": 1.0}
 
 
 def asked(out, **more) -> Config:
@@ -73,7 +74,7 @@ def test_the_budget_ends_with_the_rounds_it_was_calibrated_for(tmp_path):
     budget, spent = Budget(asked(tmp_path), start=0), []
     assert budget.mechanism.noise == pytest.approx(NOISE, rel=1e-3)
     while budget.permits():
-        budget.spend(len(spent) + 1, clip=1.0, ranks=3)
+        budget.spend(len(spent) + 1, clip=1.0)
         spent.append(budget.epsilon)
     assert len(spent) == 4
     assert spent == sorted(spent)
@@ -84,12 +85,12 @@ def test_the_budget_ends_with_the_rounds_it_was_calibrated_for(tmp_path):
 def test_a_resumed_run_keeps_its_noise_and_what_it_has_spent(tmp_path, noise, monkeypatch):
     first = Budget(asked(tmp_path), start=0)
     for number in (1, 2, 3):
-        first.spend(number, clip=1.0, ranks=3)
+        first.spend(number, clip=1.0)
     monkeypatch.setattr(budgets, "calibrated", None)  # would fail
     second = Budget(asked(tmp_path, rounds=50), start=2)  # killed in round 3, after its entry
     assert second.mechanism.noise == first.mechanism.noise
     assert second.epsilon == pytest.approx(first.epsilon, rel=1e-4)
-    second.spend(3, clip=1.0, ranks=3)
+    second.spend(3, clip=1.0)
     assert not second.permits()
     assert len(second.ledger.releases) == 4
 
@@ -97,7 +98,7 @@ def test_a_resumed_run_keeps_its_noise_and_what_it_has_spent(tmp_path, noise, mo
 def test_a_new_start_in_the_same_place_counts_what_was_released_there(tmp_path, noise):
     first = Budget(asked(tmp_path), start=0)
     for number in range(1, 5):
-        first.spend(number, clip=1.0, ranks=3)
+        first.spend(number, clip=1.0)
     with pytest.raises(UserError, match=r"has 4 releases, which cost epsilon 8 .*another --out"):
         Budget(asked(tmp_path), start=0)
 
@@ -111,6 +112,30 @@ def test_without_epsilon_the_noise_is_given_and_nothing_ends(tmp_path):
     budget = Budget(asked(tmp_path, epsilon=0.0, noise_multiplier=0.7), start=0)
     for number in range(1, 20):
         assert budget.permits()
-        budget.spend(number, clip=1.0, ranks=1)
+        budget.spend(number, clip=1.0)
     assert budget.epsilon > 8
     assert budget.summary() == {"epsilon": budget.epsilon, "delta": 1e-3, "releases": 19}
+
+
+def test_a_silo_does_not_trust_the_server_with_its_budget(tmp_path, noise):
+    """It takes part in what was agreed on, and in no more, also after another start."""
+    config = asked(tmp_path)
+    for number in range(1, 5):
+        silo = SiloBudget(config, tmp_path, Mechanism.of(config, NOISE))
+        silo.spend(number, clip=1.0)
+    with pytest.raises(PublicError, match="round 5: the server asks for a release beyond the budget: epsilon 8"):
+        silo.spend(5, clip=1.0)
+    assert len(Ledger(tmp_path).releases) == 4
+
+
+def test_a_silo_counts_the_noise_that_it_is_told(tmp_path):
+    """With less of it, the budget ends before four rounds."""
+    config = asked(tmp_path)
+    silo = SiloBudget(config, tmp_path, Mechanism.of(config, 0.8 * NOISE))
+    silo.spend(1, clip=1.0)
+    with pytest.raises(PublicError, match="beyond the budget"):
+        for number in (2, 3, 4):
+            silo.spend(number, clip=1.0)
+    given = asked(tmp_path / "other", epsilon=0.0, noise_multiplier=1.0)
+    with pytest.raises(PublicError, match=r"the server asks for noise 0\.5, and the settings for 1"):
+        SiloBudget(given, tmp_path / "other", Mechanism.of(given, 0.5))

@@ -73,7 +73,9 @@ def test_runs_of_one_seed_differ(data, out):
 def test_participants_are_not_those_of_the_seed(data, out, monkeypatch):
     """Nor does anything that the server sends depend on them."""
     seen, orders, train = [], [], Silo._train
-    monkeypatch.setattr(Silo, "_train", lambda self, r, who: (seen.append(who.tolist()), train(self, r, who))[1])
+    monkeypatch.setattr(
+        Silo, "_train", lambda self, r, called, who: (seen.append(who.tolist()), train(self, r, called, who))[1]
+    )
     order = Server.order
     monkeypatch.setattr(Server, "order", lambda self, what: (order(self, what), orders.append(dict(what)))[0])
     run_here(data, out, sampling="bernoulli", algorithm="fedavg", **{**DP, "rounds": 30})

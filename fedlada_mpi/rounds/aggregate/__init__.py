@@ -21,6 +21,7 @@ __all__ = [
     "Aggregation",
     "Collector",
     "Part",
+    "PrivateSecureSums",
     "PrivateSums",
     "RankSums",
     "Secure",

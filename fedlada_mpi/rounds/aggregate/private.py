@@ -8,7 +8,7 @@ send, such as their losses, is left out.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -144,6 +144,13 @@ class PrivatePlainSums(PrivateSums, PlainSums):
 
 class PrivateSecureSums(PrivateSums, SecureSums):
     """With shares of the noise from all silos, below their masks: nobody sees a sum without noise."""
+
+    # Called before anything of round ``number`` is computed: a silo may refuse to take part in another release.
+    spend: Callable[[int, float], None] = staticmethod(lambda number, clip: None)
+
+    def prepare(self, r: Round, participants: np.ndarray) -> None:
+        self.spend(r.t + 1, self.clip)
+        super().prepare(r, participants)
 
     def protect(self, mechanism: Mechanism, s: Vectors, real: Tensor) -> None:
         super().protect(mechanism, s, real)

@@ -32,7 +32,7 @@ class Releases(Watcher):
         if order["do"] == "round":
             assert self.budget is not None
             order["clip"] = self.clip
-            self.budget.spend(order["round"]["t"] + 1, self.clip, self.silo.world.size)
+            self.budget.spend(order["round"]["t"] + 1, self.clip)
 
     def ordered(self, order: Order) -> None:
         if order["do"] == "round":
