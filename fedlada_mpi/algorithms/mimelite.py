@@ -9,6 +9,7 @@ c_i costs one more pass over the client's images, which are neither flipped nor 
 paper's form; the authors weight by the clients' sizes: --weighting size. Adam's frozen v is written from memory.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..settings import Config
@@ -30,6 +31,9 @@ class MimeLite(Algorithm):
         super().__init__(config, *more)
         if self.base == "adam":
             self.down = ("x", "m", "v")
+
+    def dp_scales(self, r: Round) -> Mapping[str, float]:
+        return {"c": r.lr * max(1.0, r.steps)}
 
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         d = g.mul_(1 - self.beta1).add_(s.m, alpha=self.beta1)

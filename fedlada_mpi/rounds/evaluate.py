@@ -129,7 +129,9 @@ def batches(bounds: Sequence[int], most: int) -> Iterator[slice]:
 def parts_due(config: Config, number: int, validation: bool) -> list[str]:
     """What the model is evaluated on after round ``number``: after the last one on everything."""
     every = {"test": config.eval_every, "train": config.eval_train_every}
-    if config.eval_train_every < 0:
+    if config.dp != "none":
+        del every["train"]  # its values are not among those that get noise
+    elif config.eval_train_every < 0:
         every["train"] = config.eval_every
     due = [part for part, n in every.items() if number == config.rounds or (n and number % n == 0)]
     if clients_due(config, number):
@@ -199,6 +201,8 @@ class Evaluations:
         together = self.world.collectively if self.scores.own_code else lambda action: action()
         sums = together(lambda: {part: self._evaluate(part) for part in parts})
         self.own = dict(sums)
+        if self.in_silos and self.config.dp != "none":  # which has noise for what clients send, and for nothing else
+            return [self.nothing for _ in PARTS]
         if self.by_client:
             for part in (part for part in ("train", OWN) if part in sums):  # in one order on all ranks
                 total = self.concealed(self._own_sums(part)) if self.concealed else self._clients_sums(part).sum(1)

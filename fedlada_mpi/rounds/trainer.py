@@ -57,7 +57,7 @@ class Trainer:
         self.side_stream = SideStream(device)
         self.steps = _steps(self.buffers, "plan", capture)
         self.full_pass = _steps(self.buffers, "all_batches", capture)
-        self.plans_ahead = capture is not None
+        self.plans_ahead = capture is not None and config.dp == "none"  # whose participants nobody knows yet
         self.ahead: tuple[int, list[int], Any] = (-1, [], None)  # round, rows of its first chunk, their plan
         self.local_step: LocalStep = local_step
         if engine.kernels is not None and algorithm.fusable and not algorithm.traits.draws:

@@ -26,13 +26,16 @@ from ..models.lora import Lora, merged
 from ..models.parameters import dtype_of, in_type, tensors
 from ..mpi.plan import plan_transport
 from ..privacy.agreement import Epoch, agree, refuse_too_few
+from ..privacy.budget import Budget, SiloBudget
 from ..privacy.masks import Masks
+from ..privacy.mechanism import Mechanism
 from ..privacy.names import own_name
 from ..privacy.silo_files import SiloFiles, silo_folder
 from ..rounds import aggregate
-from ..rounds.aggregate import SecureSums
+from ..rounds.aggregate import PrivateSecureSums, PrivateSums, SecureSums
 from ..rounds.augmentation import Augmentation
 from ..rounds.batches import LocalData
+from ..rounds.costs import trains_alone
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator, batches
 from ..rounds.examples import Examples
@@ -89,8 +92,8 @@ class Session:
         self.files = world.collectively(lambda: self._files(config)) if config.secure else None
         threads = asked_threads(world)
         self.device = world.collectively(lambda: choose_device(world, config, threads))
-        if config.sums == "exact":
-            # Stacks of one client, unless wider ones are asked for: the same on any number of ranks (``stack_width``).
+        if trains_alone(config):
+            # Stacks of one client, unless wider ones are asked for (``stack_width``).
             config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.config, self.dtype = config, set_precision(config.precision)
         self.masks = self._masks() if config.secure else None
@@ -106,7 +109,7 @@ class Session:
 
         self.network = world.collectively(self._network)
         # Products on several threads depend on how many there are.
-        work = 0 if config.sums == "exact" else self.network.work * self._images_per_step()
+        work = 0 if trains_alone(config) else self.network.work * self._images_per_step()
         limit_threads(world, self.device, work, threads)
         self.digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
         self.digests |= {RUN: self.data.run_id} if self.data.run_id else {}
@@ -205,7 +208,29 @@ class Session:
         evaluations = Evaluations(world, config, evaluator, *about)
         self.without_outputs = world.on_root(evaluations.without_outputs) or []
         whose = (self.data.sizes(), self.owners.mask(self.manifest.clients), self.digests, self.files, self.data.folder)
-        return Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *whose)
+        silo = Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *whose)
+        if isinstance(aggregation, PrivateSums):
+            silo.budget = world.on_root(self._budget)
+            noise = world.broadcast_json({"z": silo.budget.mechanism.noise} if silo.budget else None)["z"]
+            world.collectively(lambda: self._protect(aggregation, Mechanism.of(config, noise), s))
+        return silo
+
+    def _protect(self, aggregation: PrivateSums, mechanism: Mechanism, s: Vectors) -> None:
+        aggregation.protect(mechanism, s, self.network.layout.real)
+        if self.files is not None and isinstance(aggregation, PrivateSecureSums):
+            kept = self.data.folder.path if self.data.folder else None
+            aggregation.spend = SiloBudget(self.config, kept or self.files.folder, mechanism).spend
+
+    def _budget(self) -> Budget:
+        """Of a private run, from its data and settings."""
+        if self.manifest.own_tests:
+            raise UserError(
+                "--dp client: clients of this data have test examples of their own, which no noise protects: "
+                "prepare it without"
+            )
+        if self.algorithm.uniform:
+            raise UserError("--dp client: all weights are equal: leave uniform out of the method")
+        return Budget(self.config, self.start)
 
     def _masks(self) -> Masks:
         """Of a new epoch; collective."""
@@ -329,7 +354,7 @@ class Session:
 
     def _local_data(self) -> LocalData:
         data = self.data.of_clients(self.world, self.owners, self.loading)
-        data.largest = self.data.most_rows(self.config) if self.config.sums == "exact" else 0
+        data.largest = self.data.most_rows(self.config) if trains_alone(self.config) else 0
         return data
 
     def trained_module(self) -> nn.Module:

@@ -21,7 +21,7 @@ from ..rundir.silo_folder import METRICS
 from ..settings import DATASETS, Config
 from ..support.rng import fixed_number
 from ..support.version import __version__
-from . import secure_rounds
+from . import privacy_notes, secure_rounds
 from .assemble import Session
 from .console import amount, plural
 
@@ -101,6 +101,7 @@ class Banner:
             *([("task", self._task())] if self.config.columns else []),
             ("model", f"{c.model}, {session.network.layout.numel:,} parameters, {computed}"),
             *([("privacy", session.epoch.description)] if session.epoch else []),
+            *([("dp", privacy_notes.row(session, session.silo.budget))] if session.silo.budget else []),
         ]
 
     def _examples(self) -> str:
@@ -163,6 +164,8 @@ class Banner:
         session = self.session
         notes = [*session.network.notes, *session.algorithm.traits.notes, *secure_rounds.notes(session)]
         notes += session.data.notes
+        if session.silo.budget:
+            notes += privacy_notes.notes(session, session.silo.budget)
         if session.data.in_silos and session.without_outputs:
             notes.append(f"{', '.join(session.scores.whole)} only in the silos' own {METRICS}: outputs stay there")
         elif session.without_outputs:

@@ -38,6 +38,11 @@ from .loading import Loading
 
 RUN = "silo_run"  # in a checkpoint: what the folders of the run in the silos' directories end with
 
+PIXELS = (0.5, 0.5)  # mean and deviation where those of the silos' images must stay there
+WITHOUT_NOISE = (
+    "with --dp, results on the silos' test rows stay in their own metrics.jsonl, and images are normalised by 0.5 and "
+    "0.5: no noise protects them"
+)
 ADDED_UP_BEFORE = (
     "some silos have agreed on a mean with other silos before: who knows both sums knows the number of rows, the mean "
     "and the deviation of those that came or went"
@@ -269,6 +274,9 @@ class SiloData(RunData):
 
     def _add_up(self, world: World, config: Config, sum_of: SumOf | None) -> None:
         own, pooled = self.own, normalised(self.common)
+        if config.dp != "none":
+            self._without_sums(config, pooled)
+            return
         if sum_of is not None:
             others = digest([member.public.name for member in self.members])
             before = world.collectively(lambda: added_up_with_others(own.root, own.digest, others) if own else False)
@@ -280,6 +288,17 @@ class SiloData(RunData):
         self.steps, self.rows = total[0] / self.clients, total[1]
         mine = own.sums if own else {name: Sums.nothing(columns) for name, columns in pooled.items()}
         self.statistics = agree_statistics(world, mine, sum_of, self.common.image)
+
+    def _without_sums(self, config: Config, pooled: Mapping[str, int]) -> None:
+        """Noise protects what clients send, but not the sums of all rows."""
+        if pooled and not self.common.image:
+            raise PublicError(
+                "--dp: the silos' data is to be normalised by the mean of all rows, which no noise protects: prepare "
+                "it with --normalise none or client"
+            )
+        self.steps, self.rows = float(config.local_steps), 0
+        self.statistics = {name: (PIXELS[:1] * columns, PIXELS[1:] * columns) for name, columns in pooled.items()}
+        self.notes = (*self.notes, WITHOUT_NOISE)
 
     def identity(self, settings: Mapping[str, Any]) -> Any:
         # Without what depends on other silos: these may be others in another run.

@@ -153,6 +153,9 @@ class Training:
                     self.print(f"note: {journal.note}")
                 self.session.silo.clock.lap()  # services take seconds to start, which are no part of the first round
                 status = self.rounds(Server(self.session.silo, own))
+            budget = self.session.silo.budget
+            if status == "stopped" and budget is not None and not budget.permits():
+                self.print(f"note: {budget.refusal}")
             summary = journal.finish(status)
             self.print(closing_lines(summary, journal.history.records, str(self.out), self.session.columns))
         return status

@@ -12,6 +12,7 @@ from ..support.errors import UserError, shortened
 from ..support.inputs import check_path
 from ..support.rng import fixed_number
 from ..support.suggestions import did_you_mean
+from .dp_checks import check_dp
 from .fields import MOST, Setting, flag
 from .privacy import check_own_data, check_secure
 
@@ -80,6 +81,7 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
             f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"
         )
     _check_robust(values, by_hand)
+    check_dp(values, by_hand)
     check_secure(values, by_hand)
     check_own_data(values)
     for name in ("sums", "robust", "precision"):
