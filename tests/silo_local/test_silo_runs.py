@@ -224,6 +224,22 @@ def test_a_run_goes_on_with_what_it_began(other, tmp_path, launch):
         assert message in error
 
 
+def test_with_noise_nothing_else_leaves_a_silo(made, tmp_path, launch):
+    """No mean of its pixels, and no result on its test rows."""
+    pytest.importorskip("dp_accounting")
+    private = ["--dp", "client", "--noise-multiplier", "1", "--delta", "0.01", "--clip-norm", "1", "--secure"]
+    run = ["--algorithm", "fedavg", "--local-steps", "2", "--batch-size", "3", "--rounds", "1", *private]
+    statuses, done = launch(4, [*silos(made), *run, "--out", tmp_path / "noisy"])
+    assert statuses == [0], done.stderr
+    (record,) = records(tmp_path / "noisy" / "metrics.jsonl")
+    assert (record["test_acc"], record["test_loss"], record["participants"]) == (None, None, None)
+    about = json.loads((tmp_path / "noisy" / "summary.json").read_text())["data"]
+    assert (about["mean"], about["std"]) == ([0.5] * 3, [0.5] * 3)
+    own = own_folder(made, "cairo", "noisy")
+    assert records(own / "metrics.jsonl")[0]["test_examples"] == 6
+    assert (own / "privacy.jsonl").is_file()
+
+
 def test_one_rank_is_no_silo(made, tmp_path, mpirun):
     done = mpirun(1, *silos(made), "--out", tmp_path / "x")
     assert done.returncode == 2
