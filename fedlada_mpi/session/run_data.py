@@ -236,7 +236,7 @@ class SiloData(RunData):
         except UserError as error:
             log = log_error(directory, str(error))
             why = f"{log} says why" if log else "prepare it again"
-            raise PublicError(f"--silo-dir: the data in {directory} is damaged or cannot be read: {why}") from None
+            raise PublicError(f"--silo-dir: the data in {directory} is damaged or cannot be used: {why}") from None
 
     @cached_property
     def index(self) -> int:

@@ -177,7 +177,7 @@ def test_silos_that_do_not_fit_together(other, tmp_path, launch):
         f"rank 2 has no directory {secure / 'oslo'}",
         f"{secure / 'twin'} has the silo berlin, expected twin",
         "two silos are called ankara",
-        f"the data in {secure / 'torn'} is damaged or cannot be read: {secure / 'torn' / 'log.txt'} says why",
+        f"the data in {secure / 'torn'} is damaged or cannot be used: {secure / 'torn' / 'log.txt'} says why",
         f"the data in {secure / 'short'} is damaged",
         f"the data in {secure / 'none'} is damaged",
         "two silos are called berlin",

@@ -131,9 +131,9 @@ class Attempts:
 
     def _make_plan(self) -> Plan | None:
         """None where the silos have to meet before."""
+        if self.request.silo_dir and self.silos is None:
+            return None
         if self.own_plan is None:
-            if self.request.silo_dir and self.silos is None:
-                return None
             self.own_plan, self.locked = plan.make(self.request, self.at_end, self._gone(), self.silos), True
         return self.own_plan
 
@@ -156,7 +156,7 @@ class Attempts:
         departures = [Departure(rank, world.members[rank].host, t) for rank in lost]
         self.known = list(world.original_ranks)
         if not planned:  # nothing of the run is there yet
-            self.plan = None
+            self.plan = self.silos = None
             self.departures += departures
             return
         self.departures = departures if t > self.start else self.departures + departures
