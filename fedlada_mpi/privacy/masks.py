@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .agreement import AES, Epoch
+from .agreement import AES, CHACHA, Epoch
 
 BLOCK = 1 << 17  # words at a time, which stay in the cache
 MORE = 16  # bytes that a cipher asks for in addition
@@ -37,6 +37,7 @@ class Masks:
         self._numbers = 0
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._pinned: list[Tensor] = []
         self._on_device: list[tuple[Tensor, Streams]] = []
 
     def start(self, what: str, number: int, rows: Tensor, received: Sequence[Tensor], about: Any = None) -> None:
@@ -48,7 +49,7 @@ class Masks:
         rows.zero_()
         if not self.epoch.keys:
             return
-        given = [vector.cpu() if vector.is_cuda else vector for vector in received]
+        given = self._on_host(received)
 
         def make() -> None:
             try:
@@ -82,8 +83,19 @@ class Masks:
         self._numbers += 1
         self._claim("numbers", self._numbers)
         if self.epoch.keys:
-            digest = received_digest([vector.cpu() for vector in received])
+            digest = received_digest(self._on_host(received))
             add_streams(words, self.epoch.streams("numbers", self._numbers, digest), self.epoch.cipher)
+
+    def _on_host(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of device vectors, by the main thread: another must not call CUDA while a graph is captured."""
+        if not any(vector.is_cuda for vector in vectors):
+            return list(vectors)
+        while len(self._pinned) < len(vectors):
+            self._pinned.append(torch.empty(vectors[0].shape, dtype=vectors[0].dtype, pin_memory=True))
+        for host, vector in zip(self._pinned, vectors, strict=False):
+            host.copy_(vector, non_blocking=True)
+        torch.cuda.synchronize(vectors[0].device)
+        return self._pinned[: len(vectors)]
 
     def _claim(self, what: str, number: int) -> None:
         """A stream that is used twice would show the difference of what it has masked."""
@@ -120,6 +132,13 @@ def add_streams(words: np.ndarray, streams: Streams, cipher: str) -> None:
 
 
 def _add_on_device(row: Tensor, streams: Streams) -> None:
-    from ..gpu.chacha_kernels import add_streams
+    from ..gpu import triton_support
 
-    add_streams(row, [key for key, _ in streams], [sign for _, sign in streams], 0)
+    if triton_support.available():
+        from ..gpu import chacha_kernels
+
+        chacha_kernels.add_streams(row, [key for key, _ in streams], [sign for _, sign in streams], 0)
+        return
+    host = row.cpu()
+    add_streams(host.numpy(), streams, CHACHA)
+    row.copy_(host)

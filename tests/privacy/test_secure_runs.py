@@ -23,6 +23,8 @@ CASES = {
     "fedlada": dict(COMMON, algorithm="fedlada", lr=0.01),
     "scaffold": dict(COMMON, algorithm="scaffold"),
     "fednova": dict(COMMON, algorithm="fednova", weighting="size"),
+    # Its first and third round send no vectors.
+    "fedpd": dict(COMMON, algorithm="fedpd", skip=0.5, seed=2, rounds=3, participation=1.0),
 }
 # One launch for all cases: starting Python and MPI costs more than the runs.
 SCRIPT = (
@@ -82,7 +84,7 @@ def test_the_grid_is_fine(alone):
 
 @pytest.mark.ranks
 @four
-@pytest.mark.parametrize("method", ["fedlada", "fednova"])
+@pytest.mark.parametrize("method", ["fedlada", "fedpd"])
 def test_masks_change_no_bit(data, out, method):
     assert_same(
         run_here(data, out / "masked", **CASES[method]), run_here(data, out / "k0", **CASES[method], **UNMASKED)

@@ -109,8 +109,8 @@ class SecureSums(Aggregation):
                 base = self._base(name)
                 at = None if base is None else base[part.where]
                 for i, weight in zip(part.which, self._weights(name, weights), strict=True):
-                    values = part.rows[name][i]
-                    counts["out_of_range"] += self.grids[name].add(row[part.where], values, float(weight), at)
+                    vector = part.rows[name][i]
+                    counts["out_of_range"] += self.grids[name].add(row[part.where], vector, float(weight), at)
 
     def _measure(self, name: str, grid: PublicGrid, values: np.ndarray, weights: np.ndarray) -> None:
         whole, clipped = grid.whole(values, weights)
