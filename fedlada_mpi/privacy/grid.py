@@ -32,18 +32,19 @@ class PublicGrid:
         exponent = math.ceil(math.log2(self.limit)) + math.ceil(math.log2(max(1.0, self.weights)))
         return math.ldexp(1.0, exponent - BITS)
 
-    def add(self, total: Tensor, row: Tensor, weight: float, base: Tensor | None = None) -> Tensor:
+    def add(self, total: Tensor, row: Tensor, weight: float, base: Tensor | None = None) -> int:
         """Add a weighted row to the integers ``total``, modulo 2^64; returns how many values were out of range."""
-        clipped = torch.zeros((), dtype=torch.int64, device=row.device)
-        size = BLOCK[row.device.type]
+        clipped, size = 0, BLOCK[row.device.type]
         for first in range(0, len(row), size):
             part = slice(first, first + size)
             values = row[part].double()
             if base is not None:
                 values -= base[part]
-            clipped += (values.abs() > self.limit).sum()
-            values.clamp_(-self.limit, self.limit).mul_(weight / self.step).round_()
-            total[part] += values.long()
+            least, most = torch.stack(torch.aminmax(values)).tolist()
+            if max(-least, most) > self.limit:
+                clipped += int((values.abs() > self.limit).sum())
+                values.clamp_(-self.limit, self.limit)
+            total[part] += values.mul_(weight / self.step).round_().long()
         return clipped
 
     def whole(self, values: np.ndarray, weights: np.ndarray) -> tuple[int, int]:

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .agreement import AES, Epoch
+from .agreement import AES, CHACHA, Epoch
 
 BLOCK = 1 << 17  # words at a time, which stay in the cache
+MORE = 16  # bytes that a cipher asks for in addition
 
 Streams = list[tuple[bytes, int]]
 
@@ -36,6 +37,7 @@ class Masks:
         self._numbers = 0
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._pinned: list[Tensor] = []
         self._on_device: list[tuple[Tensor, Streams]] = []
 
     def start(self, what: str, number: int, rows: Tensor, received: Sequence[Tensor], about: Any = None) -> None:
@@ -47,7 +49,7 @@ class Masks:
         rows.zero_()
         if not self.epoch.keys:
             return
-        given = [vector.cpu() if vector.is_cuda else vector for vector in received]
+        given = self._on_host(received)
 
         def make() -> None:
             try:
@@ -81,8 +83,19 @@ class Masks:
         self._numbers += 1
         self._claim("numbers", self._numbers)
         if self.epoch.keys:
-            digest = received_digest([vector.cpu() for vector in received])
+            digest = received_digest(self._on_host(received))
             add_streams(words, self.epoch.streams("numbers", self._numbers, digest), self.epoch.cipher)
+
+    def _on_host(self, vectors: Sequence[Tensor]) -> list[Tensor]:
+        """Copies of device vectors, by the main thread: another must not call CUDA while a graph is captured."""
+        if not any(vector.is_cuda for vector in vectors):
+            return list(vectors)
+        while len(self._pinned) < len(vectors):
+            self._pinned.append(torch.empty(vectors[0].shape, dtype=vectors[0].dtype, pin_memory=True))
+        for host, vector in zip(self._pinned, vectors, strict=False):
+            host.copy_(vector, non_blocking=True)
+        torch.cuda.synchronize(vectors[0].device)
+        return self._pinned[: len(vectors)]
 
     def _claim(self, what: str, number: int) -> None:
         """A stream that is used twice would show the difference of what it has masked."""
@@ -103,7 +116,8 @@ def add_streams(words: np.ndarray, streams: Streams, cipher: str) -> None:
     """Add to int64 words, modulo 2^64, every stream with its sign; a stream is little-endian on any machine."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-    zeros = bytes(8 * BLOCK)
+    zeros, drawn = memoryview(bytes(8 * BLOCK)), bytearray(8 * BLOCK + MORE)
+    values = np.frombuffer(drawn, "<i8")
     for key, sign in streams:
         # A key is used once, so that nonce and counter may start at zero.
         if cipher == AES:
@@ -113,11 +127,18 @@ def add_streams(words: np.ndarray, streams: Streams, cipher: str) -> None:
         add = np.add if sign > 0 else np.subtract
         for first in range(0, len(words), BLOCK):
             part = words[first : first + BLOCK]
-            drawn = np.frombuffer(stream.update(zeros[: 8 * len(part)]), "<i8")
-            add(part, drawn, out=part)
+            stream.update_into(zeros[: 8 * len(part)], drawn)
+            add(part, values[: len(part)], out=part)
 
 
 def _add_on_device(row: Tensor, streams: Streams) -> None:
-    from ..gpu.chacha_kernels import add_streams
+    from ..gpu import triton_support
 
-    add_streams(row, [key for key, _ in streams], [sign for _, sign in streams], 0)
+    if triton_support.available():
+        from ..gpu import chacha_kernels
+
+        chacha_kernels.add_streams(row, [key for key, _ in streams], [sign for _, sign in streams], 0)
+        return
+    host = row.cpu()
+    add_streams(host.numpy(), streams, CHACHA)
+    row.copy_(host)

@@ -104,14 +104,13 @@ class SecureSums(Aggregation):
         self._measure("norms2", self.number_grid, sent.norms2, weights)
         for name, values in sent.scalars.items():
             self._measure(name, self.grids[name], values, self._weights(name, weights))
-        clipped = torch.zeros((), dtype=torch.int64, device=self.rows.device)
         for part in sent.parts:
             for row, name in zip(self.rows[:, : self.transport.size], self.vectors, strict=True):
                 base = self._base(name)
                 at = None if base is None else base[part.where]
                 for i, weight in zip(part.which, self._weights(name, weights), strict=True):
-                    clipped += self.grids[name].add(row[part.where], part.rows[name][i], float(weight), at)
-        counts["out_of_range"] += int(clipped)
+                    vector = part.rows[name][i]
+                    counts["out_of_range"] += self.grids[name].add(row[part.where], vector, float(weight), at)
 
     def _measure(self, name: str, grid: PublicGrid, values: np.ndarray, weights: np.ndarray) -> None:
         whole, clipped = grid.whole(values, weights)
