@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import stat
 
@@ -180,6 +181,14 @@ def test_a_private_file_that_is_none(copy, change):
 def test_other_content(copy, file, content):
     (copy / file).write_bytes(content)
     with pytest.raises(UserError, match="data_prep --silo"):
+        read_private(copy)
+
+
+@pytest.mark.parametrize("file", ["private.json", "public.json"])
+def test_a_pipe_is_not_waited_for(copy, file):
+    (copy / file).unlink()
+    os.mkfifo(copy / file)
+    with pytest.raises(UserError, match="not a regular file"):
         read_private(copy)
 
 
