@@ -340,8 +340,16 @@ class SiloData(RunData):
                     "and memory from each other there; an account and a node for each would"
                 )
         hosts: dict[str, list[str]] = {}
-        for (host, _), names in together.items():
+        accounts: dict[int, list[str]] = {}
+        for (host, account), names in together.items():
             hosts.setdefault(host, []).extend(names)
+            accounts.setdefault(account, []).extend(names)
+        for account, names in accounts.items():
+            if sum(number == account for _, number in together) > 1:
+                notes.append(
+                    f"silos {some(names)} run as account {account} on several machines: where that is one and the same, "
+                    "it can read the files of all that these machines share"
+                )
         for host, names in hosts.items():
             apart = sum(where == host for where, _ in together) > 1
             if len(names) > 1 and apart:

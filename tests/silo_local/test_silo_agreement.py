@@ -10,7 +10,7 @@ import pytest
 from fedlada_mpi.data.manifest import Stored
 from fedlada_mpi.data.silos.agreement import joined, numbers_of, shared_manifest, with_statistics
 from fedlada_mpi.data.silos.files import Public
-from fedlada_mpi.session.run_data import Member
+from fedlada_mpi.session.run_data import Member, SiloData
 from fedlada_mpi.support.errors import UserError
 
 IMAGES = Public(
@@ -95,3 +95,21 @@ def test_draws_of_a_silo_do_not_depend_on_the_size_of_others():
 def test_a_rank_may_say_anything(item):
     with pytest.raises(UserError, match="rank 3 describes no silo"):
         Member.parsed(3, item)
+
+
+@pytest.mark.parametrize(
+    ("places", "said"),
+    [
+        ((("n1", 1), ("n2", 2), ("n3", 3)), []),
+        ((("n1", 1), ("n2", 1), ("n3", 1)), ["silos a, b, c run as account 1 on several machines"]),
+        ((("n1", 1), ("n1", 1), ("n3", 3)), ["silos a, b run as the same account (1) on n1"]),
+        ((("n1", 1), ("n1", 2), ("n3", 3)), ["silos a, b share n1: whoever administers it"]),
+        ((("n1", 1), ("n1", 1), ("n1", 2)), ["silos a, b run as the same account", "silos a, b, c share n1"]),
+    ],
+)
+def test_who_could_read_whose_data(places, said):
+    data = SiloData.__new__(SiloData)
+    data.members = [Member(replace(IMAGES, name=n), 1, *place) for n, place in zip("abc", places, strict=True)]
+    notes = data._notes()
+    assert len(notes) == len(said)
+    assert all(note.startswith(start) for note, start in zip(notes, said, strict=True))
