@@ -21,7 +21,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..privacy.silo_files import LOG
 from ..support import disk
 from ..support.errors import PublicError
 from ..support.inputs import read_bytes, read_json
@@ -93,13 +92,13 @@ class SiloFolder:
             file.write(to_json(values) + "\n")
 
 
-def log_error(silo: Path, message: str) -> Path | None:
-    """Where the silo can read why its data was refused; None if that cannot be written."""
+def log_error(path: Path, message: str) -> bool:
+    """Tell the silo why its data was refused; whether that could be written."""
     try:
-        _append(silo / LOG, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {message}")
+        _append(path, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {message}")
     except OSError:
-        return None
-    return silo / LOG
+        return False
+    return True
 
 
 def added_up_with_others(silo: Path, data: str, silos: str) -> bool:

@@ -27,6 +27,7 @@ from ..data.silos.files import Public, SiloManifest, normalised, read_private
 from ..data.silos.sums import SumOf, Sums, agree_statistics
 from ..mpi import World
 from ..privacy.names import own_name
+from ..privacy.silo_files import LOG
 from ..rounds.batches import LocalData, local_steps
 from ..rounds.examples import Examples
 from ..rounds.sizes import OwnSizes, Sizes
@@ -234,8 +235,7 @@ class SiloData(RunData):
         try:
             return action()
         except UserError as error:
-            log = log_error(directory, str(error))
-            why = f"{log} says why" if log else "prepare it again"
+            why = f"{directory / LOG} says why" if log_error(directory / LOG, str(error)) else "prepare it again"
             raise PublicError(f"--silo-dir: the data in {directory} is damaged or cannot be used: {why}") from None
 
     @cached_property
@@ -347,7 +347,7 @@ class SiloData(RunData):
         for account, names in accounts.items():
             if sum(number == account for _, number in together) > 1:
                 notes.append(
-                    f"silos {some(names)} run as account {account} on several machines: where that is one and the same, "
+                    f"silos {some(names)} run as account {account} on several machines: where that is one account, "
                     "it can read the files of all that these machines share"
                 )
         for host, names in hosts.items():

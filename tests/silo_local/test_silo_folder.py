@@ -75,7 +75,7 @@ def test_a_link_is_not_followed(tmp_path):
     (tmp_path / "silo").mkdir()
     (tmp_path / "silo" / "log.txt").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "silo" / "sums.jsonl").symlink_to(tmp_path / "elsewhere")
-    assert log_error(tmp_path / "silo", "text") is None
+    assert not log_error(tmp_path / "silo" / "log.txt", "text")
     with pytest.raises(UserError, match=r"sums\.jsonl: cannot be written"):
         added_up_with_others(tmp_path / "silo", "d", "s")
     assert not (tmp_path / "elsewhere").exists()
