@@ -140,6 +140,22 @@ def test_an_error_on_a_silo_stays_there(data, out, monkeypatch, capfd):
 
 @pytest.mark.ranks
 @four
+def test_a_silo_that_cannot_note_what_it_sends_sends_nothing(data, out, monkeypatch, capfd):
+    from fedlada_mpi.privacy.silo_files import SiloFiles
+    from fedlada_mpi.support.disk import WriteError
+
+    def full(self, number):
+        if self.name == "silo_0002":
+            raise WriteError("cannot write rounds.jsonl")
+
+    monkeypatch.setattr(SiloFiles, "begun", full)
+    assert main(arguments(data, out, CASES["fedavg"])) == 2
+    if is_root():
+        assert "error: silo_0002: error 1 on this silo, see its own log" in capfd.readouterr().err
+
+
+@pytest.mark.ranks
+@four
 def test_clients_that_diverge_are_counted_not_named(data, out, monkeypatch, capfd):
     from fedlada_mpi.rounds.trainer import Trainer
 
