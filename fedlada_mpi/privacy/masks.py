@@ -20,6 +20,7 @@ from .agreement import AES, CHACHA, Epoch
 
 BLOCK = 1 << 17  # words at a time, which stay in the cache
 MORE = 16  # bytes that a cipher asks for in addition
+LEAF = 2048  # bytes of a vector that are hashed at once; of fewer, hashlib would keep other threads waiting
 
 Streams = list[tuple[bytes, int]]
 
@@ -37,7 +38,6 @@ class Masks:
         self._numbers = 0
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._pinned: list[Tensor] = []
         self._on_device: list[tuple[Tensor, Streams]] = []
 
     def start(self, what: str, number: int, rows: Tensor, received: Sequence[Tensor], about: Any = None) -> None:
@@ -49,7 +49,8 @@ class Masks:
         rows.zero_()
         if not self.epoch.keys:
             return
-        given = self._on_host(received)
+        # By the main thread where it is on a GPU: another must not call CUDA while a graph is captured.
+        given = [leaves(vector) if vector.is_cuda else vector for vector in received]
 
         def make() -> None:
             try:
@@ -83,19 +84,8 @@ class Masks:
         self._numbers += 1
         self._claim("numbers", self._numbers)
         if self.epoch.keys:
-            digest = received_digest(self._on_host(received))
+            digest = received_digest(received)
             add_streams(words, self.epoch.streams("numbers", self._numbers, digest), self.epoch.cipher)
-
-    def _on_host(self, vectors: Sequence[Tensor]) -> list[Tensor]:
-        """Copies of device vectors, by the main thread: another must not call CUDA while a graph is captured."""
-        if not any(vector.is_cuda for vector in vectors):
-            return list(vectors)
-        while len(self._pinned) < len(vectors):
-            self._pinned.append(torch.empty(vectors[0].shape, dtype=vectors[0].dtype, pin_memory=True))
-        for host, vector in zip(self._pinned, vectors, strict=False):
-            host.copy_(vector, non_blocking=True)
-        torch.cuda.synchronize(vectors[0].device)
-        return self._pinned[: len(vectors)]
 
     def _claim(self, what: str, number: int) -> None:
         """A stream that is used twice would show the difference of what it has masked."""
@@ -104,12 +94,26 @@ class Masks:
         self._used.add((what, number))
 
 
-def received_digest(vectors: Iterable[Tensor], about: Any = None) -> bytes:
-    """SHA-256 of what a silo has received, the same on all that have received the same."""
+def received_digest(received: Iterable[Tensor | bytes], about: Any = None) -> bytes:
+    """SHA-256 of what a silo has received, vectors or their ``leaves``: the same on all that have received the same."""
     digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for vector in vectors:
-        digest.update(vector.contiguous().view(torch.uint8).numpy().data)
+    for each in received:
+        digest.update(each if isinstance(each, bytes) else leaves(each))
     return digest.digest()
+
+
+def leaves(vector: Tensor) -> bytes:
+    """SHA-256 of every piece of a vector, one behind the other: a GPU computes them at once."""
+    content, on_device = vector.contiguous().view(torch.uint8), b""
+    if vector.is_cuda:
+        from ..gpu import digest_kernels, triton_support
+
+        if triton_support.available():
+            on_device = digest_kernels.leaf_digests(vector.contiguous(), LEAF).cpu().numpy().tobytes()
+            content = content[len(content) // LEAF * LEAF :]
+    data = content.cpu().numpy().data
+    parts = (data[first : first + LEAF] for first in range(0, len(data), LEAF))
+    return on_device + b"".join(hashlib.sha256(part).digest() for part in parts)
 
 
 def add_streams(words: np.ndarray, streams: Streams, cipher: str) -> None:

@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 from fedlada_mpi import algorithms, bench
 from fedlada_mpi.algorithms import resolve
-from fedlada_mpi.gpu import layer_kernels
+from fedlada_mpi.gpu import chacha_kernels, digest_kernels, layer_kernels
 from fedlada_mpi.models import layers
 from fedlada_mpi.rounds.gradients import StackedEngine
 
@@ -59,6 +59,8 @@ def main() -> None:
         settings = {"dataset": dataset, "precision": precision, "algorithm": method, "model": model, "batch_size": 2}
         config = resolve(settings).config
         bench.Bench(bench.Workload.of_images(replace(config, local_steps=1, clip=1.0)), 2, torch.device("cpu")).round()
+    chacha_kernels.add_streams(torch.zeros(9, dtype=torch.int64), [bytes(32)], [1])
+    digest_kernels.leaf_digests(torch.zeros(512), 2048)
     print(*met)
 
 

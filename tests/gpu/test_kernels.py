@@ -1,7 +1,7 @@
 """Every Triton kernel against its plain specification, on fresh random numbers into poisoned memory.
 
 On a CUDA device directly; elsewhere in Triton's interpreter, which must be chosen before Triton is imported,
-so ``test_in_the_interpreter`` runs the rest of this file, and ``test_fuse.py``, in a process of its own.
+so ``test_in_the_interpreter`` runs the rest of this file, and the files below, in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from limits import LIMIT
 from repository import ROOT
 
 from fedlada_mpi.doctor import machine
-from fedlada_mpi.gpu import channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, sum_kernels
+from fedlada_mpi.gpu import (
+    chacha_kernels,
+    channel_kernels,
+    depthwise_kernels,
+    digest_kernels,
+    layer_kernels,
+    norm_kernels,
+    sum_kernels,
+)
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
 from fedlada_mpi.models import columns, layers
@@ -70,12 +78,13 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
 def test_in_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-x", __file__, str(Path(__file__).with_name("test_fuse.py"))]
+    others = [str(Path(__file__).with_name(name)) for name in ("test_fuse.py", "test_chacha.py", "test_digests.py")]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", __file__, *others]
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert re.search(r"\d+ passed, 2 skipped", done.stdout), done.stdout  # but for this test and the next
+    assert re.search(r"\d+ passed, 5 skipped", done.stdout), done.stdout  # this one, the next, three for a GPU
 
 
 @pytest.mark.slow
@@ -88,7 +97,8 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr[-4000:]
     made = {"squares", "update"}  # by fuse.py
-    for module in (channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, sum_kernels):
+    streams = (chacha_kernels, digest_kernels)
+    for module in (*streams, channel_kernels, depthwise_kernels, layer_kernels, norm_kernels, sum_kernels):
         text = getsource(module)
         made |= {name for name in re.findall(r"^def (_\w+)", text, re.MULTILINE) if f"{name}[" in text}
     assert set(done.stdout.split()) == made

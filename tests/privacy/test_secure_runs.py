@@ -23,6 +23,8 @@ CASES = {
     "fedlada": dict(COMMON, algorithm="fedlada", lr=0.01),
     "scaffold": dict(COMMON, algorithm="scaffold"),
     "fednova": dict(COMMON, algorithm="fednova", weighting="size"),
+    # Its first and third round send no vectors.
+    "fedpd": dict(COMMON, algorithm="fedpd", skip=0.5, seed=2, rounds=3, participation=1.0),
 }
 # One launch for all cases: starting Python and MPI costs more than the runs.
 SCRIPT = (
@@ -82,7 +84,7 @@ def test_the_grid_is_fine(alone):
 
 @pytest.mark.ranks
 @four
-@pytest.mark.parametrize("method", ["fedlada", "fednova"])
+@pytest.mark.parametrize("method", ["fedlada", "fedpd"])
 def test_masks_change_no_bit(data, out, method):
     assert_same(
         run_here(data, out / "masked", **CASES[method]), run_here(data, out / "k0", **CASES[method], **UNMASKED)
@@ -134,6 +136,22 @@ def test_an_error_on_a_silo_stays_there(data, out, monkeypatch, capfd):
         assert "class 3" not in printed
         assert ": error 1 on this silo, see its own log" in printed
         assert [path for path in (out / "silos").rglob("log.txt") if "17 images of class 3" in path.read_text()]
+
+
+@pytest.mark.ranks
+@four
+def test_a_silo_that_cannot_note_what_it_sends_sends_nothing(data, out, monkeypatch, capfd):
+    from fedlada_mpi.privacy.silo_files import SiloFiles
+    from fedlada_mpi.support.disk import WriteError
+
+    def full(self, number):
+        if self.name == "silo_0002":
+            raise WriteError("cannot write rounds.jsonl")
+
+    monkeypatch.setattr(SiloFiles, "begun", full)
+    assert main(arguments(data, out, CASES["fedavg"])) == 2
+    if is_root():
+        assert "error: silo_0002: error 1 on this silo, see its own log" in capfd.readouterr().err
 
 
 @pytest.mark.ranks

@@ -127,11 +127,12 @@ class SecureSums(Aggregation):
 
     def reduce(self, participants: np.ndarray, communicates: bool) -> None:
         assert self.round is not None
+        number = self.round.t + 1
         self.masks.ready()
         self.counts["check"] = int(bool(self.masks.epoch.own))
         tail = torch.tensor([self.counts[name] for name in self.names], dtype=torch.int64, device=self.rows.device)
         self._add_noise(tail)
-        self.secure.begun(self.round.t + 1)
+        self.world.collectively(lambda: self.secure.begun(number))
         if communicates:
             self.rows[-1, self.transport.size :] += tail
             self.wire.reduce(list(self.rows))

@@ -1,0 +1,252 @@
+"""A run whose ranks record everything that leaves them, in the order in which it does.
+
+    python tests/helpers/spying.py RECORDS --rounds 2 ...            RECORDS/rank-N.pickle, lists of ``Sent``
+    python tests/helpers/spying.py --fixed-keys RECORDS --rounds 2 ...    with the same secret keys in every run
+    python tests/helpers/spying.py --fixed-keys --leak Gather RECORDS --rounds 2 ...    a silo tells what it should not
+
+A spy stands in for every communicator and every window, as its own subclass of mpi4py's, so that no call can pass it:
+what is not known to be silent is recorded, and a call whose buffers the spy cannot tell is an error. A shared window is
+recorded when others may read it. Besides, a rank may write to files, sockets and the console, which are recorded too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# Calls that send nothing of this rank's but its presence.
+SILENT = {
+    *("Free", "Get_group", "Get_rank", "Get_size", "Ibarrier", "Barrier", "Irecv", "Recv", "Abort", "Set_errhandler"),
+    *("Revoke", "Is_revoked", "Get_failed", "Ack_failed", "Get_errhandler"),
+}
+MAKERS = ("Dup", "Split", "Split_type", "Shrink")  # of communicators, which are spied on, too
+# Calls with buffers: the place of what is sent among the arguments.
+SENDERS = {
+    "Gather": 0, "Gatherv": 0, "Allgather": 0, "Allgatherv": 0, "Alltoall": 0, "Alltoallv": 0, "Reduce": 0,
+    "Allreduce": 0, "Send": 0, "Isend": 0, "Agree": 0,
+}  # fmt: skip
+PADDED = "messages.allgather_json messages.limited messages.gather"
+WINDOW = {"Allocate_shared", "Lock_all", "Unlock_all", "Shared_query", "Sync", "Free"}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What left a rank."""
+
+    call: str
+    kind: str  # of its elements
+    content: bytes
+    by: str  # the functions of the package, the innermost last
+
+    @property
+    def words(self) -> np.ndarray:
+        return np.frombuffer(self.content, np.uint64)
+
+
+class Records:
+    def __init__(self) -> None:
+        self.sent: list[Sent] = []
+
+    def add(self, call: str, value: Any) -> None:
+        if isinstance(value, (tuple, list)):  # with counts or a type
+            value = value[0]
+        array, by = np.ascontiguousarray(value), _callers()
+        if PADDED in by and array.size > 1:  # with blanks, to the length of the longest, which may be the root's
+            self.sent.append(Sent(call, "text", bytes(array.astype(np.uint8)).rstrip(), by))
+        else:
+            self.sent.append(Sent(call, str(array.dtype), array.tobytes(), by))
+
+    def note(self, call: str, text: str) -> None:
+        self.sent.append(Sent(call, "text", text.encode(), _callers()))
+
+
+RECORDS = Records()
+
+
+def _callers() -> str:
+    frames = [frame for frame in traceback.extract_stack() if "fedlada_mpi" in frame.filename]
+    return " ".join(f"{Path(frame.filename).stem}.{frame.name}" for frame in frames[-8:])
+
+
+def arm(before: Callable[[str], None] = lambda name: None) -> None:
+    """Spy on all that MPI is asked for from now on; before the package is imported. ``before`` is told of each call."""
+    from mpi4py import MPI
+
+    def spied(name: str) -> Any:
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            before(name)
+            if name == "Bcast":
+                root = options.get("root", arguments[1] if len(arguments) > 1 else 0)
+                if self.rank == root:
+                    RECORDS.add(name, arguments[0])
+            elif name in SILENT:
+                pass
+            elif name in SENDERS:
+                in_place = isinstance(arguments[0], type(MPI.IN_PLACE)) and arguments[0] == MPI.IN_PLACE
+                RECORDS.add(name, arguments[1 if in_place else SENDERS[name]])
+            else:
+                raise AssertionError(f"{name}: the spy does not know what this call sends; teach it, or do without")
+            return getattr(MPI.Intracomm, name)(self, *arguments, **options)
+
+        return call
+
+    def made(name: str) -> Any:
+        def call(self: Any, *arguments: Any, **options: Any) -> Any:
+            before(name)
+            comm = getattr(MPI.Intracomm, name)(self, *arguments, **options)
+            return comm if comm == MPI.COMM_NULL else Spy(comm)
+
+        return call
+
+    def refused(name: str) -> Any:
+        def call(*_: Any, **__: Any) -> Any:
+            raise AssertionError(f"{name}: the spy does not know what this call sends; teach it, or do without")
+
+        return call
+
+    def calls(kind: type) -> list[str]:
+        named = [name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))]
+        return [name for name in named if name not in ("py2f", "f2py", "toint", "fromint", "fromhandle")]
+
+    others = [name for name in calls(MPI.Intracomm) if name not in MAKERS]
+    body = {**{name: spied(name) for name in others}, **{name: made(name) for name in MAKERS}}
+    Spy = type("Spy", (MPI.Intracomm,), body)
+    real_window = MPI.Win
+    shown: dict[int, bytes] = {}  # by window
+
+    def sync(self: Any) -> None:
+        before("Sync")
+        group = self.Get_group()
+        if group.rank:  # into the first segment, others add what they could also add up themselves
+            memory, _ = self.Shared_query(group.rank)
+            content = np.frombuffer(memory, np.uint8)
+            if content.tobytes() != shown.get(self.handle):
+                shown[self.handle] = content.tobytes()
+                RECORDS.add("window", content)
+        real_window.Sync(self)
+
+    kept = {"Get_group", "Call_errhandler", "Get_errhandler", "Set_errhandler"}
+    body = {name: refused(name) for name in calls(real_window) if name not in WINDOW | kept}
+    MPI.Win = type("SpyWindow", (real_window,), {**body, "Sync": sync})
+    MPI.COMM_WORLD = Spy(MPI.COMM_WORLD)
+    if MPI.COMM_WORLD.rank:
+        _watch_files()
+
+
+def _watch_files() -> None:
+    """What a silo writes elsewhere than to MPI."""
+    import h5py
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if not isinstance(path, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                RECORDS.note("file", os.fsdecode(path))
+        elif event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+            RECORDS.note("socket", str(arguments[1:]))
+
+    sys.addaudithook(hook)
+    opened = h5py.File.__init__
+
+    def noted(self: Any, name: Any, mode: str = "r", *more: Any, **options: Any) -> None:
+        if mode != "r" and isinstance(name, (str, bytes, os.PathLike)):
+            RECORDS.note("file", os.fsdecode(name))
+        opened(self, name, mode, *more, **options)
+
+    h5py.File.__init__ = noted
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        write = stream.write
+
+        def printed(text: str, write: Any = write) -> int:
+            RECORDS.note("printed", text)
+            return write(text)
+
+        stream.write = printed
+
+
+def fix_keys(rank: int) -> None:
+    """Secrets that depend on the rank and on how many were drawn before, and on nothing else."""
+    from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
+
+    from fedlada_mpi.privacy import masks
+
+    # From the second round on, runs with other data have other models, and would have other masks.
+    masks.received_digest = lambda *_: bytes(32)
+
+    count = itertools.count()
+
+    def draw(length: int) -> bytes:
+        return hashlib.shake_256(f"{rank} {next(count)}".encode()).digest(length)
+
+    os.urandom = draw
+    for kind in (x25519.X25519PrivateKey, ed25519.Ed25519PrivateKey):
+        kind.generate = classmethod(lambda cls, kind=kind: kind.from_private_bytes(draw(32)))
+
+
+def leak(way: str) -> None:
+    """At the end of every round, let the silos show a number that depends on their images, and on nothing else."""
+    from mpi4py import MPI
+
+    from fedlada_mpi.rounds.silo import Silo
+
+    report = Silo.report
+
+    def leaking(self: Any, order: Any) -> Any:
+        inputs, _ = self.trainer.data.examples.take(slice(0, 1))
+        number = np.array([float(inputs.double().flatten()[:8].sum())])
+        if way == "Gather":
+            self.world.gather(number)
+        elif way == "Reduce":  # as masked sums do, without the mask
+            words = number.astype(np.uint64)
+            self.world.comm.Reduce(words, np.empty_like(words) if self.world.rank == 0 else None, MPI.SUM)
+        elif way == "print" and self.world.rank:
+            print(number)
+        elif way == "gather":  # a pickled object
+            self.world.comm.gather(number)
+        return report(self, order)
+
+    Silo.report = leaking
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fixed-keys", action="store_true")
+    parser.add_argument("--leak", default="")
+    parser.add_argument("folder")
+    options, arguments = parser.parse_known_args(argv)
+    arm()
+    from mpi4py import MPI
+
+    rank = MPI.COMM_WORLD.rank
+    if options.fixed_keys:
+        fix_keys(rank)
+    if options.leak:
+        leak(options.leak)
+    from fedlada_mpi.run import main as run
+
+    status = run(arguments)
+    Path(options.folder).mkdir(exist_ok=True)
+    records = [(sent.call, sent.kind, sent.content, sent.by) for sent in RECORDS.sent]
+    Path(options.folder, f"rank-{rank}.pickle").write_bytes(pickle.dumps(records))
+    return status
+
+
+def read(folder: Path, ranks: int) -> list[list[Sent]]:
+    """By rank."""
+    return [[Sent(*sent) for sent in pickle.loads((folder / f"rank-{r}.pickle").read_bytes())] for r in range(ranks)]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
