@@ -5,19 +5,24 @@ python -m data_prep --dataset cifar10 --raw cifar-10-python.tar.gz --out data/ci
 python -m data_prep --dataset imagefolder --raw photos --resize 64
 python -m data_prep --dataset npz --raw mine.npz --out data/mine --partition natural --silos 4
 python -m data_prep --dataset csv --raw visits.csv --target cost --client hospital
+python -m data_prep --silo berlin --dataset imagefolder --raw scans --classes classes.txt --out /secure/berlin
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fedlada_mpi.data.manifest import NORMALISE
 from fedlada_mpi.data.partition import KINDS, USED_BY
 from fedlada_mpi.data.picture import PICTURE
 from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import DEFAULT_SILOS, IMAGES_PER_CLIENT, STRATA, PrepareSettings
+from fedlada_mpi.data.silos.files import PUBLIC
+from fedlada_mpi.data.silos.prepare import prepare_silo, read_classes
 from fedlada_mpi.data.sources import LOADERS, table
 from fedlada_mpi.data.sources.imagefolder import TEST_SHARE
 from fedlada_mpi.data.sources.text import LENGTH
@@ -62,6 +67,9 @@ def parser() -> Parser:
     add("--exhausted", metavar="MODE", help=f"when a class runs out: refill or exact [{PrepareSettings.exhausted}]")
     add("--classes-per-client", type=int, metavar="C", help=f"for pathological [{PrepareSettings.classes_per_client}]")
     add("--size-sigma", type=float, metavar="SIGMA", help="unequal client sizes, lognormal [0 = equal]")
+    add("--silo", metavar="NAME", help="prepare the data of this silo alone, where it is, for run --silo-dir")
+    add("--classes", type=Path, metavar="FILE", help="--silo: the classes of all silos, a name on each line")
+    add("--edges", type=float, nargs="+", metavar="TIME", help="--silo, survival: the ends of the bins of time")
     add("--seed", type=int, metavar="SEED", help=f"seed of the partition [{PrepareSettings.seed}]")
     add(
         "--validation",
@@ -82,6 +90,12 @@ def main(arguments: list[str] | None = None) -> int:
         for name, kinds in USED_BY.items():
             if name in flags and kind in KINDS and kind not in kinds:
                 raise UserError(f"--{name.replace('_', '-')} has no effect on --partition {kind}: leave it out")
+        silo, classes, edges = (flags.pop(name, None) for name in ("silo", "classes", "edges"))
+        if silo is not None:
+            return _prepare_silo(silo, classes, edges or (), flags)
+        for name, value in (("classes", classes), ("edges", edges)):
+            if value is not None:
+                raise UserError(f"--{name} is for the data of one silo: got no --silo, expected --silo NAME")
         manifest = prepare(PrepareSettings(**flags), report=print)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -90,6 +104,17 @@ def main(arguments: list[str] | None = None) -> int:
         print("interrupted: nothing was left behind, run it again", file=sys.stderr)
         return 130
     print(f"{manifest.root}: {manifest.clients} clients in {manifest.silos} silos; look at {manifest.root / PICTURE}")
+    return 0
+
+
+def _prepare_silo(name: str, classes: Path | None, edges: Sequence[float], flags: dict[str, Any]) -> int:
+    if "out" not in flags:
+        raise UserError("--silo: got no --out, expected the silo's own directory, such as --out /secure/NAME")
+    names = [] if classes is None else read_classes(classes)
+    manifest = prepare_silo(PrepareSettings(**flags), name, names, edges, report=print)
+    print(
+        f"{manifest.root}: silo {manifest.silo}, {manifest.clients} clients; others see {manifest.root / PUBLIC} alone"
+    )
     return 0
 
 

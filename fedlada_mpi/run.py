@@ -182,9 +182,10 @@ def _start_ranks(count: int, argv: Sequence[str]) -> int:
         request, print_only = parse(argv)
         if print_only:
             return _print_settings(request)
-        resolved, directory = request.resolve()
-        config = resolved.config
-        ensure(config, directory, count - (not config.server_trains), print)
+        if not request.silo_dir:  # which its ranks alone open, and which settings depend on
+            resolved, directory = request.resolve()
+            config = resolved.config
+            ensure(config, directory, count - (not config.server_trains), print)
         return launcher.start("fedlada_mpi.run", count, argv)
     except KeyboardInterrupt:  # before they have started
         return 128 + signal.SIGINT

@@ -276,6 +276,8 @@ class Run:
     def _manifest(self) -> Manifest:
         """Of the run's shards; refused if they are others than those that it was trained on."""
         known = {name: self.config[name] for name in SETTINGS if name in self.config}
+        if known.get("silo_dir"):
+            raise UserError(f"the test examples of {self.dir} are in its silos: give evaluate inputs and targets")
         manifest = read_manifest(directory_of(Config(**known)))
         about = self.summary.get("data")
         recorded = str(about.get("digest", "")) if isinstance(about, dict) else ""

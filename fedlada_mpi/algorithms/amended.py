@@ -6,7 +6,7 @@ server   g_a^{t+1} = mean(offset) / (K * eta_t)
 As x^{t+1} = x^t - eta_g * mean(offset), every rank computes g_a from successive x, and it need not travel.
 """
 
-from .base import Algorithm, Round, Tensor, Vectors, hyper
+from .base import Algorithm, ClientPrivacy, Round, Tensor, Vectors, hyper
 
 
 def amended(d: Tensor, g_a: Tensor, alpha: float) -> Tensor:
@@ -19,6 +19,7 @@ class Amended(Algorithm):
 
     derived = ("g_a",)
     amends = True
+    dp = ClientPrivacy(fixed_steps=True)
     alpha: float = hyper(0.1, "weight of the client's own direction; the rest is g_a's", least=0, most=1)
 
     def derive(self, s: Vectors, x_previous: Tensor, r: Round) -> None:

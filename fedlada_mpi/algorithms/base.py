@@ -11,11 +11,12 @@ A round calls, in this order: ``begin`` on the clients, K times the hooks ``poin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ..settings import Config, Configurable, hyper
 from ..support import rng
+from ..support.errors import UserError
 from ..support.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Round:
     t: int  # 0-based
     lr: float  # eta_t, the local rate of this round
     steps: float  # K, the mean of K_i over the participants
-    participants: int  # S
+    participants: float  # S; with --dp its expectation, as the number itself is secret
     clients: int  # m
 
 
@@ -97,6 +98,19 @@ class Traits:
 
     draws: bool = False  # whether hooks draw random numbers
     notes: tuple[str, ...] = ()  # for the user, one line each
+
+
+@dataclass(frozen=True)
+class ClientPrivacy:
+    """How ``--dp client`` takes a method."""
+
+    refused: str = ""  # why it does not
+    warning: str = ""  # what to expect of it
+    fixed_steps: bool = False  # whether the server's maths uses K, which --local-steps makes public
+    changes: Mapping[str, str] = field(default_factory=dict)  # of s.NAME, sent so, next to those of ``change_of``
+
+
+NOISY_MOMENTS = "the noise of every coordinate is far above its second moment: fedcm or fedadam will do better"
 
 
 class Algorithm(Configurable):
@@ -112,7 +126,7 @@ class Algorithm(Configurable):
     up: tuple[str, ...] = ("offset",)  # averaged over the participants, weighted as by --weighting
     uniform: tuple[str, ...] = ()  # those of ``up`` and ``scalars`` with equal weights, whatever --weighting says
     # Those of ``up`` that are never negative and differ little from a vector that every rank has, such as second
-    # moments: with --secure, their change is sent.
+    # moments: with --secure and --dp, their change is sent.
     change_of: Mapping[str, str] = {}
     scalars: tuple[str, ...] = ()  # numbers that go up with the vectors
     slots: tuple[str, ...] = ()  # per client, for one round
@@ -124,6 +138,7 @@ class Algorithm(Configurable):
     full_gradient: bool = False  # whether ``finish`` uses ``c.full_g``
     fusable: bool = True  # whether a GPU kernel may be made of the local step; otherwise it runs as written
     traits: Traits = Traits()
+    dp: ClassVar[ClientPrivacy] = ClientPrivacy()
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "": dict(lr=0.1, weight_decay=1e-3, decay_mode="l2", server_lr=1.0)
     }
@@ -141,6 +156,29 @@ class Algorithm(Configurable):
     @classmethod
     def title(cls) -> str:
         return cls.label or cls.__name__
+
+    @classmethod
+    def check_dp(cls, algorithm: str, values: Mapping[str, Any]) -> None:
+        if cls.dp.refused:
+            raise UserError(f"--dp client: got --algorithm {algorithm}, expected another: {cls.dp.refused}")
+        # What a user's own method does with r.steps is not known.
+        if (cls.dp.fixed_steps or ":" in algorithm) and not values["local_steps"]:
+            raise UserError(
+                f"--dp client: --algorithm {algorithm} needs --local-steps K, such as 10: a number of steps that "
+                "follows from clients' sizes is their data"
+            )
+
+    def dp_scales(self, r: Round) -> Mapping[str, float]:
+        """Factors by which what a client sends is comparable to its offset, where they are not 1: all share a clip."""
+        return {}
+
+    def dp_scalars(self, r: Round) -> Mapping[str, float]:
+        """The means of those ``scalars`` that follow from the round, and need not be sent."""
+        return {}
+
+    def dp_least(self) -> Mapping[str, float]:
+        """The least value of noisy means that must not be negative."""
+        return {}
 
     def coin(self, t: int) -> float:
         """A number in [0, 1) that all ranks draw for round t."""

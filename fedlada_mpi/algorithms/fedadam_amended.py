@@ -7,7 +7,7 @@ server   as FedAdam;   g_a^{t+1} = mean(offset) / (K * eta_t)
 """
 
 from .amended import amended
-from .base import ClientVectors, Round, Tensor, Vectors, hyper
+from .base import ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 from .fedadam import FedAdam
 
 
@@ -17,6 +17,7 @@ class FedAdamAmended(FedAdam):
     down = ("x", "g_a")
     paper_units = 2
     amends = True
+    dp = ClientPrivacy(fixed_steps=True)
 
     def before_clip(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return amended(g, s.g_a, self.alpha)

@@ -8,13 +8,16 @@ server   x = x + (S/m) * mean(change), which is the mean of xh_i over all m clie
 All vectors of a client start at x^0, which new clients still need later: every rank keeps it.
 """
 
-from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from .base import Algorithm, ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class FedDR(Algorithm):
     name, label, year = "feddr", "FedDR", 2021
     derived = ("x0",)
     up = ("change",)
+    dp = ClientPrivacy(
+        refused="the model is the mean of what clients keep, which clipped changes would no longer add up to"
+    )
     slots = ("xh",)
     client_state = ("x_i", "y_i")
     requires = dict(weighting="uniform", server_lr=1.0, robust="none")  # x adds up what clients keep

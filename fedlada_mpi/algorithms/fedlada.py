@@ -31,12 +31,13 @@ new torch.optim.Adam, without and with amsgrad; --decay-mode decoupled makes it 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..settings import Config
 from ..support.errors import UserError
 from .amended import Amended, amended
-from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from .base import NOISY_MOMENTS, Algorithm, ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class LocalAdam(Algorithm):
@@ -46,6 +47,7 @@ class LocalAdam(Algorithm):
     change_of = {"v_hat": "v"}
     slots = ("m", "v", "v_hat")
     paper_units = 2
+    dp = ClientPrivacy(warning=NOISY_MOMENTS)
     alpha: float = hyper(1.0, "1: no amendment", least=1, most=1)
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
     beta2: float = hyper(0.99, "second-moment decay", least=0, below=1)
@@ -79,6 +81,9 @@ class LocalAdam(Algorithm):
         if values["correct_after_max"] and not (values["bias_correction"] and values["v_max"]):
             without = "with --no-v-max" if values["bias_correction"] else "without --bias-correction"
             raise UserError(f"--correct-after-max has no effect {without}: leave it out")
+
+    def dp_least(self) -> Mapping[str, float]:
+        return {"v_hat": self.eps_v**2}
 
     def start(self, s: Vectors) -> None:
         s.v.fill_(self.eps_v**2)
@@ -124,6 +129,7 @@ class LocalAdam(Algorithm):
 
 class FedLADA(Amended, LocalAdam):
     name, label, year, colour = "fedlada", "FedLADA", 2023, "#f05a4b"
+    dp = replace(LocalAdam.dp, fixed_steps=True)
     alpha: float = hyper(0.1, "weight of the client's own direction; the rest is g_a's", above=0, most=1)
     presets = {
         **LocalAdam.presets,

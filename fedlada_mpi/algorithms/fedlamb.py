@@ -14,7 +14,7 @@ above.
 from typing import Any
 
 from ..settings import Config
-from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from .base import NOISY_MOMENTS, Algorithm, ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class FedLAMB(Algorithm):
@@ -23,6 +23,7 @@ class FedLAMB(Algorithm):
     up = ("offset", "v")
     change_of = {"v": "v_hat"}
     paper_units = 2
+    dp = ClientPrivacy(warning=NOISY_MOMENTS)
     fusable = False  # norms of single tensors
     beta1: float = hyper(0.9, "first-moment decay", least=0, below=1)
     beta2: float = hyper(0.999, "second-moment decay", least=0, below=1)

@@ -14,13 +14,14 @@ from typing import Any
 
 from ..settings import Config
 from ..support.errors import UserError
-from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from .base import Algorithm, ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class FedNova(Algorithm):
     name, label, year = "fednova", "FedNova", 2020
     up = ("scaled",)
     scalars = ("tau",)
+    dp = ClientPrivacy(fixed_steps=True)  # with which tau is public
     momentum: float = hyper(0.0, "r, local momentum, zero at the start of every round", least=0, below=1)
     mu: float = hyper(0.0, "weight of a proximal term", least=0)
     server_momentum: float = hyper(0.0, "decay of SlowMo's momentum on the server", least=0, below=1)
@@ -55,6 +56,18 @@ class FedNova(Algorithm):
             q = lr * self.mu
             return (1 - (1 - q) ** steps) / q
         return steps
+
+    def dp_scales(self, r: Round) -> Mapping[str, float]:
+        return {"scaled": self._a(r)}
+
+    def dp_scalars(self, r: Round) -> Mapping[str, float]:
+        return {"tau": r.steps if self.mu else self._a(r)}
+
+    def _a(self, r: Round) -> float:
+        """a_i of K steps."""
+        import torch
+
+        return float(self.normalizer(torch.tensor(r.steps), r.lr))
 
     def finish(self, c: ClientVectors, s: Vectors, r: Round) -> dict[str, Tensor]:
         a = self.normalizer(c.steps, r.lr)

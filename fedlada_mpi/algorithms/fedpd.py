@@ -10,12 +10,13 @@ The coin is the same on all ranks. lam_i starts at zero, x_i at x^0.
 from typing import Any
 
 from ..settings import Config
-from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from .base import Algorithm, ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class FedPD(Algorithm):
     name, label, year = "fedpd", "FedPD", 2021
     up = ("z",)
+    dp = ClientPrivacy(refused="clients send models, not changes, whose norm no clip can bound usefully")
     requires = dict(participation=1.0, weighting="uniform", server_lr=1.0, wire="fp32")  # z is a whole model
     eta: float = hyper(1.0, "1 / weight of the proximal term", above=0)
     skip: float = hyper(0.0, "p, the probability that nobody talks at the end of a round", least=0, below=1)

@@ -8,12 +8,13 @@ server   x = mean(z_i)
 z_i starts at x^0. As FedDR with alpha = 2 it is the same method.
 """
 
-from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from .base import Algorithm, ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class FedSplit(Algorithm):
     name, label, year = "fedsplit", "FedSplit", 2020
     up = ("z",)
+    dp = ClientPrivacy(refused="clients send models, not changes, whose norm no clip can bound usefully")
     slots = ("y",)
     client_state = ("x_i", "z_i")
     requires = dict(participation=1.0, weighting="uniform", server_lr=1.0, wire="fp32")  # z is a whole model

@@ -7,10 +7,11 @@ server   x as FedAvg;   B2 = mean(A2_i)
 B2^0 = b0^2: 1 in the paper, 0 in the code, whose versions have a floor that grows with k and one that is fixed.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..settings import Config
-from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from .base import NOISY_MOMENTS, Algorithm, ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class LocalAdaAlter(Algorithm):
@@ -20,6 +21,7 @@ class LocalAdaAlter(Algorithm):
     change_of = {"A2": "B2"}
     slots = ("A2",)
     paper_units = 2
+    dp = ClientPrivacy(warning=NOISY_MOMENTS)
     eps: float = hyper(1.0, "floor of the denominator", above=0)
     b0: float = hyper(1.0, "B2 starts at b0^2", least=0)
     form: str = hyper("paper", "the floor grows with the steps, or is fixed", choices=("paper", "code"))
@@ -27,6 +29,9 @@ class LocalAdaAlter(Algorithm):
     def __init__(self, config: Config, *more: Any):
         super().__init__(config, *more)
         self.step_index = self.form == "paper"
+
+    def dp_least(self) -> Mapping[str, float]:
+        return {"A2": 0.0}
 
     def start(self, s: Vectors) -> None:
         s.B2.fill_(self.b0**2)

@@ -10,16 +10,21 @@ server   D = mean(offset_i / A_i) / mean(1 / A_i) (--correction joint) or mean(o
 The authors weight by the clients' sizes: --weighting size. Keras starts Adagrad's v at 0.1: --v0.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..settings import Config
-from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from ..support.errors import UserError
+from .base import Algorithm, ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 from .fedyogi import yogi
 
 
 class LocalAdaptivity(Algorithm):
     name, label, year = "local_adaptivity", "Local adaptivity", 2021
     paper_units = 2
+    dp = ClientPrivacy(
+        warning="offsets are divided by what adapts their steps before they are clipped: tune --clip-norm"
+    )
     optimizer: str = hyper("adagrad", "of the clients", choices=("sgd", "adagrad", "adam", "yogi"))
     correction: str = hyper("joint", "how offsets are made comparable", choices=("joint", "local"))
     beta1: float = hyper(0.9, "first-moment decay of adam and yogi", least=0, below=1)
@@ -38,6 +43,14 @@ class LocalAdaptivity(Algorithm):
         self.slots = {"sgd": ("A",), "adagrad": ("v", "A")}.get(self.optimizer, ("m", "v", "q", "A"))
         self.up = ("scaled", "inverse") if self.correction == "joint" else ("scaled",)
         self.private = ("m", "v") if self.server_optimizer == "adam" else ()
+
+    @classmethod
+    def check_dp(cls, algorithm: str, values: Mapping[str, Any]) -> None:
+        super().check_dp(algorithm, values)
+        if values["correction"] == "joint":
+            raise UserError(
+                "--dp client: --correction joint divides by a mean that has noise: got joint, expected local"
+            )
 
     def begin(self, c: ClientVectors, s: Vectors, r: Round) -> None:
         super().begin(c, s, r)

@@ -8,16 +8,18 @@ The paper has full participation and equal K; here the mean over the participant
 of SlowMo's and FedNova's code.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..settings import Config
-from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from .base import Algorithm, ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class LocalMomentum(Algorithm):
     name, label, year = "local_momentum", "Local momentum", 2019
     slots = ("u",)
     paper_units = 2
+    dp = ClientPrivacy(changes={"u": "u"})
     momentum: float = hyper(0.9, "b, decay of the momentum", least=0, below=1)
     buffer: str = hyper("average", "the momentum at the start of a round", choices=("average", "reset"))
     nesterov: bool = hyper(False, "look one step ahead")
@@ -26,6 +28,9 @@ class LocalMomentum(Algorithm):
         super().__init__(config, *more)
         if self.buffer == "average":
             self.down, self.up = ("x", "u"), ("offset", "u")
+
+    def dp_scales(self, r: Round) -> Mapping[str, float]:
+        return {"u": r.lr}
 
     def begin(self, c: ClientVectors, s: Vectors, r: Round) -> None:
         super().begin(c, s, r)

@@ -10,6 +10,7 @@ paper's form; the authors weight by the clients' sizes: --weighting size. v star
 round are long, (1 - beta1) * g / eps.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..settings import Config
@@ -36,6 +37,9 @@ class MimeLite(Algorithm):
     def start(self, s: Vectors) -> None:
         if self.base == "adam":
             s.v.fill_(self.v0)
+
+    def dp_scales(self, r: Round) -> Mapping[str, float]:
+        return {"c": r.lr * max(1.0, r.steps)}
 
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         d = g.mul_(1 - self.beta1).add_(s.m, alpha=self.beta1)

@@ -7,13 +7,14 @@ The authors' method is decentralised; this is its form on a complete graph that 
 computes h from successive x.
 """
 
-from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
+from .base import Algorithm, ClientPrivacy, ClientVectors, Round, Tensor, Vectors, hyper
 
 
 class QuasiGlobalMomentum(Algorithm):
     name, label, year = "quasi_global_momentum", "Quasi-global momentum", 2021
     derived = ("h",)
     paper_units = 2
+    dp = ClientPrivacy(fixed_steps=True)
     momentum: float = hyper(0.9, "b, weight of h in a local step", least=0, below=1)
     mu: float = hyper(0.9, "decay of h", least=0, below=1)
     nesterov: bool = hyper(True, "look one step ahead, as in the authors' scripts")

@@ -7,6 +7,8 @@ server   x as FedAvg;   c = c + (S/m) * mean(dc_i)
 c_i+ is the mean of the raw local gradients: what the correction added is taken out again with its own scale.
 """
 
+from collections.abc import Mapping
+
 from .base import Algorithm, ClientVectors, Round, Tensor, Vectors, hyper
 
 
@@ -18,6 +20,9 @@ class Scaffold(Algorithm):
     requires = dict(robust="none")  # c adds up what clients keep
     paper_units = 2
     alpha: float = hyper(1.0, "scale a of the correction", least=0)
+
+    def dp_scales(self, r: Round) -> Mapping[str, float]:
+        return {"dc": r.lr * max(1.0, r.steps)}
 
     def direction(self, c: ClientVectors, s: Vectors, g: Tensor) -> Tensor:
         return g.add_(s.c - c.c_i, alpha=self.alpha)

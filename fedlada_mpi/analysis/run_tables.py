@@ -318,7 +318,8 @@ def _runs(objective: Metric, groups: Sequence[Group]) -> Table:
     columns = [*HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False)]
     columns += [Column(f"Test{of} at best validation")] if by_validation else []
     columns += [Column(f"Best test{of}")] if by_test else []
-    columns += [Column(f"Final test{of}"), Column("Time")]
+    private = any(run.settings["dp"] != "none" for one in groups for run in one.runs)
+    columns += [Column(f"Final test{of}"), *([Column("Epsilon")] if private else []), Column("Time")]
     columns += [Column("Directory", numeric=False), Column("Ran on", numeric=False)]
     rows = []
     for one, head in named(groups):
@@ -335,6 +336,7 @@ def _runs(objective: Metric, groups: Sequence[Group]) -> Table:
                     *([chosen] if by_validation else []),
                     *([tested] if by_test else []),
                     _of_run(measures.final(objective.of("test"), objective.scale), run),
+                    *([_of_run(measures.final("epsilon"), run)] if private else []),
                     duration(Stat(() if (seconds := _seconds(run)) is None else (seconds,), 1)),
                     text(printable(str(run.path))),
                     text(run.ran_on),

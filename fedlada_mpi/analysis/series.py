@@ -41,6 +41,8 @@ TRAINED = {
     "gradient_norm_z": Quantity("True gradient ‖∇F(zᵗ)‖"),
     "step_cosine": Quantity("Cosine of successive global steps"),
     "step_change": Quantity("Squared change of the step / squared step"),
+    "epsilon": Quantity("Epsilon of the clients' privacy"),
+    "clip_norm": Quantity("Clip of what a client sends"),
 }
 PART_NAMES = {"test": "Test", "train": "Train", "val": "Validation"}
 SPREAD_NAMES = ("mean", "standard deviation", "worst tenth")

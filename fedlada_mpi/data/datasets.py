@@ -25,6 +25,7 @@ from ..support.inputs import check_path
 from ..support.suggestions import did_you_mean
 from .manifest import ARRAYS, MANIFEST, Manifest, data_root, prepare_command, read_manifest
 from .partition import KINDS, USED_BY
+from .silos.files import Public
 
 if TYPE_CHECKING:
     from .settings import PrepareSettings
@@ -78,6 +79,23 @@ def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded:
         shards["partition"] = "dirichlet"
     resolved = resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded)
     return resolved, directory_of(resolved.config)
+
+
+def resolve_silos(
+    flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool, known: tuple[Public, int] | None
+) -> Resolved:
+    """The settings of a run whose silos have their own data; ``known``: what they have in common, and their clients."""
+    given = {**({} if recorded else file), **flags}
+    if odd := next((name for name in ("dataset", "data_dir", *_FIXED) if name in given), None):
+        raise UserError(f"--{flag(odd)} has no effect on data that silos have prepared (--silo-dir): leave it out")
+    shards: dict[str, Any] = {"dataset": "silos", "partition": "natural"}
+    if known is not None:
+        common, clients = known
+        shards |= {"dataset": common.dataset, "clients": clients}
+        shards |= {"task": common.task, "loss": common.loss} if common.task else {}
+        if not common.image:
+            shards["model"] = MODELS.get(str({**file, **flags}.get("task", common.task)), "linear")
+    return resolve(flags, file, dataset_kind=str(shards["dataset"]), shards=shards, recorded=recorded)
 
 
 def directory_of(config: Config) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -149,6 +149,11 @@ class Manifest:
     reading: Mapping[str, Any] = field(default_factory=dict)  # options of the raw data's loader
     contents: str = ""  # a digest of what is in the shards of format 2
 
+    @staticmethod
+    def file(silo: int) -> str:
+        """The name of a silo's file."""
+        return silo_file(silo)
+
     @property
     def raw(self) -> Path | None:
         """The raw data that these shards were prepared from, as it was given, if it is still there."""
@@ -162,7 +167,7 @@ class Manifest:
     def digest(self) -> str:
         """Identifies the data of clients, test and validation, wherever it lies and however many silos hold it."""
         # The test file has the settings, too. Shards of version 0.1 have no checksums of clients.
-        clients = self.client_sha256 or [self.files[silo_file(silo)]["sha256"] for silo in range(self.silos)]
+        clients = self.client_sha256 or [self.files[self.file(silo)]["sha256"] for silo in range(self.silos)]
         sets = [self.files[name]["sha256"] for name in (TEST_FILE, VALIDATION_FILE) if name in self.files]
         # Where clients have their own tests, there may be no test file.
         sets += [self.contents] if self.contents else []
@@ -243,6 +248,9 @@ class Manifest:
         return prepare_command(self.dataset, self.root, options, self.raw) + " --force"
 
 
+M = TypeVar("M", bound=Manifest)
+
+
 def silo_file(silo: int) -> str:
     return f"silo_{silo + 1:04d}.h5"
 
@@ -284,7 +292,7 @@ def _parsed(text: str, path: Path) -> Manifest:
     try:
         data = checks.mapping(json.loads(text), "the manifest")
         check_format(data.get("format"), path)
-        return _manifest(data, path.parent)
+        return parsed(data, path.parent, Manifest)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}: not a manifest of shards ({error}){PREPARE_AGAIN}") from None
 
@@ -295,8 +303,11 @@ def check_format(version: object, path: Path) -> None:
         raise UserError(f"{path}: shards of format {checks.short(version)}, expected format {expected}{PREPARE_AGAIN}")
 
 
-def _manifest(data: dict[str, Any], root: Path) -> Manifest:
-    """Every field in its type and range, and the fields in agreement with one another."""
+def parsed(data: dict[str, Any], root: Path, kind: type[M], **more: Any) -> M:
+    """Every field in its type and range, and the fields in agreement with one another; raises ValueError.
+
+    ``more``: what else this kind of manifest has.
+    """
 
     def field(name: str, check: Callable[..., Any], *arguments: Any) -> Any:
         return check(data.get(name), f"'{name}'", *arguments)
@@ -309,19 +320,19 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
     validation = checks.share(data.get("validation", 0.0), "'validation'", "of the training examples")
     test_share = checks.share(data.get("test_share", 0.0), "'test_share'", "of the examples")
     about = (_images if version == 1 else _arrays)(data, clients)
-    sizes, test_sizes, names = about["sizes"], about["test_sizes"], [silo_file(silo) for silo in range(silos)]
+    sizes, test_sizes, names = about["sizes"], about["test_sizes"], [kind.file(silo) for silo in range(silos)]
     files = _files(data.get("files"), names, _sets(data, bool(validation), test_sizes), about, version)
     client_ids = tuple(np.array(files[name]["client_ids"], np.int64) for name in names)
     if not np.array_equal(np.sort(np.concatenate(client_ids)), np.arange(clients)):
         raise ValueError(f"the 'client_ids' of its files are not each of 0 to {clients - 1} once")
-    kind, source = ("images", "counts") if version == 1 else ("rows", "sizes")
+    unit, source = ("images", "counts") if version == 1 else ("rows", "sizes")
     for name, ids in zip(names, client_ids, strict=True):
-        if sizes[ids].sum() != files[name][kind]:
-            raise ValueError(f"{name} has {files[name][kind]} {kind}, but '{source}' add up to {sizes[ids].sum()}")
+        if sizes[ids].sum() != files[name][unit]:
+            raise ValueError(f"{name} has {files[name][unit]} {unit}, but '{source}' add up to {sizes[ids].sum()}")
         # Memory is taken for this many rows, so the file must be large enough to have them.
         rows = int(sizes[ids].sum() + test_sizes[ids].sum())
         checks.integer(files[name]["bytes"], f"the 'bytes' of {name}", rows * _row_bytes(about))
-    return Manifest(
+    return kind(
         root=root,
         dataset=dataset,
         clients=clients,
@@ -340,6 +351,7 @@ def _manifest(data: dict[str, Any], root: Path) -> Manifest:
         test_share=test_share,
         format=version,
         **about,
+        **more,
     )
 
 
@@ -377,9 +389,9 @@ def _arrays(data: dict[str, Any], clients: int) -> dict[str, Any]:
     classes, image, inputs = (
         field("classes", checks.integer),
         field("image", checks.boolean),
-        _inputs(data.get("inputs")),
+        inputs_of(data.get("inputs")),
     )
-    targets = _stored(data.get("targets"), "'targets'")
+    targets = stored_of(data.get("targets"), "'targets'")
     if targets.ragged or targets.mean:
         raise ValueError("'targets' are ragged or normalised, expected neither")
     if image and (isinstance(inputs, dict) or (inputs.dtype, len(inputs.shape), inputs.ragged) != ("uint8", 3, False)):
@@ -429,16 +441,16 @@ def contents_digest(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
 
-def _inputs(value: object) -> Stored | dict[str, Stored]:
+def inputs_of(value: object) -> Stored | dict[str, Stored]:
     arrays = checks.mapping(value, "'inputs'")
     if isinstance(arrays.get("dtype"), str):
-        return _stored(arrays, "'inputs'")
+        return stored_of(arrays, "'inputs'")
     for name in arrays:
         if not is_name(name):
             raise ValueError(f"an array of 'inputs' is called {checks.short(name)}, expected the name of a keyword")
     if not arrays:
         raise ValueError("'inputs' are {}, expected arrays")
-    return {name: _stored(array, f"'inputs' {name}") for name, array in arrays.items()}
+    return {name: stored_of(array, f"'inputs' {name}") for name, array in arrays.items()}
 
 
 def is_name(name: str) -> bool:
@@ -446,7 +458,7 @@ def is_name(name: str) -> bool:
     return len(name) <= 64 and name.isascii() and name.isidentifier()
 
 
-def _stored(value: object, what: str) -> Stored:
+def stored_of(value: object, what: str) -> Stored:
     array = checks.mapping(value, what)
     if (dtype := array.get("dtype")) not in DTYPES:
         raise ValueError(f"the 'dtype' of {what} is {checks.short(dtype)}, expected one of {', '.join(DTYPES)}")

@@ -28,14 +28,14 @@ def statistics(array: Rows, chosen: np.ndarray | None = None) -> tuple[list[floa
     mean = columns.mean(axis=0, dtype=np.float64)
     std = columns.std(axis=0, dtype=np.float64)
     std[columns.max(axis=0) == columns.min(axis=0)] = 1.0
-    return [_rounded(value) for value in mean], [_rounded(value) or 1.0 for value in std]
+    return [rounded(value) for value in mean], [rounded(value) or 1.0 for value in std]
 
 
 def _rows(array: Rows) -> int:
     return len(array.starts) - 1 if isinstance(array, Ragged) else len(array)
 
 
-def _rounded(value: float) -> float:
+def rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
 
 

@@ -71,7 +71,7 @@ def write_shards(
     ``raw``, what the user gave, is noted for other partitions of the same data.
     """
     silos = np.array_split(np.arange(len(division.owned)), manifest["silos"])
-    with staging(out, needed_bytes=_bytes_on_disk(examples, division)) as folder:
+    with staging(out, needed_bytes=bytes_on_disk(examples, division)) as folder:
         manifest["files"] = write_all(folder, examples, division, silos, attributes_of(manifest))
         write_manifest(folder, manifest)
         draw(read_manifest(folder), folder / PICTURE)
@@ -296,7 +296,7 @@ def fingerprint(settings: PrepareSettings, raw: Path) -> str:
         raise UserError(f"{error.filename or raw}: cannot be read ({error.strerror or error})") from None
 
 
-def _bytes_on_disk(examples: Examples, division: Division) -> int:
+def bytes_on_disk(examples: Examples, division: Division) -> int:
     count = sum(map(len, division.owned)) + len(division.held)
     headers = 16 * 1024 * (len(division.owned) + 3) + (1 << 20)
     train = _row_bytes(examples.inputs, examples.targets)

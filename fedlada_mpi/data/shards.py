@@ -24,7 +24,7 @@ import numpy as np
 from ..support.errors import UserError, first_line
 from ..support.processes import available_memory
 from .checksums import first_wrong
-from .manifest import IGNORED, MANIFEST, TEST_FILE, Manifest, Stored, read_manifest, silo_file
+from .manifest import IGNORED, MANIFEST, TEST_FILE, Manifest, Stored, read_manifest
 from .rows import Inputs, Ragged, Rows, is_finite, joined, named, padded, unnamed, values_of, with_values
 
 __all__ = [
@@ -85,7 +85,7 @@ def _read_clients(manifest: Manifest, ids: np.ndarray, access: _Access) -> Shard
     for first, last in _runs(silo_of[ids], place_of[ids]):
         silo, place = int(silo_of[ids[first]]), int(place_of[ids[first]])
         theirs = manifest.client_ids[silo]
-        with _opened(manifest, silo_file(silo)) as file:
+        with _opened(manifest, manifest.file(silo)) as file:
             _expect(file, "client_ids", theirs)
             for part in filter(None, (train, test)):
                 part.read(file, first, last, theirs, place)
@@ -185,7 +185,7 @@ def padded_inputs(
 
 def files_of(manifest: Manifest, clients: np.ndarray) -> list[str]:
     """The files that hold ``clients``, each once."""
-    return [silo_file(int(silo)) for silo in np.unique(manifest.places[0][clients])]
+    return [manifest.file(int(silo)) for silo in np.unique(manifest.places[0][clients])]
 
 
 def _runs(silos: np.ndarray, places: np.ndarray) -> list[tuple[int, int]]:

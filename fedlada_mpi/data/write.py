@@ -14,7 +14,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -108,15 +108,23 @@ class Division:
 
 
 def write_all(
-    folder: Path, examples: ImageSet | ArraySet, division: Division, silos: list[np.ndarray], attributes: dict[str, Any]
+    folder: Path,
+    examples: ImageSet | ArraySet,
+    division: Division,
+    silos: list[np.ndarray],
+    attributes: dict[str, Any],
+    file: Callable[[int], str] = silo_file,
 ) -> dict[str, dict[str, Any]]:
-    """Write every silo, the test set, and the held out rows; returns the manifest's entries for them."""
+    """Write every silo, the test set, and the held out rows; returns the manifest's entries for them.
+
+    ``file``: the name of a silo's file.
+    """
     files: dict[str, dict[str, Any]] = {}
     owned, tested = division.owned, division.tested
     kind = "images" if isinstance(examples, ImageSet) else "rows"
     for silo, clients in enumerate(tqdm(silos, desc="writing", unit=" silos", disable=None)):
         indices, offsets = _joined(owned, clients)
-        path, test = folder / silo_file(silo), None
+        path, test = folder / file(silo), None
         extra = {"client_ids": clients.astype(np.int64), "offsets": offsets}
         if tested is not None:
             test_indices, extra["test_offsets"] = _joined(tested, clients)
@@ -247,7 +255,7 @@ def publish(folder: Path, out: Path, names: list[str]) -> None:
     """Move finished files into place in this order, the manifest last; those of an earlier preparation are removed."""
     for name in names:
         _flush_to_disk(folder / name)
-    (out / MANIFEST).unlink(missing_ok=True)
+    (out / names[-1]).unlink(missing_ok=True)
     for path in [*out.glob("silo_*.h5"), *(out / name for name in (TEST_FILE, VALIDATION_FILE, RAW_PATH))]:
         if path.name not in names:
             path.unlink(missing_ok=True)
@@ -260,7 +268,7 @@ def _flush_to_disk(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
+def write_manifest(folder: Path, manifest: dict[str, Any], name: str = MANIFEST) -> None:
     """JSON with one line per field, client and file, so that it can be read and compared."""
     lines = []
     for key, value in manifest.items():
@@ -272,4 +280,4 @@ def write_manifest(folder: Path, manifest: dict[str, Any]) -> None:
             lines.append(f'  "files": {{\n    {rows}\n  }}')
         else:
             lines.append(f"  {json.dumps(key)}: {json.dumps(value)}")
-    (folder / MANIFEST).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    (folder / name).write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -123,6 +123,10 @@ class Messages:
         """The sum of the ranks' tables, which have one shape, on every rank."""
         return self._allreduce(np.array(table, np.float64), MPI.SUM)
 
+    def sum_integers(self, array: np.ndarray) -> np.ndarray:
+        """The sum of the ranks' int64 arrays, which have one shape, on every rank; it wraps around."""
+        return self._allreduce(np.array(array, np.int64).view(np.uint64), MPI.SUM).view(np.int64)
+
     def allreduce_min(self, numbers: Sequence[int]) -> list[int]:
         """The element-wise minimum of the ranks' lists, which have one length, on every rank."""
         return cast("list[int]", self._allreduce(np.array(numbers, np.int64), MPI.MIN).tolist())

@@ -1,1 +1,1 @@
-"""What silos keep from the server and from each other: masks and the keys that they are made of."""
+"""What silos keep from the server and from each other, and clients from all: masks, keys, and noise."""

@@ -276,6 +276,11 @@ class LocalData:
     normalise: Normalise
     largest: int = 0  # examples of the largest client of any rank, where batches have one shape on all of them
     test: LocalData | None = None  # test examples of the same clients, where these have their own
+    # What clients' draws depend on: numbers that are theirs whoever else takes part; by default ``client_ids``.
+    numbers: np.ndarray = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        self.numbers = self.client_ids if self.numbers is None else self.numbers
 
     @property
     def nbytes(self) -> int:

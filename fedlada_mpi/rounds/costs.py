@@ -28,13 +28,19 @@ def chunk_count(clients: int, limit: int) -> int:
     return -(-clients // limit) if limit else min(clients, 1)
 
 
+def trains_alone(config: Config) -> bool:
+    """Whether the bits of a client's result must not depend on who else trains: under ``--sums exact``, on which rank;
+    under ``--dp``, who takes part, as all others would betray it."""
+    return config.sums == "exact" or config.dp != "none"
+
+
 def stack_width(config: Config) -> int:
     """How many rows every stack of clients has; 0: as many as there are clients in it.
 
-    The bits of a product depend on how many others are computed with it, not on which: under ``--sums exact`` all
-    stacks have one width, and those with fewer clients are padded.
+    The bits of a product depend on how many others are computed with it, not on which: where it matters, all stacks
+    have one width, and those with fewer clients are padded.
     """
-    return config.max_clients_at_once if config.sums == "exact" else 0
+    return config.max_clients_at_once if trains_alone(config) else 0
 
 
 MOST_ROUNDS = 5000  # that are drawn in advance, which takes a third of a second
@@ -47,7 +53,7 @@ def most_participants(config: Config, rank_of: np.ndarray, start: int) -> np.nda
     """
     clients = np.bincount(rank_of)
     bound = np.minimum(clients, _number(config)) if config.sampling == "fixed" else clients
-    if config.rounds - start > MOST_ROUNDS:
+    if config.rounds - start > MOST_ROUNDS or config.dp != "none":
         return bound
     most = np.zeros_like(clients)
     for t in range(start, config.rounds):

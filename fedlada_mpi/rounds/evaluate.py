@@ -129,7 +129,9 @@ def batches(bounds: Sequence[int], most: int) -> Iterator[slice]:
 def parts_due(config: Config, number: int, validation: bool) -> list[str]:
     """What the model is evaluated on after round ``number``: after the last one on everything."""
     every = {"test": config.eval_every, "train": config.eval_train_every}
-    if config.eval_train_every < 0:
+    if config.dp != "none":
+        del every["train"]  # its values are not among those that get noise
+    elif config.eval_train_every < 0:
         every["train"] = config.eval_every
     due = [part for part, n in every.items() if number == config.rounds or (n and number % n == 0)]
     if clients_due(config, number):
@@ -162,12 +164,15 @@ class Evaluations:
         columns: Columns = CLASSIFICATION,
         sizes: Mapping[str, np.ndarray] | None = None,
         concealed: Callable[[np.ndarray], np.ndarray] | None = None,
+        in_silos: bool = False,
     ):
         """``sizes``: training and, where clients have them, test examples of all clients, by part.
 
         ``concealed``: adds up the columns of all ranks' clients on the root, which sees nothing else of them.
+        ``in_silos``: ranks have their own test sets, and only sums leave them.
         """
-        self.concealed = concealed
+        self.concealed, self.in_silos = concealed, in_silos
+        self.own: dict[str, list[float]] = {}  # of the last evaluation, this rank's sums by part
         self.columns, self.sizes = columns, sizes or {}
         self.world, self.config, self.evaluator, self.x, self.data = world, config, evaluator, x, data
         self.scores, self.own_tests = evaluator.scores, OWN in self.sizes
@@ -180,7 +185,7 @@ class Evaluations:
         self.made: dict[str, Evaluation] = {}
         self.of_all: dict[str, dict[str, float | None]] = {}  # on the root: by part, metrics of all predictions
         # With exact sums, clients' examples are added up client by client: their order is the same on any ranks.
-        self.by_client = config.sums == "exact"
+        self.by_client = config.sums == "exact" and not in_silos
         self.nothing = [0.0] * (len(self.scores.columns) + 1)
 
     @property
@@ -195,11 +200,18 @@ class Evaluations:
         # A metric of a user's own may fail on one rank alone.
         together = self.world.collectively if self.scores.own_code else lambda action: action()
         sums = together(lambda: {part: self._evaluate(part) for part in parts})
+        self.own = dict(sums)
+        if self.in_silos and self.config.dp != "none":  # which has noise for what clients send, and for nothing else
+            return [self.nothing for _ in PARTS]
         if self.by_client:
             for part in (part for part in ("train", OWN) if part in sums):  # in one order on all ranks
                 total = self.concealed(self._own_sums(part)) if self.concealed else self._clients_sums(part).sum(1)
                 sums[part] = (total if self.world.rank == 0 else np.zeros_like(total)).tolist()
-        if self.scores.whole:
+        elif self.in_silos and self.concealed:
+            for part in sums:
+                total = self.concealed(np.array(sums[part])[:, None] if part in self.examples else self._no_columns)
+                sums[part] = (total if self.world.rank == 0 else np.zeros_like(total)).tolist()
+        if self.scores.whole and not self.in_silos:
             self.of_all = {part: self._of_all(part) for part in PARTS if part in due}
         if OWN in sums:
             sums["test"] = [a + b for a, b in zip(sums["test"], sums[OWN], strict=True)]
@@ -230,6 +242,17 @@ class Evaluations:
         defined = {name: value for name, value in values.items() if name == "loss" or value == value}
         return {metric.of(part): defined.get(metric.name) for metric in self.columns.metrics}
 
+    def of_this_rank(self) -> dict[str, float | None]:
+        """The columns of the last evaluation, of this rank's examples alone, and how many there are."""
+        found: dict[str, float | None] = {}
+        for part in (part for part in PARTS if part in self.own and part in self.examples):
+            values = dict(self.scores.values(self.own[part]))
+            if (predicted := self._predicted(part)) is not None:
+                values |= self.scores.of_all(*predicted)
+            found |= {metric.of(part): values.get(metric.name) for metric in self.columns.metrics}
+            found[f"{part}_examples"] = self.own[part][-1]
+        return found
+
     def names(self, part: str) -> list[str]:
         """Of the sums of a part of the data, and of the number of its examples."""
         return [f"{part}_{name}" for name in (*self.scores.columns, "count")]
@@ -251,10 +274,14 @@ class Evaluations:
 
         return self.world.on_root(values) or {}
 
+    @property
+    def _no_columns(self) -> np.ndarray:
+        return np.zeros((len(self.scores.columns) + 1, 0))
+
     def _own_sums(self, part: str) -> np.ndarray:
         """Of this rank's clients."""
         if part not in self.examples:
-            return np.zeros((len(self.scores.columns) + 1, 0))
+            return self._no_columns
         data = self._clients(part)
         groups = np.repeat(np.arange(len(data.sizes)), data.sizes)
         return self.made[part].by_group(groups, len(data.sizes))
@@ -293,13 +320,26 @@ class Evaluations:
 
     def _keeps(self, part: str) -> bool:
         """Whether outputs are kept, for metrics of all of them."""
+        if self.in_silos:  # for the silo's own results
+            return bool(self.scores.whole) and part in self.examples and self._fits(len(self.examples[part]))
         if self.concealed and part in ("train", OWN):
             return False
         count = int(self.sizes[part].sum()) if part in self.sizes else len(self.examples[part])
-        return bool(self.scores.whole) and count * prod(self.scores.output_shape) * 4 <= GATHERED
+        return bool(self.scores.whole) and self._fits(count)
+
+    def _fits(self, count: int) -> bool:
+        """Whether the outputs of so many examples take little memory."""
+        return count * prod(self.scores.output_shape) * 4 <= GATHERED
 
     def without_outputs(self) -> list[str]:
         """On the root, the parts of the data whose outputs are too many to be kept; refused where they decide."""
+        if self.in_silos:
+            if (objective := self.columns.objective.name) in self.scores.whole:
+                raise UserError(
+                    f"--objective {objective} is a metric of all outputs at once, which stay in the silos with "
+                    "--silo-dir: choose --objective -loss, or one of sums by fedlada_mpi.summed(function, value)"
+                )
+            return ["train", "test"] if self.scores.whole else []
         parts = {"train": ["train"], "test": ["test", OWN], "val": ["val"]}
         known = {*self.examples, *self.sizes}
         found = [part for part, of in parts.items() if any(each in known and not self._keeps(each) for each in of)]

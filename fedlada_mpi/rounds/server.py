@@ -14,7 +14,6 @@ from torch import Tensor
 from ..algorithms import Round
 from ..algorithms.hook_draws import server_draws
 from ..rundir.columns import ALL_PHASES, PARTS
-from .batches import local_steps
 from .costs import bytes_of
 from .evaluate import parts_due
 from .rates import local_rate
@@ -41,7 +40,11 @@ class Server:
         """Rounds start+1 .. T; returns how it ended: finished or stopped."""
         config = self.config
         for t in range(start, config.rounds):
-            stop, last = self.void(t) if self.is_void(t) else self.round(t), t + 1 == config.rounds
+            void = self.is_void(t)
+            if not void and not all(watcher.permits(t) for watcher in self.watchers):
+                self.save(t)
+                return "stopped"
+            stop, last = self.void(t) if void else self.round(t), t + 1 == config.rounds
             if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
                 self.save(t + 1)
             if stop and not last:
@@ -68,7 +71,8 @@ class Server:
         """One round; returns whether the run is to stop after it."""
         silo, participants = self.silo, self.silo.sample(t)
         r, due = self.described(t, participants), parts_due(self.config, t + 1, self.validates)
-        order = {"do": "round", "round": asdict(r), "participants": participants.tolist(), "evaluate": due}
+        called = None if participants is None else participants.tolist()
+        order = {"do": "round", "round": asdict(r), "participants": called, "evaluate": due}
         self.order(order)
         moved_before = self.world.bytes_moved  # what watchers ask for is no part of the method's communication
 
@@ -98,9 +102,11 @@ class Server:
         record = self.record(done, np.zeros((1, len(silo.numbers) + len(ALL_PHASES))))
         return self.publish(done, record | {"bytes_mpi": 0, "void": True})
 
-    def included(self, r: Round, participants: np.ndarray, left_out: Sequence[int]) -> tuple[Round, float]:
+    def included(self, r: Round, participants: np.ndarray | None, left_out: Sequence[int]) -> tuple[Round, float]:
         """The round without the participants that are left out, on all ranks, and the weight of its sums."""
         silo, totals = self.silo, self.silo.aggregation.totals
+        if participants is None:
+            return r, r.participants
         if silo.aggregation.conceals:
             steps = totals.steps / totals.participants if totals.participants else 0.0
             r = replace(r, participants=totals.participants, steps=steps)
@@ -110,11 +116,14 @@ class Server:
             participants = np.setdiff1d(participants, left_out)
             r = self.described(r.t, participants)
             self.world.broadcast_json(asdict(r))
-        return r, float(silo.sizes[participants].sum()) if self.config.weighting == "size" else float(r.participants)
+        return r, silo.weight(participants) if self.config.weighting == "size" else r.participants
 
-    def described(self, t: int, participants: np.ndarray) -> Round:
+    def described(self, t: int, participants: np.ndarray | None) -> Round:
         config = self.config
-        steps = float(local_steps(config, self.silo.sizes[participants]).mean()) if len(participants) else 0.0
+        if participants is None:  # nothing that depends on them
+            expected = config.participation * config.clients
+            return Round(t, local_rate(config, t), float(config.local_steps), expected, config.clients)
+        steps = self.silo.mean_steps(participants) if len(participants) else 0.0
         return Round(t, local_rate(config, t), steps, len(participants), config.clients)
 
     def step(self, r: Round, weight: float) -> bool:
@@ -153,13 +162,15 @@ class Server:
         record: dict[str, Any] = {
             "round": r.t + 1,
             "lr": r.lr,
-            "participants": done.participants.tolist(),
-            "local_loss": done.sums["loss"] / r.participants if r.participants else None,
+            "participants": None if done.participants is None else done.participants.tolist(),
+            "local_loss": done.sums["loss"] / r.participants if r.participants and silo.aggregation.discloses else None,
         }
         for part in PARTS if self.validates else PARTS[:-1]:
             record |= silo.evaluations.recorded(part, done.sums)
         # Clients that are left out have received, but nothing of theirs is sent.
-        received, sent = len(done.participants), r.participants
+        received = sent = round(r.participants)
+        if done.participants is not None:
+            received = len(done.participants)
         if not self.algorithm.communicates(r.t):
             received = sent = 0
         record["bytes_down"], record["bytes_up"] = bytes_of(self.algorithm, vector, received, sent)
@@ -168,5 +179,8 @@ class Server:
         by_phase["total"] = by_phase["total"][:1]
         record["seconds"] = {phase: float(values.max()) for phase, values in by_phase.items()}
         wait = ranks[:, silo.numbers.index("wait")]
-        record["seconds_by_rank"] = {"train": by_phase["train"].tolist(), "wait": wait.tolist()}
+        by_rank = {"train": by_phase["train"].tolist(), "wait": wait.tolist()}
+        if done.participants is None:  # how long a rank trains tells how many it has
+            by_rank = {name: [] for name in by_rank}
+        record["seconds_by_rank"] = by_rank
         return record

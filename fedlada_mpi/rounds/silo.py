@@ -14,10 +14,13 @@ from ..algorithms import Algorithm, Round, Vectors
 from ..algorithms.hook_draws import server_draws
 from ..mpi import World
 from ..mpi.transport import Transport
+from ..privacy.budget import Budget
+from ..privacy.sampling import secret_sample
 from ..privacy.silo_files import SiloFiles
 from ..rundir import checkpoint, silo_state
 from ..rundir.columns import ALL_PHASES, PARTS
 from ..rundir.metrics import Clock
+from ..rundir.silo_folder import SiloFolder
 from ..settings import Config
 from ..support import rng
 from ..support.errors import DivergedError, UserError, some
@@ -26,6 +29,7 @@ from .aggregate import Aggregation
 from .costs import RankMemory
 from .device import synchronize
 from .evaluate import Evaluations
+from .sizes import Sizes
 from .trainer import Trainer
 from .watcher import Order, Watcher
 
@@ -50,13 +54,17 @@ class Silo:
         aggregation: Aggregation,
         s: Vectors,
         evaluations: Evaluations,
-        sizes: np.ndarray,
+        sizes: Sizes,
         owned: np.ndarray,
         digests: dict[str, str],
         files: SiloFiles | None = None,
+        folder: SiloFolder | None = None,
     ):
-        """``sizes``: images of every client; ``owned``: whether a rank trains it; ``files``: that nobody else reads."""
-        self.files = files
+        """``sizes``: images of every client; ``owned``: whether a rank trains it; ``files``: that nobody else reads.
+
+        ``folder``: where what clients keep stays, if that is not in the checkpoints of all.
+        """
+        self.files, self.folder = files, folder
         self.world, self.config, self.algorithm = world, config, algorithm
         self.trainer, self.transport, self.aggregation = trainer, transport, aggregation
         self.s, self.evaluations, self.digests = s, evaluations, digests
@@ -66,13 +74,21 @@ class Silo:
         # The vectors that the root sends after a step. Others are its own, unless any rank may have to serve.
         self.sent = (*algorithm.down, *(algorithm.private if world.tolerant else ()))
         self.watchers: list[Watcher] = []  # the same on every rank
+        self.budget: Budget | None = None  # on the root, with --dp
         self.nonfinite: list[int] = []  # participants of this rank in the last round
         self.clock = Clock()
 
     @property
     def owned_sizes(self) -> np.ndarray:
         """Images of all clients that a rank trains."""
-        return self.sizes[self.owned]
+        return self.sizes.known[self.owned]
+
+    def mean_steps(self, participants: np.ndarray) -> float:
+        return self.sizes.mean_steps(self.config, participants)
+
+    def weight(self, included: np.ndarray) -> float:
+        """On the root, of participants by their numbers of images."""
+        return self.sizes.weight(included)
 
     @property
     def numbers(self) -> tuple[str, ...]:
@@ -93,28 +109,40 @@ class Silo:
         resident = memory.resident + sum(each.nbytes for each in (*vectors, *others))
         return RankMemory(memory.per_client, resident, memory.clients_that_fit, self.aggregation.bytes_per_client)
 
-    def sample(self, t: int) -> np.ndarray:
-        """The participants of round ``t``, of the clients that a rank trains."""
+    def sample(self, t: int) -> np.ndarray | None:
+        """The participants of round ``t``, of the clients that a rank trains; None where every rank draws its own."""
         config = self.config
+        if config.dp != "none":
+            return None
         drawn = rng.participants(config.clients, config.participation, config.sampling, config.seed, t)
         return drawn[self.owned[drawn]]
 
-    def train(self, r: Round, participants: np.ndarray) -> list[int]:
-        """Local training, and the sums to the root; returns the participants of all ranks that are left out."""
+    def train(self, r: Round, called: np.ndarray | None) -> list[int]:
+        """Local training, and the sums to the root; returns the participants of all ranks that are left out.
+
+        ``called``: the participants of all ranks. None: a rank draws its own, and nobody learns of them.
+        """
+        participants = called
+        if participants is None:
+            participants = secret_sample(self.trainer.data.client_ids, self.config.participation)
         # Ends with the slowest rank; timed as waiting, not as communication.
-        self.nonfinite = self.world.collectively(lambda: self._train(r, participants))
+        self.nonfinite = self.world.collectively(lambda: self._train(r, called, participants))
         if self.nonfinite and self.files is not None:
             self.files.log(f"round {r.t + 1}: not finite, left out: clients {', '.join(map(str, self.nonfinite))}")
+        if called is None:  # who is left out is as secret
+            self.nonfinite = []
         # Where they are not skipped, the root learns of them by the numbers of ``report``.
         skips = self.config.on_nonfinite == "skip" and not self.aggregation.conceals
         left_out = self._all_nonfinite() if skips else []
+        if self.config.weighting == "size" and not self.aggregation.conceals:
+            self.sizes.add_up(self.world, np.setdiff1d(participants, left_out))
         with self.clock("reduce"):
             self.aggregation.reduce(participants, self.algorithm.communicates(r.t))
         return left_out
 
-    def _train(self, r: Round, participants: np.ndarray) -> list[int]:
+    def _train(self, r: Round, called: np.ndarray | None, participants: np.ndarray) -> list[int]:
         with self.clock("train"):
-            self.aggregation.prepare(r, participants)
+            self.aggregation.prepare(r, np.empty(0, np.int64) if called is None else called)
             nonfinite = self.trainer.round(self.s, r, participants, self.aggregation)
             synchronize(self.trainer.device)
         return nonfinite
@@ -182,8 +210,11 @@ class Silo:
 
     def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
         """A checkpoint after round ``t``; ``more`` is what the root adds."""
-        state = self.trainer.client_state.vectors
-        if self.aggregation.conceals:
+        state, folder = self.trainer.client_state.vectors, self.folder
+        if folder is not None:
+            self.world.collectively(lambda: folder.save(t, state))
+            state = {}
+        elif self.aggregation.conceals:
             self.world.collectively(lambda: self._save_own(t, state))
             state = {}
         about = (self.config, self.s, state, self.digests, self.aggregation.order, more)
@@ -227,8 +258,9 @@ class Silo:
 
     def _round(self, order: Order) -> None:
         r = Round(**order["round"])
-        left_out = self.train(r, np.asarray(order["participants"], np.int64))
-        if left_out or self.aggregation.conceals:
+        called = order["participants"]
+        left_out = self.train(r, None if called is None else np.asarray(called, np.int64))
+        if left_out or (self.aggregation.conceals and called is not None):
             r = Round(**self.world.broadcast_json())
         self.exchange(r)
         self.report(order)

@@ -57,7 +57,7 @@ class Trainer:
         self.side_stream = SideStream(device)
         self.steps = _steps(self.buffers, "plan", capture)
         self.full_pass = _steps(self.buffers, "all_batches", capture)
-        self.plans_ahead = capture is not None
+        self.plans_ahead = capture is not None and config.dp == "none"  # whose participants nobody knows yet
         self.ahead: tuple[int, list[int], Any] = (-1, [], None)  # round, rows of its first chunk, their plan
         self.local_step: LocalStep = local_step
         if engine.kernels is not None and algorithm.fusable and not algorithm.traits.draws:
@@ -100,7 +100,7 @@ class Trainer:
         self._load(buffers.plan, planned)
         buffers.lr.fill_(r.lr)
         if self.algorithm.traits.draws:
-            buffers.keys[: len(stack)].copy_(client_keys(self.algorithm, r.t, clients))
+            buffers.keys[: len(stack)].copy_(client_keys(self.algorithm, r.t, data.numbers[stack]))
         parts = buffers.parts(s, len(stack))
         self._begin(parts, r, clients, steps)
         # Clients that take fewer steps than others leave after theirs; the longest come first.
@@ -134,8 +134,8 @@ class Trainer:
     def _plan_of(self, t: int, chunk: np.ndarray) -> tuple[Any, ...]:
         """The arguments of ``plan`` for the batches of a chunk in round ``t``."""
         data, buffers, stack = self.data, self.buffers, self._stack(chunk)
-        clients, starts, sizes = data.client_ids[stack], data.starts[stack], data.sizes[stack]
-        return self.config, t, clients, starts, sizes, buffers.batch_width, buffers.dtype
+        numbers, starts, sizes = data.numbers[stack], data.starts[stack], data.sizes[stack]
+        return self.config, t, numbers, starts, sizes, buffers.batch_width, buffers.dtype
 
     def _planned(self, t: int, chunk: np.ndarray) -> Plan:
         if (t, chunk.tolist()) == self.ahead[:2]:

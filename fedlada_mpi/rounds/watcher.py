@@ -3,6 +3,7 @@
 A watcher is one file with one class, in ``rounds/watchers/`` or where its subject is. Watchers that take part in
 communication are on every rank, in the same order; others are on the root alone. A round calls, in this order:
 
+    permits        root         whether the round may begin
     order          root         the server's order may ask the other ranks for something
     ordered        every rank   the order has arrived
     before_step    root         the means are there, and the server has not stepped
@@ -33,7 +34,7 @@ class Finished:
     """A round as its watchers see it, on the root."""
 
     r: Round  # with the participants whose result counts
-    participants: np.ndarray  # all that were called
+    participants: np.ndarray | None  # all that were called; None if they are secret
     weight: float  # the sum of the weights of those that count
     sums: Mapping[str, float]  # of every rank's numbers, by name
 
@@ -48,6 +49,10 @@ class Watcher:
 
     names: Sequence[str] = ()  # of its ``numbers``
     nbytes: int = 0  # of memory on the rank's device
+
+    def permits(self, t: int) -> bool:
+        """Whether round ``t`` may begin; otherwise the run stops before it, with a checkpoint."""
+        return True
 
     def order(self, order: Order) -> None:
         """Add to an order of the server, under a name of its own."""

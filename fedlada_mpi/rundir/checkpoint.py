@@ -239,6 +239,14 @@ def data_digest(out: Path) -> str:
     return ""
 
 
+def attribute(out: Path, name: str) -> str:
+    """Of the newest checkpoint; empty if there is none, or it does not have it."""
+    for saved in complete(out)[-1:]:
+        with suppress(*DAMAGE), h5py.File(saved / "server.h5") as file:
+            return str(file.attrs.get(name, ""))
+    return ""
+
+
 def refuse_other_digests(out: Path, t: int, digests: dict[str, str], directory: Path) -> None:
     """Raise if the checkpoint is of other data than that in ``directory``, or of a model with other constants."""
     path = folder(out, t) / "server.h5"

@@ -74,6 +74,9 @@ DIAGNOSED = (
 )
 
 
+PRIVATE = ("epsilon", "clip_norm", "within_clip")  # of runs with --dp
+
+
 @dataclass(frozen=True)
 class Columns:
     """The columns of a task: ``metrics`` has the loss first, ``objective`` is one of them.
@@ -114,8 +117,8 @@ class Columns:
 
     @cached_property
     def optional(self) -> tuple[str, ...]:
-        """Of runs with a validation set, with --eval-clients, and with --diagnose."""
-        return (*self.validated, *self.spread["test"], *self.spread["train"], *DIAGNOSED)
+        """Of runs with a validation set, with --eval-clients, with --diagnose, and with --dp."""
+        return (*self.validated, *self.spread["test"], *self.spread["train"], *DIAGNOSED, *PRIVATE)
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -125,6 +128,7 @@ class Columns:
             *(*self.evaluated, *self.validated),
             *("bytes_down", "bytes_up", "paper_units", *TABLES, "consistency", "bytes_mpi"),
             *(*self.spread["test"], *self.spread["train"], *DIAGNOSED),
+            *PRIVATE,
             *("nonfinite", "out_of_range", "left", "void"),
         )
 

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .. import algorithms, models, mpi, tasks
 from ..algorithms import Vectors
-from ..data.datasets import ensure
-from ..data.manifest import Manifest, read_manifest
+from ..data.manifest import Manifest
 from ..data.owners import Ownership
-from ..data.shards import check_files, files_of
+from ..data.silos.sums import SumOf
 from ..gpu.graphs import capture_on
 from ..models.form import each
 from ..models.initial import load_initial
@@ -26,13 +26,16 @@ from ..models.lora import Lora, merged
 from ..models.parameters import dtype_of, in_type, tensors
 from ..mpi.plan import plan_transport
 from ..privacy.agreement import Epoch, agree, refuse_too_few
+from ..privacy.budget import Budget, SiloBudget
 from ..privacy.masks import Masks
+from ..privacy.mechanism import Mechanism
 from ..privacy.names import own_name
 from ..privacy.silo_files import SiloFiles, silo_folder
 from ..rounds import aggregate
-from ..rounds.aggregate import SecureSums
+from ..rounds.aggregate import PrivateSecureSums, PrivateSums, SecureSums
 from ..rounds.augmentation import Augmentation
 from ..rounds.batches import LocalData
+from ..rounds.costs import trains_alone
 from ..rounds.device import asked_threads, choose_device, device_name, limit_threads, set_precision
 from ..rounds.evaluate import BATCH, OWN, Evaluations, Evaluator, batches
 from ..rounds.examples import Examples
@@ -51,6 +54,7 @@ from ..tasks.client_loss import COUNTED, ClientLoss
 from ..tasks.dry_run import dry_run
 from ..tasks.own import objective_of
 from .loading import Loading
+from .run_data import RUN, RunData, SharedShards
 
 TRIED = 4  # examples, of which one may be without an event or a class
 
@@ -70,37 +74,45 @@ class Session:
         start: int,
         owners: Callable[[Manifest], Ownership],
         report: Callable[[str], None] = print,
+        silos: RunData | None = None,
     ):
-        """To go on after round ``start`` (0: a new run); ``owners`` says which rank trains which clients."""
+        """To go on after round ``start`` (0: a new run); ``owners`` says which rank trains which clients.
+
+        ``silos``: instead of the directory, where each has one of its own.
+        """
         self.world, self.start, self.started = world, start, provenance.now()
         world.on_root(lambda: check_installed(config))
-        silos = world.original_size - int(root_only_serves(world, config))
-        world.on_root(lambda: ensure(config, directory, silos, report))
-        self.manifest: Manifest = world.collectively(lambda: read_manifest(directory))
-        self.owners = owners(self.manifest)
-        self.silo_name = world.collectively(lambda: self._silo_name(config, silos)) if config.secure else ""
+        number = world.original_size - int(root_only_serves(world, config))
+        self.data = silos or SharedShards(directory, number, report)
+        self.data.open(world, config)
+        self.owners = owners(self.data.manifest)
+        self.silo_name = world.collectively(lambda: self._silo_name(config, number)) if config.secure else ""
         self.epoch: Epoch | None = None  # of masks
         self.void_until = 0  # the last round that was sent with other silos
         self.files = world.collectively(lambda: self._files(config)) if config.secure else None
         threads = asked_threads(world)
         self.device = world.collectively(lambda: choose_device(world, config, threads))
-        if config.sums == "exact":
-            # Stacks of one client, unless wider ones are asked for: the same on any number of ranks (``stack_width``).
+        if trains_alone(config):
+            # Stacks of one client, unless wider ones are asked for (``stack_width``).
             config = replace(config, max_clients_at_once=config.max_clients_at_once or 1)
         self.config, self.dtype = config, set_precision(config.precision)
+        self.masks = self._masks() if config.secure else None
+        self.data.settle(world, config, self._sum_of())
+        self.manifest: Manifest = self.data.manifest
         self.about = self.manifest.about()
         self.task = world.collectively(self._task)
-        world.collectively(self._verify)
-        about = (self.manifest, self.task, self.device, self.dtype)
+        world.collectively(lambda: self.data.verify(world, self.owners))
+        about = (self.data.readable, self.task, self.device, self.dtype)
         self.loading = Loading(*about, config.data_on, world.node.size)
         data = world.collectively(self._local_data)
-        held_out = world.on_root(self.loading.of_nobody) or {}
+        held_out = self.data.held_out(world, self.loading)
 
         self.network = world.collectively(self._network)
         # Products on several threads depend on how many there are.
-        work = 0 if config.sums == "exact" else self.network.work * self._images_per_step()
+        work = 0 if trains_alone(config) else self.network.work * self._images_per_step()
         limit_threads(world, self.device, work, threads)
         self.digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
+        self.digests |= {RUN: self.data.run_id} if self.data.run_id else {}
         if ":" in config.model or config.lora:
             self._refuse_different_models()
         self.algorithm = world.collectively(lambda: algorithms.create(config, self.network.layout.tensors))
@@ -120,7 +132,9 @@ class Session:
         server = int(root_only_serves(self.world, config))
         if self.world.original_ranks[0] == 0 and len(self.world.original_ranks) == self.world.original_size:
             refuse_too_few(silos, config)
-        return own_name(config, rank - server, silos) if rank >= server else ""
+        if rank < server:
+            return ""
+        return self.data.silo_name or own_name(config, rank - server, silos)
 
     def _files(self, config: Config) -> SiloFiles | None:
         """This silo's own; from now on, its errors are written there."""
@@ -128,8 +142,9 @@ class Session:
         if not self.silo_name:
             return None
         fixed = {name: value for name, value in config.record().items() if fixes_result(name)}
-        settings = hashlib.sha256(json.dumps([fixed, self.manifest.digest], sort_keys=True).encode()).hexdigest()
-        files = SiloFiles(silo_folder(config, self.silo_name), self.silo_name, settings)
+        identity = self.data.identity(fixed)
+        settings = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        files = SiloFiles(self.data.log_folder or silo_folder(config, self.silo_name), self.silo_name, settings)
         if self.world.rank:
             self.world.conceal = files.conceal
         return files
@@ -189,18 +204,58 @@ class Session:
         tested = self.clients.test_sizes
         sizes = {"train": self.manifest.sizes} | ({} if tested is None else {OWN: tested})
         concealed = aggregation.client_sums if isinstance(aggregation, SecureSums) else None
-        about = (s.x, data, held_out, self.columns, sizes, concealed)
+        about = (s.x, data, held_out, self.columns, sizes, concealed, self.data.in_silos)
         evaluations = Evaluations(world, config, evaluator, *about)
         self.without_outputs = world.on_root(evaluations.without_outputs) or []
-        whose = (self.manifest.sizes, self.owners.mask(self.manifest.clients), self.digests)
-        return Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *whose, self.files)
+        whose = (self.data.sizes(), self.owners.mask(self.manifest.clients), self.digests, self.files, self.data.folder)
+        silo = Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *whose)
+        if isinstance(aggregation, PrivateSums):
+            silo.budget = world.on_root(self._budget)
+            noise = world.broadcast_json({"z": silo.budget.mechanism.noise} if silo.budget else None)["z"]
+            world.collectively(lambda: self._protect(aggregation, Mechanism.of(config, noise), s))
+        return silo
+
+    def _protect(self, aggregation: PrivateSums, mechanism: Mechanism, s: Vectors) -> None:
+        aggregation.protect(mechanism, s, self.network.layout.real)
+        if self.files is not None and isinstance(aggregation, PrivateSecureSums):
+            kept = self.data.folder.path if self.data.folder else None
+            aggregation.spend = SiloBudget(self.config, kept or self.files.folder, mechanism).spend
+
+    def _budget(self) -> Budget:
+        """Of a private run, from its data and settings."""
+        if self.manifest.own_tests:
+            raise UserError(
+                "--dp client: clients of this data have test examples of their own, which no noise protects: "
+                "prepare it without"
+            )
+        if self.algorithm.uniform:
+            raise UserError("--dp client: all weights are equal: leave uniform out of the method")
+        return Budget(self.config, self.start)
+
+    def _masks(self) -> Masks:
+        """Of a new epoch; collective."""
+        self.epoch = agree(self.world, self.config, self.silo_name, self.device.type == "cuda")
+        return Masks(self.epoch)
+
+    def _sum_of(self) -> SumOf | None:
+        """Sums of words that only all ranks together know; None where they need not be masked."""
+        masks = self.masks
+        if masks is None:
+            return None
+
+        def added(words: np.ndarray) -> np.ndarray:
+            masks.words(words, [])
+            total = self.world.reduce_words(words).tolist()
+            return np.array(self.world.broadcast_json({"words": total})["words"], np.int64)
+
+        return added
 
     def _secure(self, s: Vectors) -> aggregate.Secure:
-        """A new epoch of masks; collective."""
         c = self.config
-        self.epoch = agree(self.world, c, self.silo_name, self.device.type == "cuda")
-        weight = float(self.manifest.sizes.sum()) if c.weighting == "size" else aggregate.most_participants(c)
-        secure = aggregate.Secure(Masks(self.epoch), s, weight)
+        assert self.masks is not None
+        assert self.epoch is not None
+        weight = float(self.data.all_rows) if c.weighting == "size" else aggregate.most_participants(c)
+        secure = aggregate.Secure(self.masks, s, weight)
         if not self.epoch.degree:
             return secure
         files = self.files
@@ -281,9 +336,10 @@ class Session:
 
     def _images_per_step(self) -> int:
         """That a rank's threads share, the same number on all ranks; an evaluation's batch has a forward pass only."""
-        c, m = self.config, self.manifest
+        c = self.config
         most = max(map(len, self.owners.clients_of))
-        batch = int(min(c.batch_size or m.sizes.max(), m.sizes.max()))
+        largest = self.data.most_rows(c)
+        batch = min(c.batch_size or largest, largest)
         return max(round(c.participation * most) * batch, BATCH["cpu"] // 3)
 
     def _refuse_different_models(self) -> None:
@@ -296,15 +352,9 @@ class Session:
                 "rank 0; expected the same model on every rank"
             )
 
-    def _verify(self) -> None:
-        """Compare the checksums of files that ranks of this node need: of each file, the first rank that needs it."""
-        files = {rank: files_of(self.manifest, self.owners.clients_of[rank]) for rank in self.world.neighbours}
-        first = {name: rank for rank in reversed(self.world.neighbours) for name in files[rank]}
-        check_files(self.manifest, [name for name, rank in first.items() if rank == self.world.rank])
-
     def _local_data(self) -> LocalData:
-        data = self.loading.of_clients(self.owners.clients_of[self.world.rank])
-        data.largest = int(self.manifest.sizes.max()) if self.config.sums == "exact" else 0
+        data = self.data.of_clients(self.world, self.owners, self.loading)
+        data.largest = self.data.most_rows(self.config) if trains_alone(self.config) else 0
         return data
 
     def trained_module(self) -> nn.Module:

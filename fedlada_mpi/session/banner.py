@@ -17,10 +17,11 @@ from ..mpi.plan import cuda_aware
 from ..rounds.costs import Costs, RankMemory
 from ..rounds.device import arithmetic, device_name, precision_notes
 from ..rundir import provenance
+from ..rundir.silo_folder import METRICS
 from ..settings import DATASETS, Config
 from ..support.rng import fixed_number
 from ..support.version import __version__
-from . import secure_rounds
+from . import privacy_notes, secure_rounds
 from .assemble import Session
 from .console import amount, plural
 
@@ -100,10 +101,14 @@ class Banner:
             *([("task", self._task())] if self.config.columns else []),
             ("model", f"{c.model}, {session.network.layout.numel:,} parameters, {computed}"),
             *([("privacy", session.epoch.description)] if session.epoch else []),
+            *([("dp", privacy_notes.row(session, session.silo.budget))] if session.silo.budget else []),
         ]
 
     def _examples(self) -> str:
         m = self.session.manifest
+        if self.session.data.in_silos:
+            shape = f"{m.classes} classes" if m.image else f"inputs {self.session.network.form.seen_shape}"
+            return f"{plural(m.silos, 'silo')} with their own {'images' if m.image else 'examples'}, {shape}"
         nobodys = m.rows(TEST_FILE) if TEST_FILE in m.files else 0
         own = f", {int(m.test_sizes.sum())} of their own to test on" if m.own_tests else ""
         tested = own + (f", {nobodys} to test on" if nobodys and not m.image else "")
@@ -129,7 +134,7 @@ class Banner:
             (
                 "ranks",
                 f"{e['ranks']} ({session.world.node.size} on this node), {each}, of "
-                f"{plural(session.manifest.silos, 'silo file')}",
+                f"{plural(session.manifest.silos, 'silo' if session.data.in_silos else 'silo file')}",
             ),
             ("device", f"{e['device']}{threads}{self._streamed()}"),
             ("MPI", f"{e['mpi']}, {aware}CUDA-aware; transport: {e['transport']}"),
@@ -158,7 +163,12 @@ class Banner:
     def _notes(self) -> list[str]:
         session = self.session
         notes = [*session.network.notes, *session.algorithm.traits.notes, *secure_rounds.notes(session)]
-        if session.without_outputs:
+        notes += session.data.notes
+        if session.silo.budget:
+            notes += privacy_notes.notes(session, session.silo.budget)
+        if session.data.in_silos and session.without_outputs:
+            notes.append(f"{', '.join(session.scores.whole)} only in the silos' own {METRICS}: outputs stay there")
+        elif session.without_outputs:
             names, parts = ", ".join(session.scores.whole), " and ".join(session.without_outputs)
             why = "stay in the silos" if self.config.secure else "are too many to have all at once"
             notes.append(f"no {names} on {parts} examples, whose outputs {why}")

@@ -77,6 +77,8 @@ class Progress(Watcher):
             results["train"] += f"  loss {LOSS.shown(record[LOSS.of('train')])}"
         if results and not self.quiet:
             words = [f"round {record['round']:>{len(str(self.rounds))}}/{self.rounds}", *results.values()]
+            if (epsilon := record.get("epsilon")) is not None:
+                words.append(f"epsilon {epsilon:.3f}")
             line = "  ".join([*words, f"{record['seconds']['total']:.3f} s"])
             if self.bar is None:
                 print(line, flush=True)
@@ -122,6 +124,8 @@ def closing_lines(
         if by_validation:
             chosen = objective.shown(by_validation[objective.of("val")])
             lines.append(f"  validation     {chosen} best (round {best['round']})")
+    if spent := summary.get("privacy"):
+        lines.append(f"  privacy        epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g}, of clients")
     for target, at in summary["targets"].items():
         level = f"{float(target):.1%}" if objective.percent else f"{objective.name} {float(target):g}"
         lines.append(f"  {level} test      {'not reached' if at is None else f'in round {at}'}")

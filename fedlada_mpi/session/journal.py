@@ -118,6 +118,7 @@ class Journal(Watcher):
             "method": session.algorithm.title(),
             **summarise(history.records, session.config.targets, session.columns),
             **({"best_validation": history.best.record} if history.best else {}),
+            **({"privacy": session.silo.budget.summary()} if session.silo.budget else {}),
             **({COLUMNS: session.columns.record()} if session.columns.record() else {}),
             "data": {**session.manifest.described, "digest": session.manifest.digest},
             **history.segments.summary(history.records[-1]["round"] if history.records else 0),

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, Stored, silo_file
+from ..data.manifest import TEST_FILE, VALIDATION_FILE, Manifest, Stored
 from ..data.rows import Inputs, joined_inputs, take
 from ..data.shards import Shard, map_clients, padded_inputs, read_clients, read_test
 from ..models.form import Stored as Tensors
@@ -139,7 +139,7 @@ class Loading:
         for silo in np.unique(m.places[0][clients]):
             theirs = m.client_ids[silo]
             share = rows[np.intersect1d(clients, theirs)].sum() / max(1, rows[theirs].sum())
-            total += m.files[silo_file(silo)]["bytes"] * share
+            total += m.files[m.file(silo)]["bytes"] * share
         return total
 
 

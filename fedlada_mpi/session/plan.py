@@ -7,10 +7,11 @@ import threading
 from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..settings import SETTINGS, Config, Resolved, coerce, flag, is_record, load, recorded_code
+from ..settings import SETTINGS, Config, Resolved, chosen, coerce, flag, is_record, load, recorded_code
 from ..support import code_digest, trust
 from ..support.errors import PublicError, UserError
 from ..support.processes import ProcessId
@@ -19,6 +20,7 @@ from ..support.user_code import Given
 if TYPE_CHECKING:
     from ..data.arrays import Data
     from ..rounds.callback import OnRound
+    from .run_data import SiloData
 
 
 # Settings that are this rank's own, whatever the root has, and those in which it does not follow the root.
@@ -42,13 +44,32 @@ class Request:
     accept_changed_code: bool = False  # go on with a run whose code has been edited
     trust: bool = False  # run code that only the record of a run names
 
-    def resolve(self) -> tuple[Resolved, Path]:
-        """All settings, and the directory of the shards; ``data`` is written there."""
+    @cached_property
+    def silo_dir(self) -> str:
+        """As it is given; empty if it is not."""
+        return str(chosen("silo_dir", self.settings, {} if self.config is None else load(self.config)))
+
+    def named_silos(self) -> Config:
+        """Settings that have the names of the silos, as they are given, and nothing else."""
+        return Config(silos=str(chosen("silos", self.settings, {} if self.config is None else load(self.config))))
+
+    def resolve(self, silos: SiloData | None = None) -> tuple[Resolved, Path]:
+        """All settings, and the directory of the shards; ``data`` is written there.
+
+        ``silos``: what they have, once they have met, where each has a directory of its own.
+        """
         from ..data import arrays, datasets
 
         file = {} if self.config is None else load(self.config)
         self.check_trust(file)
         settings = dict(self.settings)
+        if self.silo_dir:
+            if self.data is not None:
+                raise UserError("--silo-dir has no effect on data that is given: leave one of them out")
+            known = (silos.common, silos.clients) if silos else None
+            resolved = datasets.resolve_silos(settings, file, self.config is not None and is_record(self.config), known)
+            resolved.config.code = code_digest.of_settings(vars(resolved.config))
+            return resolved, Path()
         if self.data is not None:
             settings["dataset"] = arrays.shards(self.data, {**file, **settings})
         recorded = self.config is not None and is_record(self.config)
@@ -94,14 +115,14 @@ class Plan:
         return Config(**{**self.settings, **given, **here})
 
 
-def make(request: Request, at_end: ExitStack, gone: Container[ProcessId] = ()) -> Plan:
+def make(request: Request, at_end: ExitStack, gone: Container[ProcessId] = (), silos: SiloData | None = None) -> Plan:
     """On the root. Unless there is nothing left to do, it holds the output directory until the end of the run.
 
-    ``gone``: processes that hold it no longer.
+    ``gone``: processes that hold it no longer. ``silos``: see ``Request.resolve``.
     """
     from ..rundir import claim, lock, results
 
-    resolved, directory = request.resolve()
+    resolved, directory = request.resolve(silos)
     config, out = resolved.config, Path(resolved.config.out)
     if not out.exists():
         at_end.callback(_remove_if_empty, out)  # where the run is refused before it writes anything

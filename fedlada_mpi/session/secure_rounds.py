@@ -30,6 +30,8 @@ class Contributors:
     def are_few(self, t: int, participation: float | None = None) -> bool:
         """Whether a round is not to be trained; one without participants shows nothing."""
         c = self.session.config
+        if c.dp != "none":  # whose participants nobody knows, and whose sums have noise
+            return False
         share = c.participation if participation is None else participation
         ranks = self._rank_of[rng.participants(c.clients, share, c.sampling, c.seed, t)]
         return 0 < len(np.unique(ranks[ranks >= 0])) < FEWEST_SILOS
@@ -52,7 +54,8 @@ class Contributors:
     def check(self, r: Round, participants: np.ndarray) -> None:
         """On a silo: refuse an order that the settings do not give, by which a server could single it out."""
         silo = self.session.silo
-        if not np.array_equal(participants, silo.sample(r.t)):
+        drawn = silo.sample(r.t)
+        if not np.array_equal(participants, np.empty(0) if drawn is None else drawn):
             raise PublicError(f"round {r.t + 1}: the server asks for other participants than those of --seed")
         if self.are_few(r.t):
             raise PublicError(f"round {r.t + 1}: the server asks for a sum of fewer than {FEWEST_SILOS} silos")

@@ -26,6 +26,7 @@ from .assemble import Session, root_only_serves
 from .banner import Banner
 from .console import Progress, closing_lines
 from .journal import Journal
+from .run_data import RunData
 from .secure_rounds import Contributors
 
 
@@ -48,8 +49,10 @@ class Training:
         start: int,
         on_round: OnRound | None = None,
         quiet: bool = False,
+        silos: RunData | None = None,
     ):
-        """To go on after round ``start`` (0: a new run), with the shards in ``directory``."""
+        """To go on after round ``start`` (0: a new run), with the shards in ``directory``, or those of ``silos``."""
+        self.silos = silos
         self.world, self.config, self.directory, self.start = world, config, directory, start
         self.on_round, self.quiet = on_round, quiet
         self.out = Path(config.out)
@@ -57,12 +60,14 @@ class Training:
     def run(self) -> str:
         """To the end; finished or stopped."""
         world = self.world
-        self.session = Session(world, self.config, self.directory, self.start, self.owners, self.print)
+        self.session = Session(world, self.config, self.directory, self.start, self.owners, self.print, self.silos)
         silo = self.session.silo
         if isinstance(silo.aggregation, SecureSums) and self.session.masked:
             silo.aggregation.permit = Contributors(self.session).check
         world.on_root(self._refuse_few_contributors)
         sums_changed = self.restore()
+        if (folder := silo.folder) is not None:
+            world.collectively(lambda: folder.begin(self.start))
         world.barrier()
         silo.share((*silo.sent, *silo.algorithm.derived))
         journal = world.on_root(self.journal)
@@ -88,6 +93,8 @@ class Training:
         return rows
 
     def owners(self, manifest: Manifest) -> Ownership:
+        if self.silos is not None and self.silos.owners is not None:
+            return self.silos.owners
         servers = int(root_only_serves(self.world, self.config))
         return shared_out(manifest, self.world.size, servers, self.config.silo_per_rank)
 
@@ -100,8 +107,12 @@ class Training:
         clients = set(silo.trainer.data.client_ids.tolist())
         state = silo.trainer.client_state.vectors
         world.on_root(lambda: checkpoint.refuse_other_digests(self.out, start, silo.digests, session.manifest.root))
-        world.collectively(lambda: checkpoint.load(self.out, start, silo.s, state, clients, world))
-        world.collectively(session.load_own_state)
+        if (folder := silo.folder) is None:
+            world.collectively(lambda: checkpoint.load(self.out, start, silo.s, state, clients, world))
+            world.collectively(session.load_own_state)
+        else:  # a silo need not be able to read the run's directory
+            world.on_root(lambda: checkpoint.load(self.out, start, silo.s, {}, set(), world))
+            world.collectively(lambda: folder.load(start, silo.s.x, state, clients))
         return world.on_root(self._after_loading) or ""
 
     def _begin(self) -> None:
@@ -142,6 +153,9 @@ class Training:
                     self.print(f"note: {journal.note}")
                 self.session.silo.clock.lap()  # services take seconds to start, which are no part of the first round
                 status = self.rounds(Server(self.session.silo, own))
+            budget = self.session.silo.budget
+            if status == "stopped" and budget is not None and not budget.permits():
+                self.print(f"note: {budget.refusal}")
             summary = journal.finish(status)
             self.print(closing_lines(summary, journal.history.records, str(self.out), self.session.columns))
         return status

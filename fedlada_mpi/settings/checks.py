@@ -12,8 +12,9 @@ from ..support.errors import UserError, shortened
 from ..support.inputs import check_path
 from ..support.rng import fixed_number
 from ..support.suggestions import did_you_mean
+from .dp_checks import check_dp
 from .fields import MOST, Setting, flag
-from .privacy import check_secure
+from .privacy import check_own_data, check_secure
 
 # Settings that only some schedules of the local rate have.
 SCHEDULES = {"lr_decay": ("exponential", "step"), "lr_step": ("step",), "lr_horizon": ("cosine",)}
@@ -80,7 +81,9 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
             f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"
         )
     _check_robust(values, by_hand)
+    check_dp(values, by_hand)
     check_secure(values, by_hand)
+    check_own_data(values)
     for name in ("sums", "robust", "precision"):
         if values["wire"] == "bf16" and values[name] in NOT_ROUNDED[name]:
             raise UserError(

@@ -80,3 +80,7 @@ class Configurable:
     @classmethod
     def check(cls, values: Mapping[str, Any]) -> None:
         """Raise ``UserError`` for settings that contradict each other."""
+
+    @classmethod
+    def check_dp(cls, algorithm: str, values: Mapping[str, Any]) -> None:
+        """Raise ``UserError`` where ``--dp`` cannot make the method private."""

@@ -81,6 +81,7 @@ def _most(default: Any, most: float | None) -> float | None:
 _data = partial(_setting, "data")
 _method = partial(_setting, "method and model")
 _training = partial(_setting, "training")
+_privacy = partial(_setting, "privacy")
 _evaluation = partial(_setting, "evaluation")
 _machine = partial(_setting, "machine")
 _privacy = partial(_setting, "privacy")
@@ -207,6 +208,19 @@ class Config:
     )
     seed: int = _training(0, "seed of sampling, batches, augmentation and initialisation", least=0, most=2**63 - 1)
 
+    dp: str = _privacy(
+        "none", "differential privacy of clients: bounded contributions, and noise", choices=("none", "client")
+    )
+    epsilon: float = _privacy(
+        0.0, "of --dp for all rounds: the noise is calibrated for it, and the run stops at it", least=0
+    )
+    delta: float = _privacy(0.0, "of --dp, less than 1 / clients", least=0, below=1)
+    noise_multiplier: float = _privacy(
+        0.0, "deviation of the noise as a multiple of the clip, instead of --epsilon", least=0, most=1e6
+    )
+    clip_norm: float = _privacy(0.0, "largest L2 norm of all that a client sends in a round, with --dp", least=0)
+    adaptive_clip: bool = _privacy(False, "--clip-norm is the first one, and follows the median of the norms")
+
     eval_every: int = _evaluation(1, "evaluate every this many rounds; 0 = only at the end", least=0, runtime=True)
     eval_train_every: int = _evaluation(
         -1,
@@ -262,7 +276,7 @@ class Config:
     server_trains: bool = _machine(False, "rank 0 owns clients too", runtime=True)
     silo_per_rank: bool = _machine(False, "a silo file is read by one rank alone, which owns its clients", runtime=True)
     max_clients_at_once: int = _machine(
-        0, "clients trained together on a rank; 0 = as memory allows (--sums exact: 1)", least=0, runtime=True
+        0, "clients trained together on a rank; 0 = as memory allows (--sums exact, --dp: 1)", least=0, runtime=True
     )
     patience: int = _machine(
         7200, "seconds that a rank waits for others before the run ends with status 4; 0 = any", least=0, runtime=True
@@ -302,6 +316,14 @@ class Config:
         "names of the silos by rank, from rank 1 on, separated by commas; FEDLADA_SILO in the environment of a rank is "
         "its own name (default: silo_0001, ...)",
         runtime=True,
+    )
+
+    silo_dir: str = _privacy(
+        "",
+        "directory that a rank alone reads, with what data_prep --silo has written there; {silo} stands for its name, "
+        "as in '/secure/{silo}'; rank 0 serves, and has no data",
+        runtime=True,
+        path=True,
     )
 
     out: str = _output("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True, path=True)

@@ -1,4 +1,4 @@
-"""What ``--secure`` asks of the other settings: whatever would show a single silo or client is refused."""
+"""What ``--secure`` and ``--silo-dir`` ask of the other settings: what shows a single silo or client is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ REQUIRED: dict[str, tuple[Any, str]] = {
 def check_secure(values: Mapping[str, Any], by_hand: Set[str]) -> None:
     """Refuse what ``--secure`` contradicts, and its own settings without it."""
     if not values["secure"]:
-        for name in ("secure_neighbours", "secure_range", "silo_keys", "silos"):
+        names = ("secure_neighbours", "secure_range", "silo_keys", *([] if values["silo_dir"] else ["silos"]))
+        for name in names:
             if name in by_hand:
                 raise UserError(f"--{name.replace('_', '-')} has no effect without --secure: add it, or leave this out")
         return
@@ -36,6 +37,28 @@ def check_secure(values: Mapping[str, Any], by_hand: Set[str]) -> None:
     if values["min_silos"] < FEWEST_SILOS and neighbours(values["secure_neighbours"]) != 0:
         raise UserError(f"--min-silos: got {values['min_silos']}, expected at least {FEWEST_SILOS} with --secure")
     neighbours(values["secure_neighbours"])
+
+
+# The value that each of these must have where silos have their own data, and what another one needs.
+OWN_DATA: dict[str, tuple[Any, str]] = {
+    "adopt": (False, "lets others read the data of a silo"),
+    "server_trains": (False, "gives the server data"),
+    "eval_clients": (0, "records single clients"),
+    "diagnose": (0, "needs the sizes of all clients"),
+    "validation": (0.0, "needs examples that belong to no silo"),
+    "robust": ("none", "takes the vectors of single clients"),
+}
+
+
+def check_own_data(values: Mapping[str, Any]) -> None:
+    """Refuse what ``--silo-dir`` contradicts."""
+    if not values["silo_dir"]:
+        return
+    for name, (expected, why) in OWN_DATA.items():
+        if values[name] != expected:
+            option = f"--{name.replace('_', '-')}"
+            given = option if expected is False else f"{option} {values[name]}"
+            raise UserError(f"{given} {why}, which --silo-dir does not allow: leave one of them out")
 
 
 def neighbours(setting: str) -> int | None:

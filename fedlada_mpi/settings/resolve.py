@@ -117,6 +117,10 @@ def _derive(values: dict[str, Any], sources: dict[str, str]) -> None:
         values["lr_horizon"], sources["lr_horizon"] = max(1, values["rounds"]), "rounds"
     if values["robust"] != "none" and sources["on_nonfinite"] == "default":
         values["on_nonfinite"], sources["on_nonfinite"] = "skip", "robust"
+    if values["dp"] != "none":
+        for name, value in (("sampling", "bernoulli"), ("on_nonfinite", "skip"), ("eval_train_every", 0)):
+            if sources[name] not in ("file", "flag"):
+                values[name], sources[name] = value, "dp"
     if values["secure"]:
         if sources["sums"] == "default":  # clients compute alike on any number of ranks
             values["sums"], sources["sums"] = "exact", "secure"
@@ -131,6 +135,8 @@ def _check_augmentation(values: Mapping[str, Any], sources: Mapping[str, str]) -
 
 
 def _check_method(algorithm: str, method: type[Configurable], values: Mapping[str, Any]) -> None:
+    if values["dp"] != "none":
+        method.check_dp(algorithm, values)
     for name, value in method.requires.items():
         if values[name] != value:
             raise UserError(f"--{flag(name)}: got {shown(values[name])}, expected {shown(value)} for {algorithm}")

@@ -14,6 +14,7 @@ server has imported torch, and a process of it in every node is the server there
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -45,9 +46,11 @@ while :; do sleep 3600 & wait $!; done
 AGENT = """#!/bin/bash
 while [ "${{1#-}}" != "$1" ]; do shift; done
 node=$1; shift
-exec nsenter -t "$(cat {folder}/$node/pid)" -m -u -i -n -p setpriv --pdeathsig KILL env -i \\
+exec nsenter -t "$(cat {folder}/$node/pid)" -m -u -i -n -p setpriv --pdeathsig KILL {account} env -i \\
     HOME={folder}/$node PATH=/usr/bin:/bin TMPDIR={folder}/$node XDG_CACHE_HOME={folder}/$node bash -c "cd /; $*"
 """
+FIRST_ACCOUNT = 12000  # plus the number of the node
+ACCOUNT = f"--reuid $(({FIRST_ACCOUNT} + ${{node#n}})) --regid $(({FIRST_ACCOUNT} + ${{node#n}})) --clear-groups"
 FORKED = Path(fork_server.__file__).name  # in the commands of servers and of what they fork
 # A server on the node of process argv[1]; the last namespaces are those through which it sees the others' files.
 SERVER = """
@@ -78,7 +81,9 @@ def missing() -> str:
 
 
 class Nodes:
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, accounts: bool = False) -> None:
+        """``accounts``: what is started on a node runs as an account of the node's own, which root is on none."""
+        self.accounts = accounts
         self.names = [f"n{i}" for i in range(1, count + 1)]
         # A short path: it is part of the names of sockets.
         self.folder = Path(tempfile.mkdtemp(prefix="nodes-", dir="/tmp"))
@@ -92,7 +97,7 @@ class Nodes:
             addresses |= {name: f"10.78.0.{i}" for i, name in enumerate(self.names, 1)}
             (self.folder / "hosts").write_text("".join(f"{where} {name}\n" for name, where in addresses.items()))
             agent = self.folder / "agent"
-            agent.write_text(AGENT.format(folder=self.folder))
+            agent.write_text(AGENT.format(folder=self.folder, account=ACCOUNT if self.accounts else ""))
             agent.chmod(0o755)
             self._boot("head", namespaces=("--net", "--uts", "--ipc", "--mount"))
             self._ip("head", "link add eth0 type bridge")
@@ -100,6 +105,9 @@ class Nodes:
             self._ip("head", "link set eth0 up")
             for name in self.names:
                 self._boot(name)
+                if self.accounts:
+                    os.chown(self.folder / name, FIRST_ACCOUNT + int(name[1:]), FIRST_ACCOUNT + int(name[1:]))
+                    (self.folder / name).chmod(0o700)
                 pid = (self.folder / name / "pid").read_text()
                 self._ip("head", f"link add {name} type veth peer name eth0 netns {pid}")
                 self._ip("head", f"link set {name} master eth0 up")
@@ -182,6 +190,11 @@ class Nodes:
             limit = ("replace", "dev", device, "root", "tbf", "rate", rate, "burst", "256k", "latency", "200ms")
             words = limit if rate else ("del", "dev", device, "root")
             self.on(where, "tc", "qdisc", *words, namespaces=("-n",))
+
+    def as_account(self, name: str, *command: object) -> subprocess.CompletedProcess[str]:
+        """What a command does on a node, as mpirun would start it there."""
+        words = [self.folder / "agent", name, shlex.join(map(str, command))]
+        return subprocess.run(words, capture_output=True, text=True, timeout=LIMIT, env={"PATH": PATH})
 
     def hide(self, name: str, folder: Path) -> None:
         """The node sees an empty folder in its place."""

@@ -9,7 +9,7 @@ import torch
 from training_runs import make_data, run_here, same
 
 from fedlada_mpi import Data, train
-from fedlada_mpi.data.manifest import read_manifest, silo_file
+from fedlada_mpi.data.manifest import Manifest, read_manifest, silo_file
 from fedlada_mpi.data.shards import map_clients, read_clients
 from fedlada_mpi.rounds import examples
 from fedlada_mpi.rounds.examples import Streamed
@@ -176,7 +176,7 @@ def test_files_in_pieces_are_refused(tmp_path, monkeypatch):
     copied = _in_pieces(data.shards)
     manifest = read_manifest(data.shards)
     monkeypatch.setattr("fedlada_mpi.data.shards.check_files", lambda *_: None)
-    monkeypatch.setattr("fedlada_mpi.data.shards.silo_file", lambda silo: copied)
+    monkeypatch.setattr(Manifest, "file", staticmethod(lambda silo: copied))
     with pytest.raises(UserError, match="'images' is not stored in one piece, as --data-on disk needs it"):
         map_clients(manifest, [0])
 

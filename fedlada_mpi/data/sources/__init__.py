@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from ...settings import SHIPPED
 from ...support.errors import UserError
 from ..checksums import sha256
 from . import imagefolder, text
-from .base import KNOWN, ArraySet, ImageSet, check, check_arrays, statistics
+from .base import KNOWN, ArraySet, ImageSet, check, check_arrays, listed, statistics
 from .cifar import CIFAR10, CIFAR100, load_cifar10, load_cifar100
 from .embedded import EMBEDDED
 from .imagefolder import load_imagefolder
@@ -65,6 +65,24 @@ def load(dataset: str, raw: Path, workers: int, **options: Any) -> ImageSet | Ar
     return images
 
 
+def load_listed(dataset: str, raw: Path, workers: int, classes: Sequence[str], **options: Any) -> ArraySet:
+    """As ``load``, with the classes of a list, of which there may be rows of some only."""
+    loader = LOADERS[dataset]
+    if dataset == "imagefolder":
+        loader = partial(load_imagefolder, classes=classes)
+    try:
+        if dataset == "npz" and raw.suffix != ".npz":
+            raise UserError(f"--raw: got {raw}, expected a .npz file for --dataset npz")
+        examples = loader(raw, workers, **options)
+    except OSError as error:
+        raise UserError(f"{error.filename or raw}: cannot be read ({error.strerror or error})") from None
+    except MemoryError:
+        raise UserError(f"{raw}: does not fit into memory: use a part of it, or a larger machine") from None
+    arrays = listed(examples, classes, raw)
+    check_arrays(arrays, raw)
+    return arrays
+
+
 def fingerprint(dataset: str, raw: Path) -> str:
     """Distinguishes this raw data from other data of the same name; official data is always the same."""
     if dataset == "imagefolder" and raw.is_dir():
@@ -76,4 +94,15 @@ def fingerprint(dataset: str, raw: Path) -> str:
     return sha256(raw)
 
 
-__all__ = ["KNOWN", "LOADERS", "ArraySet", "ImageSet", "fingerprint", "find_raw", "load", "raw_available", "statistics"]
+__all__ = [
+    "KNOWN",
+    "LOADERS",
+    "ArraySet",
+    "ImageSet",
+    "fingerprint",
+    "find_raw",
+    "load",
+    "load_listed",
+    "raw_available",
+    "statistics",
+]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -184,6 +184,38 @@ def check_arrays(examples: ArraySet, where: Path | str) -> None:
     _check_alike(examples, where)
     _check_owners(examples, where)
     _check_task(examples, where)
+
+
+def listed(examples: ImageSet | ArraySet, classes: Sequence[str], where: Path | str) -> ArraySet:
+    """With the classes of a list; those of the examples are found in it by their names, if they have any."""
+    if isinstance(examples, ImageSet):
+        images = (examples.inputs, examples.targets, examples.test_inputs, examples.test_targets)
+        names, share = examples.class_names, examples.test_share
+        examples = ArraySet(*images, examples.owners, None, names, image=True, test_share=share)
+    if examples.task not in ("classification", "segmentation"):
+        if classes:
+            raise UserError(f"--classes has no effect on the task {examples.task or 'of this data'}: leave it out")
+        return examples
+    if not classes:
+        raise UserError(
+            f"{where}: got no --classes, expected FILE with the name of a class on each line, for all silos"
+        )
+    targets, tests = examples.targets, examples.test_targets
+    number, named_classes = {name: label for label, name in enumerate(classes)}, [*examples.class_names]
+    if named_classes == [str(label) for label in range(len(named_classes))] and not {*named_classes} <= {*number}:
+        named_classes = []  # numbers of the list
+    if named_classes:
+        if unknown := next((name for name in named_classes if name not in number), None):
+            known = ", ".join(classes[:10])
+            raise UserError(f"{where}: got class {shortened(unknown)}, expected one of --classes: {known}")
+        # Labels without a name are refused with those that are too large.
+        numbers = np.array([number[name] for name in named_classes], np.int64)
+        if all(part.ndim == 1 and part.dtype.kind in "iub" for part in (targets, tests)):
+            most = max(int(part.max(initial=0)) for part in (targets, tests))
+            if most >= len(numbers):
+                raise UserError(f"{where}: got class {most} of {len(numbers)} class names, expected a name for each")
+            targets, tests = (numbers[part] if part.min(initial=0) >= 0 else part for part in (targets, tests))
+    return replace(examples, targets=targets, test_targets=tests, class_names=[*classes])
 
 
 def _widen(examples: ArraySet) -> None:

@@ -39,9 +39,12 @@ MOST_BYTES = METADATA_BYTES + 4 * 89_478_485
 
 
 def load_imagefolder(
-    raw: Path, workers: int = 0, resize: int = 0, test_share: float | None = None
+    raw: Path, workers: int = 0, resize: int = 0, test_share: float | None = None, classes: Sequence[str] = ()
 ) -> ImageSet | ArraySet:
-    """``resize`` 0: images as they are, of one size. ``test_share``: of the images, where there is no test folder."""
+    """``resize`` 0: images as they are, of one size. ``test_share``: of the images, where there is no test folder.
+
+    ``classes``: a list of which there may be images of some only, rather than the names of all folders.
+    """
     train_root, test_root = roots(raw)
     if test_root is not None and test_share is not None:
         raise UserError(f"--test-share has no effect: the test images are in {test_root}: leave it out")
@@ -62,8 +65,10 @@ def load_imagefolder(
     if own_tests and (unknown := next(iter(sorted({f.parts[0] for f in test} - {f.parts[0] for f in train})), None)):
         known = ", ".join(sorted({file.parts[0] for file in train})[:10])
         raise UserError(f"{raw}: test images of {unknown!r}, who has no training images, expected one of {known}")
-    names = sorted({file.parts[-2] for file in train})
+    names = [*classes] or sorted({file.parts[-2] for file in train})
     number = {name: label for label, name in enumerate(names)}
+    if unknown := next((file.parts[-2] for file in train if file.parts[-2] not in number), None):
+        raise UserError(f"{raw}: got class {unknown!r}, expected one of --classes: {', '.join(names[:10])}")
     if unknown := next((file.parts[-2] for file in test if file.parts[-2] not in number), None):
         raise UserError(
             f"{raw}: test class {unknown!r} has no training images, expected one of {', '.join(names[:10])}"
@@ -74,7 +79,7 @@ def load_imagefolder(
     share = 0.0
     if test_root is None:
         share = TEST_SHARE if test_share is None else test_share
-        kept, held = split(share, labels, names, raw)
+        kept, held = split(share, labels, names, raw, all_classes=not classes)
         if owners is not None and (lost := np.setdiff1d(owners, owners[kept])).size:
             raise UserError(f"--test-share: got {share:g}, which leaves owner {lost[0]} no training image: give less")
         test_paths, paths = [paths[i] for i in held], [paths[i] for i in kept]
@@ -152,11 +157,18 @@ def image_files(root: Path, within: Path = Path(), around: tuple[Path, ...] = ()
                 yield within / item.name
 
 
-def split(share: float, labels: np.ndarray, names: list[str], raw: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The images for training and those for testing: of every class this share, and at least one of each."""
+def split(
+    share: float, labels: np.ndarray, names: list[str], raw: Path, all_classes: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """The images for training and those for testing: of every class this share, and at least one of each.
+
+    A single image of a class is for training, unless there must be some of ``all_classes``.
+    """
     random, held = np.random.RandomState(TEST_SEED), []
     for label, name in enumerate(names):
         members = np.flatnonzero(labels == label)
+        if len(members) < 2 and not all_classes:
+            continue
         if len(members) < 2:
             raise UserError(
                 f"{raw}: class {name!r} has one image, expected at least 2, one of them for testing: add some, or "
@@ -164,7 +176,7 @@ def split(share: float, labels: np.ndarray, names: list[str], raw: Path) -> tupl
             )
         count = min(max(1, round(share * len(members))), len(members) - 1)
         held.append(random.permutation(members)[:count])
-    chosen = np.sort(np.concatenate(held))
+    chosen = np.sort(np.concatenate([np.empty(0, np.int64), *held]))
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 

@@ -13,6 +13,7 @@ from .base import Aggregation, Collector, Part, Sent
 from .buffered import WeightedSums
 from .grid import GRIDS
 from .plain import PlainSums, RankSums
+from .private import PrivatePlainSums, PrivateSecureSums, PrivateSums
 from .robust import ClippedSums, Median, TrimmedMean
 from .secure import Secure, SecureSums, most_participants
 
@@ -20,6 +21,8 @@ __all__ = [
     "Aggregation",
     "Collector",
     "Part",
+    "PrivateSecureSums",
+    "PrivateSums",
     "RankSums",
     "Secure",
     "SecureSums",
@@ -43,8 +46,11 @@ def create(
 ) -> Aggregation:
     """The aggregation that the settings ask for, of vectors of ``dtype``."""
     if secure is not None:
-        return SecureSums(world, config, algorithm, transport, dtype, secure)
+        masked = PrivateSecureSums if config.dp != "none" else SecureSums
+        return masked(world, config, algorithm, transport, dtype, secure)
     kind = SUMS[config.sums] if config.robust == "none" else ROBUST[config.robust]
+    if config.dp != "none":
+        kind = PrivatePlainSums
     return kind(world, config, algorithm, transport, dtype)
 
 

@@ -83,6 +83,8 @@ class Aggregation(Collector):
 
     # Whether the mean is the weighted one, so that distances to it follow from the clients' norms.
     is_plain_mean: ClassVar[bool] = True
+    # Whether losses and norms of the participants may be known outside of their rank.
+    discloses: ClassVar[bool] = True
     # Whether ranks send nothing of single participants: then the root has ``totals`` after ``reduce``.
     conceals: ClassVar[bool] = False
     totals = Totals(0, 0, 0.0, 0, 0)
@@ -104,7 +106,7 @@ class Aggregation(Collector):
     def reduce(self, participants: np.ndarray, communicates: bool) -> None:
         """From all ranks to the root's ``vectors``; without them where a round does not communicate. Collective."""
 
-    def means(self, weight: float, participants: int) -> dict[str, Tensor]:
+    def means(self, weight: float, participants: float) -> dict[str, Tensor]:
         """On the root, from sums with total ``weight``, or the number of ``participants`` where weights are equal."""
         equal = self.algorithm.uniform
         totals = {name: float(participants) if name in equal else weight for name in (*self.vectors, *self.scalars)}

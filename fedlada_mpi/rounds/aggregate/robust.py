@@ -58,7 +58,7 @@ class CoordinateMean(Buffered):
     def _scalar(self, name: str, values: np.ndarray) -> float:
         return float(self._center(torch.from_numpy(values[self.included])[:, None]))
 
-    def means(self, weight: float, participants: int) -> dict[str, Tensor]:
+    def means(self, weight: float, participants: float) -> dict[str, Tensor]:
         return super().means(1.0, 1)
 
     def bytes_moved(self, participants: int) -> int:

@@ -173,7 +173,7 @@ class SecureSums(Aggregation):
                 "their sums without masks; nothing was learned from this round, --resume repeats it"
             )
 
-    def means(self, weight: float, participants: int) -> dict[str, Tensor]:
+    def means(self, weight: float, participants: float) -> dict[str, Tensor]:
         means = super().means(weight, participants)
         for name in self.algorithm.change_of:
             if (base := self._base(name)) is not None:

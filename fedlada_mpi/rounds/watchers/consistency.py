@@ -52,7 +52,7 @@ def drift(silo: Silo, done: Finished) -> float | None:
 def _mean(silo: Silo, done: Finished) -> float | None:
     """Of ||offset_i||^2, or of the distances; None where no participant sends an offset."""
     a = silo.algorithm
-    known = done.r.participants and "offset" in a.up and a.communicates(done.r.t)
+    known = done.r.participants and silo.aggregation.discloses and "offset" in a.up and a.communicates(done.r.t)
     return done.sums["offset_norm2"] / done.weight if known else None
 
 

@@ -78,7 +78,7 @@ class Objective:
         total = int(self.sizes.sum())
         share = min(1.0, config.diagnose_images / total) if config.diagnose_images else 1.0
         index, weights = [np.empty(0, np.int64)], [np.empty(0)]
-        for client, start, n in zip(data.client_ids.tolist(), data.starts.tolist(), data.sizes.tolist(), strict=True):
+        for client, start, n in zip(data.numbers.tolist(), data.starts.tolist(), data.sizes.tolist(), strict=True):
             chosen = rng.chosen(n, share, config.seed, client)
             index.append(start + chosen)
             mine = n / total if config.weighting == "size" else 1 / len(self.sizes)

@@ -22,6 +22,7 @@ from .. import plan
 from ..assemble import Session
 from ..plan import Plan, Request, one_at_a_time
 from ..process_state import torch_state_restored
+from ..run_data import SiloData
 from ..training import Training
 from .departures import Departure, SurvivableTraining
 from .snapshot import Snapshot
@@ -42,6 +43,7 @@ class Attempts:
         """``at_end`` is closed when the run has ended, ``around`` after each attempt."""
         self.request, self.world, self.at_end, self.around = request, world, at_end, around
         self.plan: Plan | None = None  # the root's
+        self.silos: SiloData | None = None  # where each has a directory of its own
         self.own_plan: Plan | None = None  # made on this rank
         self.locked = False  # whether this rank has taken the output directory
         self.training: Training | None = None
@@ -103,7 +105,12 @@ class Attempts:
         world, request = self.world, self.request
         if self.plan is None:
             made = world.on_root(self._make_plan)
-            self.plan = Plan(**world.broadcast_json(asdict(made) if made else None))
+            message = world.broadcast_json(asdict(made) if made else {})
+            if not message:  # the settings depend on what the silos have
+                self.silos = SiloData(world, request.silo_dir, request.named_silos())
+                made = world.on_root(self._make_plan)
+                message = world.broadcast_json(asdict(made) if made else None)
+            self.plan = Plan(**message)
             self.start = self.plan.start
         config = self.config
         world.collectively(lambda: request.check_privacy(config) if world.rank else None)
@@ -115,16 +122,19 @@ class Attempts:
         if world.size == 1 and uses_gpu(config):
             self.around.enter_context(one_at_a_time("a GPU"))
         self.around.enter_context(torch_state_restored())
-        about = (world, config, Path(self.plan.directory), self.start, request.on_round, request.quiet)
+        about = (world, config, Path(self.plan.directory), self.start, request.on_round, request.quiet, self.silos)
         if world.tolerant:
             self.training = SurvivableTraining(*about, snapshot=self.snapshot, departures=self.departures)
         else:
             self.training = Training(*about)
         self.status = self.training.run()
 
-    def _make_plan(self) -> Plan:
+    def _make_plan(self) -> Plan | None:
+        """None where the silos have to meet before."""
+        if self.request.silo_dir and self.silos is None:
+            return None
         if self.own_plan is None:
-            self.own_plan, self.locked = plan.make(self.request, self.at_end, self._gone()), True
+            self.own_plan, self.locked = plan.make(self.request, self.at_end, self._gone(), self.silos), True
         return self.own_plan
 
     def _regroup(self) -> None:
@@ -146,7 +156,7 @@ class Attempts:
         departures = [Departure(rank, world.members[rank].host, t) for rank in lost]
         self.known = list(world.original_ranks)
         if not planned:  # nothing of the run is there yet
-            self.plan = None
+            self.plan = self.silos = None
             self.departures += departures
             return
         self.departures = departures if t > self.start else self.departures + departures

@@ -82,7 +82,10 @@ class SurvivableTraining(Training):
         world, config = self.world, self.config
         servers = int(root_only_serves(world, config))
         ranks = (world.original_ranks, world.original_size, servers)
-        owners = owners_left(manifest, *ranks, config.silo_per_rank, config.adopt)
+        if self.silos is not None and self.silos.owners is not None:
+            owners = self.silos.owners
+        else:
+            owners = owners_left(manifest, *ranks, config.silo_per_rank, config.adopt)
         # Whoever ends a job may end some ranks before the others.
         unfinished = bool(self.departures) and self.start < config.rounds
         self.asked_to_stop = unfinished and not world.all_ranks(not stop_requested())
