@@ -15,6 +15,7 @@ COMMANDS = {
     "fedlada_mpi.predict": "the class of image files, by the model of a run",
     "fedlada_mpi.doctor": "what works on this machine, and how to fix the rest",
     "fedlada_mpi.bench": "time a round on this machine",
+    "fedlada_mpi.keys": "keys by which silos know each other, for --secure",
     "fedlada_mpi.scaling": "a round's time on many nodes, from a model of it",
     "data_prep": "prepare the shards of a data set: a known one, a folder of images, arrays",
     "data_prep.inspect": "verify shards, and show who has what",

@@ -254,7 +254,7 @@ def test_unknown_options(refused, words, expected):
     [((), "60", "--v-init"), (("--dataset", "cifar10", "--algorithm", "fedprox"), "1500", "--mu")],
 )
 def test_help_shows_the_values_that_will_be_used(words, rounds, own, capsys):
-    all_titles = ["data", "method and model", "training", "evaluation", "machine", "output"]
+    all_titles = ["data", "method and model", "training", "evaluation", "machine", "privacy", "output"]
     for option, expected in (("--help", ["settings that most runs change"]), ("--help-all", all_titles)):
         with pytest.raises(SystemExit) as ended:
             main([*words, option])

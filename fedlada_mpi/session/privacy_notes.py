@@ -6,7 +6,7 @@ from ..privacy.budget import Budget
 from ..rounds.aggregate import PrivateSums
 from .assemble import Session
 
-TOO_LOUD = 5  # times the clip: noise of a mean, above which little is learned
+TOO_LOUD = 5  # times the clip: noise of a mean, above which what is learned may drown
 
 
 def _loudness(session: Session, budget: Budget) -> float:
@@ -31,7 +31,7 @@ def notes(session: Session, budget: Budget) -> list[str]:
     found, loudness = [], _loudness(session, budget)
     if loudness > TOO_LOUD:
         found.append(
-            f"the noise of a mean is {loudness:.2g} times the clip, so that little will be learned: more clients, a "
+            f"the noise of a mean is {loudness:.2g} times the clip, and may drown what is learned: more clients, a "
             "smaller model or a larger --epsilon make it less"
         )
     if session.algorithm.dp.warning:
