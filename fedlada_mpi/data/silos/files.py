@@ -26,7 +26,7 @@ VERSION = 1  # of public.json
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 MOST_CLASSES = 100_000
 MOST_BYTES = 1 << 22  # of public.json
-LARGEST_SUM, LARGEST_SQUARES = 1 << 170, 1 << 300  # in units, which the words of sums hold for 2^18 silos
+LARGEST_SUM, LARGEST_SQUARES = 1 << 254, 1 << 468  # in units, which the words of sums hold for 2^18 silos
 
 
 T = TypeVar("T")

@@ -1,8 +1,8 @@
 """Mean and standard deviation of data that is in several silos, from sums of whole numbers.
 
-A silo computes n, the sum of x and the sum of x^2 of its training rows, in units of 2^-64 and 2^-128, which are the
-same for everybody. As integers they are cut into words of 32 bits; words of all silos are added up in int64, in any
-order, masked or not, without rounding and without overflow.
+A silo computes n, the sum of x and the sum of x^2 of its training rows, in units of 2^-150 and 2^-300, which are the
+same for everybody, and in which single precision is exact. As integers they are cut into words of 32 bits; words of all
+silos are added up in int64, in any order, masked or not, without rounding and without overflow.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from ...mpi import World
 
 LARGEST = 2**64  # |x|
-UNIT = 64  # bits behind the point of a sum of x; twice as many of x^2
+UNIT = 150  # bits behind the point of a sum of x; twice as many of x^2
 WORD = 32
-WORDS, SQUARE_WORDS = 5, 9  # of a sum: 2^64 times 2^32 rows, and the bits behind the point; the last one has the sign
+WORDS, SQUARE_WORDS = 8, 15  # of a sum: 2^64 times 2^32 rows, and the bits behind the point; the last one has the sign
 # Below this share of the mean square, a variance is what rounding the squares has left of zero.
 CONSTANT = 2.0**-48
 
