@@ -63,6 +63,25 @@ def test_importing_mpi_needs_no_torch():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=LIMIT)
 
 
+# Libraries that take long to import, and that a run needs for some settings only, or not at all.
+SELDOM_NEEDED = (
+    *("sympy", "torch.fx.experimental.symbolic_shapes", "torch._dynamo", "torch._inductor", "triton", "torchvision"),
+    *("transformers", "dp_accounting", "scipy", "cryptography", "matplotlib", "plotly", "pandas", "sklearn"),
+    *("numpy.testing", "PIL", "mlflow", "wandb", "torch.utils.tensorboard"),
+)
+
+
+def test_a_run_imports_what_it_needs(tmp_path):
+    code = (
+        "import sys, torch; before = {*sys.modules}; from fedlada_mpi import run; "
+        "assert run.main(['--rounds', '1', '--out', sys.argv[1]]) == 0; "
+        "print('imported:', *({*sys.argv[2:]} & {*sys.modules} - before))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "run"), *SELDOM_NEEDED]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    assert done.stdout.splitlines()[-1:] == ["imported:"], done.stdout + done.stderr
+
+
 def modules() -> dict[str, Path]:
     """The modules of both packages, by their dotted names."""
     files = [*PACKAGE.rglob("*.py"), *(ROOT / "data_prep").rglob("*.py")]

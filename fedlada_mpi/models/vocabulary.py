@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..support import autograd
 from .by_autograd import linear
 from .layers import Kernels
 
@@ -60,7 +61,7 @@ def backward(
             losses, drows, dtable, dbias = _by_kernel(kernels, tables, hidden, table, bias, targets, weight)
     reached = [(hidden, drows.view(hidden.shape)), (table, dtable), (bias, dbias)]
     found = [(v, d.to(v.dtype)) for v, d in reached if v is not None and d is not None and v.requires_grad]
-    torch.autograd.backward([v for v, _ in found], [d for _, d in found])
+    autograd.backward([v for v, _ in found], [d for _, d in found])
     return losses
 
 

@@ -24,6 +24,7 @@ from ..models.form import Stored
 from ..models.layers import Kernels, Stack
 from ..models.parameters import outputs_with, tensors, tied
 from ..settings import Config
+from ..support import autograd
 from ..support.errors import UserError, first_line
 from ..support.randomness import Draws
 from ..support.user_code import users_code
@@ -182,7 +183,7 @@ class StackedEngine(Engine):
                 losses = self.loss.backward(outputs, targets, weight)
             else:
                 losses, gradient = self.kernels.cross_entropy(outputs.detach(), targets, weight)
-                outputs.backward(gradient)
+                autograd.backward([outputs], [gradient])
         self.side_stream.join()
         return losses.detach()
 

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from ..support import autograd
 from .base import Loss, Task
 from .next_token import NextToken
 
@@ -46,7 +47,7 @@ class ClientLoss:
             found.sum().backward()
             return found.detach()
         # As from the weighted sums, whose steps would take longer than those of a small model.
-        torch.autograd.backward(found, weight.to(found.dtype))
+        autograd.backward([found], [weight.to(found.dtype)])
         return (found.detach() * weight).sum(-1)
 
     def _found(self, outputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:

@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 from tqdm import tqdm
 
 from ...support.errors import UserError, first_line
 from ...support.processes import process_map, usable_cores
 from .bounds import read_file, read_member
+
+if TYPE_CHECKING:  # imported where images are decoded: no run on prepared data waits for it
+    from PIL import Image
 
 BATCH = 64
 # Images per worker process; with fewer, starting it costs more than it saves.
@@ -27,7 +30,7 @@ METADATA_BYTES = 32 << 20  # in an image file, in addition to twice its pixels
 NAMED = 5  # of many damaged images
 
 # From an image and the shape [H, W, C] that is wanted to an image in the mode of C.
-Fit = Callable[[Image.Image, tuple[int, ...]], Image.Image]
+Fit = Callable[["Image.Image", tuple[int, ...]], "Image.Image"]
 
 
 def as_stored(image: Image.Image, shape: tuple[int, ...]) -> Image.Image:
@@ -79,6 +82,8 @@ def decode_batch(
     paths: Sequence[str], archive: Path | None, shape: tuple[int, ...], fit: Fit, most: int
 ) -> tuple[np.ndarray, dict[str, str]]:
     """Pixels of the images, [n, H, W, C], and those that are refused, with the reason."""
+    from PIL import Image
+
     pixels, refused = np.empty((len(paths), *shape), dtype=np.uint8), {}
     members = None if archive is None else _members(archive, archive.stat().st_mtime_ns)
     with bombs_refused():
@@ -100,6 +105,8 @@ def decode_batch(
 @contextlib.contextmanager
 def bombs_refused() -> Iterator[None]:
     """Pillow refuses images of far too many pixels, and only warns of somewhat fewer: here, that is refused too."""
+    from PIL import Image
+
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
         yield

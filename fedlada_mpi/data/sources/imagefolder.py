@@ -17,9 +17,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from ...support.errors import UserError
@@ -27,6 +27,9 @@ from ...support.processes import usable_cores
 from .base import ArraySet, ImageSet
 from .bounds import empty_images
 from .decode import METADATA_BYTES, MODES, bombs_refused, decode_all, decoding, refuse
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 GREY = {"1", "L", "LA"}
@@ -200,6 +203,8 @@ def common_shape(paths: list[str], workers: int, resize: int) -> tuple[int, int,
 
 def header(path: str) -> tuple[int, int, str] | str:
     """Height, width and pixel mode, or why the image is refused."""
+    from PIL import Image
+
     try:
         with decoding(path), Image.open(path) as image:
             if image.mode not in GREY | COLOUR:
@@ -214,6 +219,8 @@ def header(path: str) -> tuple[int, int, str] | str:
 
 def upright(image: Image.Image, shape: tuple[int, ...]) -> Image.Image:
     """The image as it was held when it was taken, in the mode of the data set; on white, where it is transparent."""
+    from PIL import Image, ImageOps
+
     image = ImageOps.exif_transpose(image)
     if image.has_transparency_data:
         image = image.convert("RGBA")
@@ -223,6 +230,8 @@ def upright(image: Image.Image, shape: tuple[int, ...]) -> Image.Image:
 
 def photo(image: Image.Image, shape: tuple[int, ...]) -> Image.Image:
     """The middle of the upright image, as large as its shorter side allows, resized to the data set's size."""
+    from PIL import Image, ImageOps
+
     image = upright(image, shape)
     height, width = shape[:2]
     return image if image.size == (width, height) else ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
