@@ -1,4 +1,4 @@
-"""Traces of torch's profiler as Perfetto and chrome://tracing read them: all ranks on one time axis, and where time went.
+"""Traces of torch's profiler for Perfetto and chrome://tracing: all ranks on one time axis, and what takes most time.
 
 An event is a line of its own, so that files are joined without being parsed.
 """
@@ -34,7 +34,7 @@ def rank_file(folder: Path, rank: int) -> Path:
 def of_rank(exported: Mapping[str, Any], process: int, rank: int, size: int, origin: int) -> list[Event]:
     """The events of a trace that torch has exported, with the rank in place of the ``process``.
 
-    Times are microseconds since ``origin``, which is in nanoseconds of the system's clock. A GPU is a process of its own.
+    Times are microseconds since ``origin``, nanoseconds of the system's clock. A GPU is a process of its own.
     """
     shift = (exported.get("baseTimeNanoseconds", 0) - origin) / 1000
     found = [event for event in exported["traceEvents"] if isinstance(event.get("pid"), int)]

@@ -147,11 +147,12 @@ def profiled_rounds(profile: str) -> range:
     first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
     if not 0 < first <= last:
         raise UserError(f"--profile: got {shortened(profile)}, expected rounds such as 3-5 or 7, or none")
-    if last - first >= MOST_PROFILED:
+    rounds = range(first, last + 1)
+    if len(rounds) > MOST_PROFILED:
         raise UserError(
-            f"--profile: got {profile}, {last - first + 1} rounds, expected at most {MOST_PROFILED}, as traces are large"
+            f"--profile: got {profile}, {len(rounds)} rounds, expected at most {MOST_PROFILED}, as traces are large"
         )
-    return range(first, last + 1)
+    return rounds
 
 
 def _check_profile(values: Mapping[str, Any]) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function
 
 from ...rundir.columns import PROFILED
 from ...rundir.files import PROFILES, write_atomically
@@ -25,7 +25,6 @@ from ..silo import Silo
 from ..watcher import Finished, Order, Watcher
 
 ITEMS = 5  # that are printed
-KEY = "profile"  # in an order: when the first profiled round began, in nanoseconds of the root's clock
 
 
 class PhaseRanges(Clock):
@@ -41,35 +40,43 @@ class Profiling(Watcher):
     def __init__(self, silo: Silo, rounds: range):
         self.silo, self.rounds = silo, rounds
         self.folder = Path(silo.config.out) / PROFILES
-        self.origin = 0  # of the time axis; 0 before the first round that is profiled
+        self.origin = 0  # of the time axis, in nanoseconds of the root's clock
         self.profiler: profile | None = None
         self.range: record_function | None = None  # of the round
-        self.noted = False
+        self.begun = False
         silo.clock = PhaseRanges()
 
     def order(self, order: Order) -> None:
-        if order["do"] != "round":
+        if order["do"] != "round" or self.begun:
             return
-        number = order["round"]["t"] + 1
-        if number in self.rounds:
-            order[KEY] = self.origin or time.time_ns()
-        elif number > self.rounds[-1] and not self.noted:
-            self.noted = True
-            if not (self.folder / trace.JOINED).exists():
-                self.silo.say(
-                    f"note: --profile {self.silo.config.profile}: nothing is left to profile, as this run goes on with "
-                    f"round {number}"
-                )
+        self.begun, number = True, order["round"]["t"] + 1
+        if number > self.rounds[-1] and not (self.folder / trace.JOINED).exists():
+            asked = f"--profile {self.silo.config.profile}"
+            self.silo.say(f"note: {asked} has nothing to profile, as this run goes on with round {number}")
 
     def ordered(self, order: Order) -> None:
-        if KEY not in order:
+        if order["do"] != "round" or order["round"]["t"] + 1 not in self.rounds:
             return
         if self.profiler is None:
-            self.origin = order[KEY]
-            self.silo.world.on_root(self._clear)
-            self.silo.world.collectively(self._start)
+            with self._untimed():
+                self._begin()
         self.range = record_function(f"{trace.ROUND}{order['round']['t'] + 1}")
         self.range.__enter__()
+
+    @contextmanager
+    def _untimed(self) -> Iterator[None]:
+        """What is no part of a round's seconds."""
+        world = self.silo.world
+        waiting = world.seconds_waiting
+        yield
+        world.seconds_waiting = waiting
+        self.silo.clock.lap()
+
+    def _begin(self) -> None:
+        world = self.silo.world
+        world.on_root(self._clear)
+        world.collectively(self._start)
+        self.origin = world.broadcast_json({"origin": time.time_ns()})["origin"]
 
     def _clear(self) -> None:
         """Remove the traces of an earlier start, which may have had more ranks."""
@@ -79,12 +86,11 @@ class Profiling(Watcher):
 
     def _start(self) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it writes to the terminal
-        activities = [ProfilerActivity.CPU]
-        if self.silo.trainer.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        profiler = profile(activities=activities, acc_events=True)
+        # Not torch.profiler's, whose start imports torch's compiler, which takes seconds.
+        device = "cuda" if self.silo.trainer.device.type == "cuda" else None
+        profiler = profile(use_device=device, use_kineto=True)
         try:
-            profiler.start()
+            profiler.__enter__()
         except RuntimeError as error:
             raise UserError(f"--profile: torch's profiler does not start ({error}): leave it out") from None
         self.profiler = profiler
@@ -95,17 +101,14 @@ class Profiling(Watcher):
         self.range.__exit__(None, None, None)
         self.range = None
         if order["round"]["t"] + 1 == self.rounds[-1]:
-            self._finish()
+            with self._untimed():
+                self._finish()
 
     def _finish(self) -> None:
-        silo, world = self.silo, self.silo.world
-        waiting = world.seconds_waiting
+        world = self.silo.world
         mine = world.collectively(self._write)
         accounts = [trace.Account.recorded(record) for record in world.allgather_json(mine.record())]
         world.on_root(lambda: self._publish(accounts))
-        # No part of the next round.
-        world.seconds_waiting = waiting
-        silo.clock.lap()
 
     def _write(self) -> trace.Account:
         """This rank's file; returns where its time went."""
@@ -143,7 +146,7 @@ class Profiling(Watcher):
 
     def close(self) -> None:
         if self.profiler is not None:
-            self.profiler.stop()
+            self.profiler.__exit__(None, None, None)
             self.profiler = None
 
 
