@@ -331,8 +331,8 @@ class Config:
     checkpoint_every: int = _output(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)
     profile: str = _output(
         "none",
-        "write a trace of these rounds by torch's profiler, as 3-5 (no number: these) or 7, and print what takes most "
-        "time in them",
+        "write a trace of these rounds by torch's profiler, such as 7 or 3-5 (which --profile alone means), and print "
+        "what takes most time in them",
         bare="3-5",
         runtime=True,
     )
