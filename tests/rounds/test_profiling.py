@@ -129,7 +129,7 @@ def test_a_profiled_run(data, out, capfd):
 
 
 @pytest.mark.ranks
-def test_a_run_that_ends_within_the_profiled_rounds_goes_on(data, out):
+def test_a_run_that_ends_within_the_profiled_rounds_goes_on(data, out, capfd):
     """The profiler of the process is free again, and the rounds that are left are profiled."""
     whole = run_here(data, out / "whole", **COMMON)
     settings = dict(**COMMON, checkpoint_every=1, profile="2-4")
@@ -146,6 +146,8 @@ def test_a_run_that_ends_within_the_profiled_rounds_goes_on(data, out):
     assert not (out / "ended" / "profile").exists()
     assert main(["--resume", str(out / "ended")]) == 0
     barrier()
+    if is_root():
+        assert "profile of rounds 3 to 4" in capfd.readouterr().out
     resumed = Run(out / "ended", data)
     assert [record.pop("profiled", False) for record in resumed.metrics] == [False, True, True, True]
     same(resumed, whole)

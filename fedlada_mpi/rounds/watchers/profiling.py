@@ -43,13 +43,13 @@ class Profiling(Watcher):
         self.origin = 0  # of the time axis, in nanoseconds of the root's clock
         self.profiler: profile | None = None
         self.range: record_function | None = None  # of the round
-        self.begun = False
+        self.first = 0  # round of this start, which may go on with a run
         silo.clock = PhaseRanges()
 
     def order(self, order: Order) -> None:
-        if order["do"] != "round" or self.begun:
+        if order["do"] != "round" or self.first:
             return
-        self.begun, number = True, order["round"]["t"] + 1
+        self.first = number = order["round"]["t"] + 1
         if number > self.rounds[-1] and not (self.folder / trace.JOINED).exists():
             asked = f"--profile {self.silo.config.profile}"
             self.silo.say(f"note: {asked} has nothing to profile, as this run goes on with round {number}")
@@ -132,7 +132,7 @@ class Profiling(Watcher):
         seen = [path for path in files if path.is_file()]  # others are on their own nodes
         write_atomically(self.folder / trace.JOINED, trace.joined(seen))
         slowest = max(range(len(accounts)), key=lambda rank: accounts[rank].busy)
-        first, last = self.rounds[0], self.rounds[-1]
+        first, last = max(self.first, self.rounds[0]), self.rounds[-1]
         rounds = f"round {first}" if first == last else f"rounds {first} to {last}"
         which = f", slowest rank {slowest}" if len(accounts) > 1 else ""
         phases, *items = accounts[slowest].lines()
