@@ -115,11 +115,7 @@ class Profiling(Watcher):
         world, profiler = self.silo.world, self.profiler
         assert profiler is not None
         self.close()
-        with tempfile.TemporaryDirectory() as folder:
-            exported = Path(folder) / "trace.json"
-            with disk.writing(exported):
-                profiler.export_chrome_trace(str(exported))
-                content = json.loads(exported.read_bytes(), strict=False)
+        content = _exported(profiler)
         events = trace.of_rank(content, os.getpid(), world.rank, world.size, self.origin)
         with disk.writing(self.folder):
             self.folder.mkdir(exist_ok=True)
@@ -148,6 +144,22 @@ class Profiling(Watcher):
         if self.profiler is not None:
             self.profiler.__exit__(None, None, None)
             self.profiler = None
+
+
+def _exported(profiler: profile) -> dict[str, Any]:
+    """The trace as torch writes it."""
+    temporary = Path(tempfile.gettempdir())
+    with disk.writing(temporary), tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        text = path.read_bytes()
+    try:
+        return json.loads(text, strict=False)
+    except ValueError as error:
+        raise UserError(
+            f"--profile: torch's trace is damaged ({error}): make room in {temporary}, then add --resume, or turn it off "
+            "with --profile none"
+        ) from None
 
 
 def create(silo: Silo, history: History | None) -> Watcher | None:
