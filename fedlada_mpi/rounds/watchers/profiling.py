@@ -157,8 +157,8 @@ def _exported(profiler: profile) -> dict[str, Any]:
         return json.loads(text, strict=False)
     except ValueError as error:
         raise UserError(
-            f"--profile: torch's trace is damaged ({error}): make room in {temporary}, then add --resume, or turn it off "
-            "with --profile none"
+            f"--profile: torch's trace is damaged ({error}): make room in {temporary}, then add --resume, or "
+            "turn it off with --profile none"
         ) from None
 
 
