@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 
@@ -77,6 +77,7 @@ class Silo:
         self.budget: Budget | None = None  # on the root, with --dp
         self.nonfinite: list[int] = []  # participants of this rank in the last round
         self.clock = Clock()
+        self.say: Callable[[str], object] = lambda text: None  # on the root, shows text to people
 
     @property
     def owned_sizes(self) -> np.ndarray:

@@ -12,7 +12,8 @@ communication are on every rank, in the same order; others are on the root alone
     columns        root         for the record of the round
     recorded       root         the record is complete
 
-``order`` and ``ordered`` are called for checkpoints, too, and then ``save`` on the root.
+``order`` and ``ordered`` are called for checkpoints, too, and then ``save`` on the root. Those of every rank are closed
+where the run ends, also by an error.
 """
 
 from __future__ import annotations
@@ -81,3 +82,6 @@ class Watcher:
     def save(self, t: int) -> Mapping[str, Tensor]:
         """Before a checkpoint after round ``t``: write what belongs to it, and return what is stored in it."""
         return {}
+
+    def close(self) -> None:
+        """The run has ended on this rank, as it may anywhere in a round; not collective."""

@@ -74,6 +74,7 @@ DIAGNOSED = (
 )
 
 
+PROFILED = "profiled"  # true in rounds of --profile, whose seconds are not those of others
 PRIVATE = ("epsilon", "clip_norm", "within_clip")  # of runs with --dp
 
 
@@ -129,7 +130,7 @@ class Columns:
             *("bytes_down", "bytes_up", "paper_units", *TABLES, "consistency", "bytes_mpi"),
             *(*self.spread["test"], *self.spread["train"], *DIAGNOSED),
             *PRIVATE,
-            *("nonfinite", "out_of_range", "left", "void"),
+            *("nonfinite", "out_of_range", "left", "void", PROFILED),
         )
 
     def ordered(self, record: dict[str, Any]) -> dict[str, Any]:

@@ -66,10 +66,10 @@ class Progress(Watcher):
             names = f"client{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
             if isinstance(left_out, int):  # of --secure, whose silos name them in their logs
                 names = plural(left_out, "client")
-            self._note(f"round {record['round']}: left out {names}, whose result is not finite")
+            self.say(f"note: round {record['round']}: left out {names}, whose result is not finite")
         if beyond := record.get("out_of_range"):
             values = plural(beyond, "value")
-            self._note(f"round {record['round']}: {values} beyond --secure-range, which count as its end: raise it")
+            self.say(f"note: round {record['round']}: {values} beyond --secure-range, which count as its end: raise it")
         objective = self.objective
         parts = (part for part in ("test", "val", "train") if record.get(objective.of(part)) is not None)
         results = {part: f"{part} {objective.shown(record[objective.of(part)]):>6}" for part in parts}
@@ -87,11 +87,12 @@ class Progress(Watcher):
         if self.bar is not None:
             self.bar.update()
 
-    def _note(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Print text, above the bar where there is one."""
         if self.bar is not None:
-            self.bar.write(f"note: {text}")
+            self.bar.write(text)
         elif not self.quiet:
-            print(f"note: {text}", flush=True)
+            print(text, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import astuple
 from pathlib import Path
 
@@ -72,9 +72,16 @@ class Training:
         silo.share((*silo.sent, *silo.algorithm.derived))
         journal = world.on_root(self.journal)
         silo.watchers = self.watchers(journal)
-        memory = self._memory()
+        with ExitStack() as stack:
+            for watcher in silo.watchers:
+                stack.callback(watcher.close)
+            return self._course(journal, sums_changed)
+
+    def _course(self, journal: Journal | None, sums_changed: str) -> str:
+        """All rounds; the root has a ``journal``."""
+        world, memory = self.world, self._memory()
         if journal is None:
-            return silo.serve()
+            return self.session.silo.serve()
         try:
             status = self._serve(journal, memory, sums_changed)
         except (WriteError, CallbackError) as error:  # on the root alone, while the others wait for an order
@@ -148,6 +155,7 @@ class Training:
         with journal:
             progress = Progress(self.config.rounds, self.start, self.quiet, self.session.columns)
             own: list[Watcher] = [journal, progress, *([Callback(self.on_round)] if self.on_round else [])]
+            self.session.silo.say = progress.say
             with closing(progress):
                 if journal.note:
                     self.print(f"note: {journal.note}")

@@ -19,6 +19,8 @@ from .privacy import check_own_data, check_secure
 # Settings that only some schedules of the local rate have.
 SCHEDULES = {"lr_decay": ("exponential", "step"), "lr_step": ("step",), "lr_horizon": ("cosine",)}
 
+MOST_PROFILED = 20  # rounds in a trace
+
 AUGMENT = ("paper", "none")  # or a user's own
 
 # What --wire bf16 contradicts; a median or trimmed mean is gathered, not summed.
@@ -81,6 +83,7 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
             f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"
         )
     _check_robust(values, by_hand)
+    _check_profile(values)
     check_dp(values, by_hand)
     check_secure(values, by_hand)
     check_own_data(values)
@@ -134,6 +137,31 @@ def _check_lora(values: Mapping[str, Any], by_hand: Set[str]) -> None:
             raise UserError(
                 f"--{flag(name)}: got {shortened(values[name])}, expected a regular expression: {error}"
             ) from None
+
+
+def profiled_rounds(profile: str) -> range:
+    """The rounds that ``--profile`` asks for, counted from 1."""
+    if profile == "none":
+        return range(0)
+    found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", profile)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 0 < first <= last:
+        raise UserError(f"--profile: got {shortened(profile)}, expected rounds such as 3-5 or 7, or none")
+    rounds = range(first, last + 1)
+    if len(rounds) > MOST_PROFILED:
+        raise UserError(
+            f"--profile: got {profile}, {len(rounds)} rounds, expected at most {MOST_PROFILED}, as traces are large"
+        )
+    return rounds
+
+
+def _check_profile(values: Mapping[str, Any]) -> None:
+    rounds = profiled_rounds(values["profile"])
+    if rounds and rounds.start > values["rounds"]:
+        raise UserError(
+            f"--profile: got {values['profile']}, expected rounds of the run, which has --rounds {values['rounds']}: "
+            "such as --profile 1, or none"
+        )
 
 
 def norm_groups(norm: str) -> int:

@@ -18,6 +18,7 @@ EXPECTED: dict[str, tuple[Any, str]] = {
     "wire": ("fp32", "what is rounded before it gets noise is not bounded by the clip"),
     "eval_clients": (0, "it is evaluated on clients' data without noise"),
     "diagnose": (0, "it is computed from clients' data without noise"),
+    "profile": ("none", "how long a rank trains tells how many of its clients take part"),
     "eval_train_every": (0, "it is evaluated on clients' data without noise"),
     "validation": (0.0, "it is evaluated on clients' data without noise"),
 }

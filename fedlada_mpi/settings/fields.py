@@ -43,6 +43,7 @@ class Setting:
     below: float | None = None
     runtime: bool = False
     path: bool = False  # whether it names a file or a directory
+    bare: str = ""  # what the option means that is given without a value
     group: str = ""  # in which --help lists it
     kind: str = ""  # bool, int, float, str or list[float]
     name: str = ""
@@ -328,6 +329,13 @@ class Config:
 
     out: str = _output("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True, path=True)
     checkpoint_every: int = _output(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)
+    profile: str = _output(
+        "none",
+        "write a trace of these rounds by torch's profiler, such as 7 or 3-5 (which --profile alone means), and print "
+        "what takes most time in them",
+        bare="3-5",
+        runtime=True,
+    )
     wandb: bool = _output(False, "record with Weights & Biases, too; its WANDB_* variables apply", runtime=True)
     mlflow: bool = _output(False, "record with MLflow, too; its MLFLOW_* variables apply", runtime=True)
 

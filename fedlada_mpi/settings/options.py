@@ -56,4 +56,6 @@ def add_arguments(
             extra["metavar"] = "{" + ",".join(setting.choices) + "}" if setting.choices else name.upper()
             if setting.kind == "list[float]":
                 extra["nargs"] = "*"
+            if setting.bare:
+                extra |= dict(nargs="?", const=setting.bare)
             parser.add_argument(f"--{flag(name)}", **extra)

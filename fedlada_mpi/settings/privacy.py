@@ -16,6 +16,7 @@ REQUIRED: dict[str, tuple[Any, str]] = {
     "server_trains": (False, "makes the server a silo, which sees the sum of the others"),
     "eval_clients": (0, "records single clients"),
     "diagnose": (0, "adds up gradients that are not masked"),
+    "profile": ("none", "times what single silos do"),
     "wire": ("fp32", "rounds what has to be exact"),
     "sums": ("exact", "depends on the number of ranks"),
 }
@@ -45,6 +46,7 @@ OWN_DATA: dict[str, tuple[Any, str]] = {
     "server_trains": (False, "gives the server data"),
     "eval_clients": (0, "records single clients"),
     "diagnose": (0, "needs the sizes of all clients"),
+    "profile": ("none", "writes to --out from every rank"),
     "validation": (0.0, "needs examples that belong to no silo"),
     "robust": ("none", "takes the vectors of single clients"),
 }
