@@ -24,7 +24,7 @@ def tables(groups: Sequence[Group]) -> list[Table]:
     specs = paper.contents()["tables"]
     tuned = [spec for spec in specs if _tuned(spec, groups)] if paper.any_tuned(groups) else []
     of_paper = [_table(spec, groups, {}) for spec in specs]
-    extra = [agreement.table(of_paper), *resolution.tables(groups)]
+    extra = [table for table in (agreement.table(of_paper), *resolution.tables(groups)) if table.rows]
     return [*of_paper, *extra, *(_table(spec, groups, {"preset": paper.TUNED}) for spec in tuned)]
 
 

@@ -82,7 +82,6 @@ def _most(default: Any, most: float | None) -> float | None:
 _data = partial(_setting, "data")
 _method = partial(_setting, "method and model")
 _training = partial(_setting, "training")
-_privacy = partial(_setting, "privacy")
 _evaluation = partial(_setting, "evaluation")
 _machine = partial(_setting, "machine")
 _privacy = partial(_setting, "privacy")
@@ -209,19 +208,6 @@ class Config:
     )
     seed: int = _training(0, "seed of sampling, batches, augmentation and initialisation", least=0, most=2**63 - 1)
 
-    dp: str = _privacy(
-        "none", "differential privacy of clients: bounded contributions, and noise", choices=("none", "client")
-    )
-    epsilon: float = _privacy(
-        0.0, "of --dp for all rounds: the noise is calibrated for it, and the run stops at it", least=0
-    )
-    delta: float = _privacy(0.0, "of --dp, less than 1 / clients", least=0, below=1)
-    noise_multiplier: float = _privacy(
-        0.0, "deviation of the noise as a multiple of the clip, instead of --epsilon", least=0, most=1e6
-    )
-    clip_norm: float = _privacy(0.0, "largest L2 norm of all that a client sends in a round, with --dp", least=0)
-    adaptive_clip: bool = _privacy(False, "--clip-norm is the first one, and follows the median of the norms")
-
     eval_every: int = _evaluation(1, "evaluate every this many rounds; 0 = only at the end", least=0, runtime=True)
     eval_train_every: int = _evaluation(
         -1,
@@ -326,6 +312,18 @@ class Config:
         runtime=True,
         path=True,
     )
+    dp: str = _privacy(
+        "none", "differential privacy of clients: bounded contributions, and noise", choices=("none", "client")
+    )
+    epsilon: float = _privacy(
+        0.0, "of --dp for all rounds: the noise is calibrated for it, and the run stops at it", least=0
+    )
+    delta: float = _privacy(0.0, "of --dp, less than 1 / clients", least=0, below=1)
+    noise_multiplier: float = _privacy(
+        0.0, "deviation of the noise as a multiple of the clip, instead of --epsilon", least=0, most=1e6
+    )
+    clip_norm: float = _privacy(0.0, "largest L2 norm of all that a client sends in a round, with --dp", least=0)
+    adaptive_clip: bool = _privacy(False, "--clip-norm is the first one, and follows the median of the norms")
 
     out: str = _output("", "output directory (default: runs/DATASET-ALGORITHM-seedN)", runtime=True, path=True)
     checkpoint_every: int = _output(50, "checkpoint every this many rounds; 0 = only at the end", least=0, runtime=True)

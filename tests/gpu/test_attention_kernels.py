@@ -23,7 +23,7 @@ def expected(q, k, v, dout, causal, scale):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("queries", "keys", "width"), [(6, 6, 4), (64, 64, 16), (130, 130, 8), (17, 70, 24)])
+@pytest.mark.parametrize(("queries", "keys", "width"), [(6, 6, 4), (70, 70, 8), (17, 70, 24)])
 def test_output_and_gradients(queries, keys, width, causal, dtype):
     torch.manual_seed(0)
     q = random(2, 3, queries, width, dtype=dtype).requires_grad_()

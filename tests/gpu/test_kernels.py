@@ -44,6 +44,7 @@ IN_THE_INTERPRETER = (
     "test_digests.py",
     "test_fuse.py",
 )
+PARTLY_FOR_A_GPU = ("test_chacha.py", "test_digests.py")
 
 
 def flat_views(count: int, channels: int, *, dtype=torch.float32) -> list[torch.Tensor]:
@@ -65,14 +66,16 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
-def test_in_the_interpreter():
-    files = [str(Path(__file__).with_name(name)) for name in IN_THE_INTERPRETER]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", *files]
+@pytest.mark.parametrize("name", IN_THE_INTERPRETER)
+def test_in_the_interpreter(name):
+    others = "not test_in_the_interpreter and not test_every_kernel_compiles_for_a_gpu"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", others, str(Path(__file__).with_name(name))]
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert re.search(r"\d+ passed, 5 skipped", done.stdout), done.stdout  # this one, the next, three for a GPU
+    assert "passed" in done.stdout
+    assert ("skipped" in done.stdout) == (name in PARTLY_FOR_A_GPU), done.stdout
 
 
 @pytest.mark.slow
