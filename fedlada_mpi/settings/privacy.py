@@ -30,11 +30,7 @@ def check_secure(values: Mapping[str, Any], by_hand: Set[str]) -> None:
             if name in by_hand:
                 raise UserError(f"--{name.replace('_', '-')} has no effect without --secure: add it, or leave this out")
         return
-    for name, (expected, why) in REQUIRED.items():
-        if values[name] != expected:
-            option = f"--{name.replace('_', '-')}"
-            given = option if expected is False else f"{option} {values[name]}"
-            raise UserError(f"{given} {why}, which --secure does not allow: leave one of them out")
+    _refuse_others(values, REQUIRED, "--secure")
     if values["min_silos"] < FEWEST_SILOS and neighbours(values["secure_neighbours"]) != 0:
         raise UserError(f"--min-silos: got {values['min_silos']}, expected at least {FEWEST_SILOS} with --secure")
     neighbours(values["secure_neighbours"])
@@ -54,13 +50,17 @@ OWN_DATA: dict[str, tuple[Any, str]] = {
 
 def check_own_data(values: Mapping[str, Any]) -> None:
     """Refuse what ``--silo-dir`` contradicts."""
-    if not values["silo_dir"]:
-        return
-    for name, (expected, why) in OWN_DATA.items():
+    if values["silo_dir"]:
+        _refuse_others(values, OWN_DATA, "--silo-dir")
+
+
+def _refuse_others(values: Mapping[str, Any], required: Mapping[str, tuple[Any, str]], by: str) -> None:
+    """Refuse a setting that has another value than the one that ``by`` requires."""
+    for name, (expected, why) in required.items():
         if values[name] != expected:
             option = f"--{name.replace('_', '-')}"
             given = option if expected is False else f"{option} {values[name]}"
-            raise UserError(f"{given} {why}, which --silo-dir does not allow: leave one of them out")
+            raise UserError(f"{given} {why}, which {by} does not allow: leave one of them out")
 
 
 def neighbours(setting: str) -> int | None:
