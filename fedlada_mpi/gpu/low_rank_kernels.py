@@ -35,16 +35,25 @@ def _tile(length, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
     return row, channel, at, (row[:, None] < length) & (channel[None, :] < WIDTH)
 
 
+@jit
+def _total(
+    base, inner, b, row, channel, at, inside, length, b_stride, RANK: tl.constexpr, WIDTH: tl.constexpr,
+    INNER: tl.constexpr,
+):  # fmt: skip
+    """What the activation is of."""
+    client = tl.program_id(1).to(tl.int64)
+    left, right = inner + client * length * RANK, b + client * b_stride
+    value = _product(left, right, row, channel, length, RANK, WIDTH, INNER, 1, RANK)
+    return value + tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
+
+
 @jit(do_not_specialize=["length"])
 def _low_rank_activation(
     base, inner, b, out, length, b_stride, NAME: tl.constexpr, RANK: tl.constexpr, WIDTH: tl.constexpr,
     INNER: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
     row, channel, at, inside = _tile(length, WIDTH, ROWS, LANES)
-    left, right = inner + client * length * RANK, b + client * b_stride
-    value = _product(left, right, row, channel, length, RANK, WIDTH, INNER, 1, RANK)
-    value += tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
+    value = _total(base, inner, b, row, channel, at, inside, length, b_stride, RANK, WIDTH, INNER)
     tl.store(out + at, activated(value, NAME).to(out.dtype.element_ty), mask=inside)
 
 
@@ -54,11 +63,9 @@ def _low_rank_activation_backward(
     RANK: tl.constexpr, WIDTH: tl.constexpr, NEXT_INNER: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
-    client = tl.program_id(1).to(tl.int64)
     row, channel, at, inside = _tile(length, WIDTH, ROWS, LANES)
-    left, right = inner + client * length * RANK, b + client * b_stride
-    value = _product(left, right, row, channel, length, RANK, WIDTH, INNER, 1, RANK)
-    value += tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
+    value = _total(base, inner, b, row, channel, at, inside, length, b_stride, RANK, WIDTH, INNER)
+    client = tl.program_id(1).to(tl.int64)
     left, right = dinner + client * length * NEXT_RANK, a + client * a_stride
     gradient = _product(left, right, row, channel, length, NEXT_RANK, WIDTH, NEXT_INNER, WIDTH, 1)
     gradient += tl.load(dout + at, mask=inside, other=0.0).to(tl.float32)

@@ -17,8 +17,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,6 +32,7 @@ import numpy as np
 import torch
 from pretend import Nodes, wait_until
 from ranks import find_mpirun, python
+from to_its_end import HANGS, run_to_its_end
 
 import fedlada_mpi.rounds.evaluate
 import fedlada_mpi.rounds.trainer  # noqa: F401  (once for all forked references)
@@ -44,7 +43,7 @@ from fedlada_mpi.rundir import lock
 
 ROUNDS, CLIENTS = 6, 20
 DEPARTING = str(ROOT / "tests" / "helpers" / "departing.py")
-LIMIT, HANGS = 150, -1  # seconds, and the status of a run that took longer
+LIMIT = 150  # seconds
 METHODS = ("fedlada", "scaffold", "fedadam", "fedcm")
 VARIED = (  # what users bring: their models, aggregation and methods
     "fedlada --model model_zoo:Dropping",
@@ -101,14 +100,7 @@ class Campaign:
     def run(self, ranks: int, words: list[str]) -> tuple[int, str]:
         """Its status, and what it printed."""
         line = [find_mpirun() or "", "--with-ft", "ulfm", "-n", str(ranks), python(), DEPARTING, *words]
-        log = self.work / "log"
-        with open(log, "w") as file:
-            process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            return process.wait(LIMIT), log.read_text()
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return HANGS, log.read_text()
+        return run_to_its_end(line, self.work / "log", LIMIT)
 
     def words(
         self, faults: dict[int, tuple[str, int, float | str | None]], method: str, adopt: bool, *more: str

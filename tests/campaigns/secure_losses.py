@@ -16,8 +16,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -30,12 +28,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers")]
 import losing
 import torch
 from ranks import find_mpirun, python
+from to_its_end import HANGS, run_to_its_end
 
 from data_prep import PrepareSettings, prepare
 
 SILOS, FEWEST, ROUNDS = 6, 3, 4
 LOSING = str(ROOT / "tests" / "helpers" / "losing.py")
-LIMIT, HANGS = 150, -1  # seconds, and the status of a run that took longer
+LIMIT = 150  # seconds
 METHODS = (
     "fedlada",
     "fedlada --transport shared",
@@ -88,14 +87,7 @@ class Campaign:
         launcher = [find_mpirun() or "", *(["--with-ft", "ulfm"] if tolerant else []), "-n", str(ranks)]
         words = [*SETTINGS.split(), "--algorithm", *method.split(), "--dataset", str(self.data), "--out", str(out)]
         line = [*launcher, python(), LOSING, str(self.log(out)), json.dumps(kills), *words, *more]
-        printed = self.work / "printed"
-        with open(printed, "w") as file:
-            process = subprocess.Popen(line, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
-        try:
-            return process.wait(LIMIT), printed.read_text()
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return HANGS, printed.read_text()
+        return run_to_its_end(line, self.work / "printed", LIMIT)
 
     def loss(self) -> None:
         """One to three silos are killed, the others go on."""
