@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from sequence_zoo import GPT, LENGTH, TEXT, TOKENS, ZOO, DistilBERT, UNet, ViT
 from stacked_checks import built, check_stacked
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedlada_mpi.models import by_autograd, recurrent
@@ -84,8 +85,9 @@ def test_attention_written_out_with_a_mask_in_a_buffer():
 def test_attention_written_out_as_on_a_gpu(monkeypatch):
     """The same numbers by products and a softmax; its weights are then part of what a client takes in memory."""
     network = built(ViT(), ZOO["vit"][1])
-    fused = gradients(network, torch.arange(3), torch.float64)
-    whole = [network.activation_bytes(4, torch.float32, on_gpu) for on_gpu in (False, True)]
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):  # a run of another test may have switched it off
+        fused = gradients(network, torch.arange(3), torch.float64)
+        whole = [network.activation_bytes(4, torch.float32, on_gpu) for on_gpu in (False, True)]
     scores = 2 * 3 * 17 * 17 * 4 * 4  # layers, heads, tokens, tokens, examples, bytes
     assert whole[1] - whole[0] > 0.8 * scores
     monkeypatch.setattr(Stack, "on_gpu", property(lambda self: True, lambda self, value: None), raising=False)
