@@ -2,7 +2,7 @@
 # The tests, with all their set-up: ruff, mypy, then pytest alone and on several ranks.
 #
 #   bash jobs/test.sh                  what a change is likely to break; on 2 ranks, too
-#   bash jobs/test.sh --all            everything; on 2 and 4 ranks, too
+#   bash jobs/test.sh --all            everything; on 4 ranks, too
 #   bash jobs/test.sh -k transport     the same with options for pytest
 #
 # The tests against a real SLURM, a real browser and several nodes need Debian packages, installed here when run as root.
@@ -92,8 +92,8 @@ options=(--color="$colour" "$@")
 # More processes than cores: tests often wait for others that they have started.
 cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 suite "alone  " 2400 "$python" -m pytest -n "$((cores + 2))" --dist worksteal --durations=15 "${tier[@]}" "${options[@]}"
-on_ranks 2 900 -m "not slow" "${options[@]}"
-[ -z "$everything" ] || on_ranks 4 900 "${options[@]}"
+on_ranks 2 900 -m "not slow and not four_ranks" "${options[@]}"
+[ -z "$everything" ] || on_ranks 4 900 -m "not slow" "${options[@]}"
 
 wait $checks || failed=1
 for name in ruff mypy; do

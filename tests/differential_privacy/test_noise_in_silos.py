@@ -9,7 +9,7 @@ import pytest
 import torch
 from ranks import SIZE
 from test_sensitivity import SIZES, data, distance, session  # noqa: F401  (a fixture)
-from tiers import on_ranks_with_all, slow
+from tiers import slow
 from training_runs import run_here
 
 from fedlada_mpi.algorithms import Round
@@ -77,7 +77,8 @@ def test_a_grid_that_is_too_coarse_is_refused(data, out):  # noqa: F811
         pass
 
 
-@pytest.mark.parametrize("masks", [pytest.param("all", marks=pytest.mark.ranks), on_ranks_with_all("0")])
+@pytest.mark.ranks
+@pytest.mark.parametrize("masks", ["all", "0"])
 @four
 def test_shares_of_silos_are_the_noise(masks, data, out):  # noqa: F811
     """Nobody's result is finite, so that the model is noise: of n silos, n / (n - 1) times the variance that is needed,

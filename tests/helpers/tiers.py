@@ -8,5 +8,5 @@ import pytest
 
 # @pytest.mark.parametrize(("method", "ranks"), [("scaffold", 1), slow("scaffold", 2)])
 slow = partial(pytest.param, marks=pytest.mark.slow)
-# The same, of a case that runs alone whenever tests run, and on ranks with --all.
+# A case that runs alone whenever tests run, and with --all on 4 ranks.
 on_ranks_with_all = partial(pytest.param, marks=pytest.mark.ranks(slow=True))
