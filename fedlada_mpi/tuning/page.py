@@ -1,0 +1,2 @@
+def write(plan, state):
+    return plan.root / "tune.html"
