@@ -6,7 +6,7 @@
     python -m fedlada_mpi.tune plan.toml --status                # its trials, and what became of them
     python -m fedlada_mpi.tune plan.toml --todo                  # what is left, as arrays: a line STAGE INDICES each
     python -m fedlada_mpi.tune plan.toml --stage 0 --index 7     # one run, as an element of an array
-    python -m fedlada_mpi.tune plan.toml --page                  # tune.html and the winners' settings from what is there
+    python -m fedlada_mpi.tune plan.toml --page                  # tune.html and the winners' settings so far
 
 Exit codes: 0 finished, 2 bad input, 3 no trial of some method has a score, 75 stopped by a signal with checkpoints.
 """
@@ -58,9 +58,9 @@ def tune(
 ) -> Tuned:
     """Search as ``python -m fedlada_mpi.tune`` does; a search that is there already is gone on with.
 
-    ``plan``: a file, or the content of one as a dictionary, which needs ``out``. ``parallel``: runs at once. ``ranks``: of
-    each run. ``launcher``: the words of a command that starts ranks. Raises ``UserError`` for what a user can fix, and
-    ``KeyboardInterrupt`` where a signal has stopped it.
+    ``plan``: a file, or the content of one as a dictionary, which needs ``out``. ``parallel``: runs at once.
+    ``ranks``: of each run. ``launcher``: the words of a command that starts ranks. Raises ``UserError`` for what a user
+    can fix, and ``KeyboardInterrupt`` where a signal has stopped it.
     """
     if isinstance(plan, Mapping):
         if out is None:

@@ -102,7 +102,7 @@ def _text(content: Mapping[str, Any]) -> str:
 def _metric(record: Any) -> Metric | None:
     if record is None:
         return None
-    return Metric(*(str(record[n]) for n in ("name", "title")), *(bool(record[n]) for n in ("percent", "larger_is_better")))
+    return Metric(str(record["name"]), str(record["title"]), bool(record["percent"]), bool(record["larger_is_better"]))
 
 
 def decisive(content: Any) -> dict[str, dict[str, Any]]:

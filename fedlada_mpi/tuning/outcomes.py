@@ -45,8 +45,8 @@ def of_record(record: Any) -> Outcome:
 
 
 def of(run: PlannedRun, part: str, mean_of: int = 1) -> Outcome | None:
-    """That of a run up to its last round: the mean objective of the last evaluations on a part of the data; None as long
-    as it is not known.
+    """That of a run up to its last round, None as long as it is not known: the mean objective of the last evaluations
+    on a part of the data.
 
     A round counts once there are results or a checkpoint of it or a later one: from there on it is not repeated.
     """

@@ -297,8 +297,8 @@ def _unknown(name: str, method: str, known: Mapping[str, settings.Setting]) -> s
     if name in built_in_hypers():
         own = ", ".join(n for n in known if n not in SETTINGS) or "none"
         return (
-            f"{name} is not a setting of {method} (its own are: {own}): put it into [search.METHOD] or [base.METHOD] of "
-            "the method that has it"
+            f"{name} is not a setting of {method} (its own are: {own}): leave it out, or put it into [search.METHOD] "
+            "or [base.METHOD] of the method that has it"
         )
     return f"unknown setting {shortened(name)}{did_you_mean(name, known)}"
 

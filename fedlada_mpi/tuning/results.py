@@ -43,13 +43,12 @@ def write_settings(plan: TunePlan, state: State) -> list[Path]:
 def _remarks(plan: TunePlan, winner: Winner, state: State) -> list[str]:
     objective = state.objective or ACCURACY
     count = plan.rungs[0].trials
-    lines = [
+    return [
         f"{winner.method}: the best of {count} trial{'s' * (count != 1)} by {plan.strategy} search, validation "
         f"{objective.title} {objective.shown(winner.score)}.",
         *([tested(winner, objective) + "."] if winner.tests else []),
         f"{plan.validation:g} of the training examples are held out, as in the search; validation = 0 trains on all.",
     ]
-    return lines
 
 
 def tested(winner: Winner, objective: Metric) -> str:

@@ -106,9 +106,11 @@ class State:
 class Search:
     """A plan, and what starts its runs."""
 
-    def __init__(self, plan: TunePlan, runner: Runner, accept_changed_code: bool = False, say: Callable[[str], None] = print):
+    def __init__(
+        self, plan: TunePlan, runner: Runner, accept_changed_code: bool = False, say: Callable[[str], None] = print
+    ):
         self.plan, self.runner, self.say = plan, runner, say
-        self.accept = {"accept_changed_code": accept_changed_code}
+        self.accept = accept_changed_code
 
     def run(self) -> int:
         """To the end of the search; returns the exit status."""
@@ -250,12 +252,14 @@ class Search:
         return state, decisions
 
     def _trial(self, rung: int, method: str, number: int) -> StageRun:
-        return StageRun(Place(rung, method, number), replace(self.plan.trial(method, number, rung), **self.accept))
+        return StageRun(
+            Place(rung, method, number), replace(self.plan.trial(method, number, rung), accept_changed_code=self.accept)
+        )
 
     def _seeds(self, winner: Winner) -> list[StageRun]:
         runs = self.plan.winner(winner.method, winner.trial)
         return [
-            StageRun(Place(len(self.plan.rungs), winner.method, seed), replace(run, **self.accept))
+            StageRun(Place(len(self.plan.rungs), winner.method, seed), replace(run, accept_changed_code=self.accept))
             for seed, run in zip(self.plan.seeds, runs, strict=True)
         ]
 
@@ -282,12 +286,14 @@ class Search:
         if ended.stop:
             return ended.stop
         if bad:
-            raise UserError(f"{len(bad)} of {len(left)} runs were refused, see {bad[0] / 'log.txt'}: fix that, then give "
-                            "the same command again")
+            raise UserError(
+                f"{len(bad)} of {len(left)} runs were refused, see {bad[0] / 'log.txt'}: fix that, then give "
+                "the same command again"
+            )
         if not ended.statuses and (still := [one for one in left if outcomes.of(one.run, "val") is None]):
             raise UserError(
-                f"{len(still)} of {len(left)} runs of this stage are in use elsewhere, such as {still[0].run.directory}: "
-                "wait for them, then give the same command again"
+                f"{len(still)} of {len(left)} runs of this stage are in use elsewhere, such as "
+                f"{still[0].run.directory}: wait for them, then give the same command again"
             )
         return 0
 

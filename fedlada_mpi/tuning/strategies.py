@@ -72,7 +72,7 @@ def points(strategy: str, space: Mapping[str, Domain], trials: int, seed: int) -
 
 
 def ranked(scores: Mapping[int, float], larger_is_better: bool) -> list[int]:
-    """The trials from the best score to the worst; NaN is the worst, and of equals the first trial is the better one."""
+    """The trials from the best score to the worst; NaN is the worst, and of equals the first trial is better."""
 
     def key(trial: int) -> tuple[bool, float, int]:
         score = scores[trial]
