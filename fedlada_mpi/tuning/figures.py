@@ -345,8 +345,8 @@ def _curves(landscapes: Sequence[Landscape], style: Style) -> Drawing:
             colour: Any = BEST if best else GREY if failed else SHADES(share)
             label = "winner" if best else "diverged or failed" if failed else _reached(one, len(trial.course))
             drawn: Any = dict(lw=2.4 if best else 1.0, ls=":" if failed else "-", zorder=9 if best else 3, ms=3)
-            marker = "o" if known.sum() <= FEW else ""
-            axes.plot(trial.run.rounds[known], scale * values[known], marker, color=colour, label=label, **drawn)
+            drawn["marker"] = "o" if known.sum() <= FEW else None
+            axes.plot(trial.run.rounds[known], scale * values[known], color=colour, label=label, **drawn)
         for rung in one.rungs[:-1]:
             axes.axvline(rung.rounds, color="#5f6670", lw=0.8, ls=(0, (2, 3)), zorder=1)
         axes.set(xlabel="Round", ylabel=figure_text(one.value_name), title=figure_text(method_name(one.method)))

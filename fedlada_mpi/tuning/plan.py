@@ -327,9 +327,3 @@ def _check(plan: TunePlan) -> None:
             if (first := names.index(name)) < number:
                 one, other = search.points[first], search.points[number]
                 raise UserError(f"{search.method}: {one} and {other} are the same run: leave one of them out")
-        private = {**search.base, **search.points[0]}
-        if len(plan.rungs) > 1 and settings.chosen("epsilon", {}, private):
-            raise UserError(
-                "epsilon: its noise is calibrated for the rounds of a run, which strategy halving extends: give "
-                "noise_multiplier, or choose strategy random"
-            )
