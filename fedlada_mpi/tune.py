@@ -17,6 +17,7 @@ import argparse
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,9 @@ def tune(
     ``ranks``: of each run. ``launcher``: the words of a command that starts ranks. Raises ``UserError`` for what a user
     can fix, and ``KeyboardInterrupt`` where a signal has stopped it.
     """
+    _refuse_ranks()
+    if threading.current_thread() is not threading.main_thread():
+        raise UserError("tune: call it in the main thread, the only one that handles signals")
     if isinstance(plan, Mapping):
         if out is None:
             raise UserError("tune: a plan that is no file needs out=DIRECTORY")
@@ -75,6 +79,14 @@ def tune(
         raise KeyboardInterrupt(f"the search was stopped with status {status}: the same call goes on")
     state, page = _finish(search)
     return Tuned(state.winners, {m: results.settings_file(loaded, m) for m in state.winners}, page)
+
+
+def _refuse_ranks() -> None:
+    if (count := launching.launched_processes()) > 1:
+        raise UserError(
+            f"a search starts its runs itself: got {count} processes of it, expected one; -n RANKS or --launcher "
+            "starts the ranks of each run"
+        )
 
 
 def _parser() -> Parser:
@@ -114,6 +126,7 @@ def act(arguments: argparse.Namespace) -> int:
         raise UserError(f"--parallel: got {arguments.parallel}, expected a number of runs, without --index")
     if (arguments.stage is None) != (arguments.index is None):
         raise UserError("--stage and --index belong together: give both, as --todo prints them")
+    _refuse_ranks()
     launcher, ranks = shlex.split(arguments.launcher), launching.number(arguments.ranks)
     if ranks and launcher:
         raise UserError(f"-n {ranks} starts the ranks without a launcher: got --launcher, too; leave one of them out")

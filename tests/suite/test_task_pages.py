@@ -1,4 +1,4 @@
-"""docs/tasks.md, docs/tasks/ and docs/adapters.md: every command and program runs, and prints what the page shows."""
+"""Tasks, adapters and tuning in docs/: every command and program runs, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from limits import LIMIT
 from ranks import programs, python
 from repository import ROOT
 
-PAGES = ["tasks.md", "adapters.md", *(f"tasks/{path.name}" for path in sorted((ROOT / "docs/tasks").glob("*.md")))]
+PAGES = [
+    "tasks.md",
+    "adapters.md",
+    "tuning.md",
+    *(f"tasks/{path.name}" for path in sorted((ROOT / "docs/tasks").glob("*.md"))),
+]
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?")
 CLOSE = 0.05  # results differ from machine to machine by rounding, which training amplifies
 
