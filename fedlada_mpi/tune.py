@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -182,6 +183,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # between two stages; runs at work are asked to stop with a checkpoint
+        print("interrupted: the same command goes on", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 class _Callable(ModuleType):

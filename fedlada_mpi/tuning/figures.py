@@ -219,6 +219,7 @@ def _scatter(one: Landscape, style: Style) -> Drawing:
     drawing, (axes,) = panels(style, 1, 1, 7.6, 4.4, 0.4)
     norm, colours = one.shades()
     drawn: Any = None
+    across = sorted(one.worst_first, key=lambda trial: _at(one.space[x], trial.point[x]))
     for trial in one.worst_first:
         place = (_at(one.space[x], trial.point[x]), _at(one.space[y], trial.point[y]))
         size, best = SIZES[min(len(trial.course), len(SIZES)) - 1], trial.number == one.winner
@@ -226,10 +227,12 @@ def _scatter(one: Landscape, style: Style) -> Drawing:
         drawn = axes.scatter(
             *place, s=size, c=[one.objective.scale * trial.last], cmap=colours, norm=norm, zorder=3, **edge
         )
-        offset = math.sqrt(size) / 2 + 3
         if len(one.trials) > NUMBERED and not best:
             continue
-        axes.annotate(_short(one, trial.last), place, (offset, 0), textcoords="offset points", va="center", fontsize=7)
+        # Above and below in turns, so that neighbours do not write over each other.
+        offset = (math.sqrt(size) / 2 + 5) * (1 if across.index(trial) % 2 else -1)
+        words: Any = dict(textcoords="offset points", ha="center", va="center", fontsize=7)
+        axes.annotate(_short(one, trial.last), place, (0, offset), **words)
     for trial in one.failed:
         place = (_at(one.space[x], trial.point[x]), _at(one.space[y], trial.point[y]))
         axes.plot(*place, "x", color=GREY, ms=7, mew=1.8, zorder=2)

@@ -84,7 +84,7 @@ class Journal:
             "format": FORMAT,
             "plan": self.plan.content,
             "objective": None if self.objective is None else asdict(self.objective),
-            "outcomes": [{**place._asdict(), **outcome.record()} for place, outcome in self.outcomes.items()],
+            "outcomes": [{**place._asdict(), **outcome.record()} for place, outcome in sorted(self.outcomes.items())],
             "decisions": list(stages),
         }
         text = _text(content)
