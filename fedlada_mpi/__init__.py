@@ -1,6 +1,6 @@
 """FedLADA and its baselines, cross-silo, over MPI.
 
-From Python: ``train`` a run, ``load`` one from its directory; ``docs/python.md`` has examples.
+From Python: ``train`` a run, ``load`` one from its directory, ``tune`` settings; ``docs/python.md`` has examples.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .support.errors import DivergedError, UserError
     from .tasks import Metric, Task, summed, whole
     from .trained import Model, Run, load
+    from .tune import tune
 
 # Before torch loads OpenMP: on a machine that others use too, threads that spin while they wait slow each other down.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -36,6 +37,7 @@ __all__ = [
     "load",
     "summed",
     "train",
+    "tune",
     "whole",
 ]
 
@@ -43,6 +45,7 @@ _HOMES = {
     "Algorithm": "algorithms",
     "hyper": "algorithms",
     "train": "api",
+    "tune": "tune",
     "Data": "data.arrays",
     "DivergedError": "support.errors",
     "UserError": "support.errors",

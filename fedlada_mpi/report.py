@@ -34,7 +34,7 @@ def build(
     ``pages`` are Markdown files that get its tables and pictures, see ``reproduction/markdown.py``; ``style`` is that
     of the figures, "screen" or "paper"; ``skip_broken`` leaves out runs that cannot be read.
     """
-    from .analysis import drawing, figures, latex, load, page
+    from .analysis import drawing, figures, load, page
     from .analysis.groups import group
     from .reproduction import figures as paper_figures
     from .reproduction import markdown
@@ -49,11 +49,7 @@ def build(
     groups = group(loaded)
     tables, of_paper = tables_of(groups), paper_figures.figures(groups)
     written = [table for table in tables if not (table.paper and table.empty)]  # other studies have no paper's tables
-    (out / "tables").mkdir(parents=True, exist_ok=True)
-    for table in written:
-        (out / "tables" / f"{table.id}.csv").write_text(table.csv(), "utf-8")
-        (out / "tables" / f"{table.id}.md").write_text(table.markdown(), "utf-8")
-        (out / "tables" / f"{table.id}.tex").write_text(latex.table(table), "utf-8")
+    page.write_tables(written, out / "tables")
     drawn = drawing.write([*figures.plan(groups), *paper_figures.plan(of_paper, groups)], out / "figures", style)
     formats, interactive = drawing.STYLES[style].formats, bool(page.plotly())
     text = page.render(

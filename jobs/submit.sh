@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Submits a job with the settings of jobs/env.sh:
 #
-#   jobs/submit.sh {train,bench,test,prepare,report} [sbatch options] [-- options of the job's command]
+#   jobs/submit.sh {train,bench,test,prepare,report,tune-page} [sbatch options] [-- options of the job's command]
 #   jobs/submit.sh train --time=12:00:00 -- --dataset cifar10 --algorithm fedlada --out runs/one
 #
 # Paths are relative to the current folder; output goes to FEDLADA_LOGS.
@@ -22,7 +22,7 @@ options=(--export=ALL --output="$FEDLADA_LOGS/%x-%j.out")
 if [ -n "$FEDLADA_ACCOUNT" ]; then options+=(--account="$FEDLADA_ACCOUNT"); fi
 if [ -n "$FEDLADA_PARTITION" ]; then options+=(--partition="$FEDLADA_PARTITION"); fi
 case $name in
-    train | grid | bench | test)
+    train | grid | tune | bench | test)
         gpus=${FEDLADA_GPUS_PER_NODE##*:}
         if [[ ! $gpus =~ ^[0-9]+$ ]]; then
             echo "error: FEDLADA_GPUS_PER_NODE is '$FEDLADA_GPUS_PER_NODE', expected the GPUs of one node: export FEDLADA_GPUS_PER_NODE=4 (0: CPUs)" >&2

@@ -20,6 +20,7 @@ from fedlada_mpi.settings import MOST, PRESETS, Setting, flag, grouped, not_in_p
 COMMANDS = {
     "fedlada_mpi.run": "fedlada-run",
     "fedlada_mpi.grid": "fedlada-grid",
+    "fedlada_mpi.tune": "fedlada-tune",
     "fedlada_mpi.report": "fedlada-report",
     "fedlada_mpi.bench": "fedlada-bench",
     "fedlada_mpi.scaling": "",

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..rundir.columns import CLASSIFICATION, DIAGNOSED, Columns
 from ..support.version import __version__
-from . import elements, sweeps
+from . import elements, latex, sweeps
 from .elements import Section
 from .groups import Group, Stat, by_problem, labels, slug, uneven
 from .series import MARKERS, SPENT, Look, Panel, Series, phase_bars, points, quantities, series, spent
@@ -65,13 +65,26 @@ def render(
         Section("settings", "Settings and environment", tables_in("settings")),
         Section("runs", "Runs", _left_out(problems) + tables_in("runs")),
     ]
-    sections = [*sections, *own]
-    template = Template(_text("page.html"))
-    return template.substitute(
-        title=html.escape(title) or "Federated runs",
-        lead=f"Read from {html.escape(where)} on {datetime.now():%d %B %Y, %H:%M}. "
-        "Mean ± standard deviation over seeds; what has not been run is shown as –.",
-        facts=_facts(groups),
+    lead = f"Read from {where} on {datetime.now():%d %B %Y, %H:%M}. "
+    lead += "Mean ± standard deviation over seeds; what has not been run is shown as –."
+    data = _data(groups, panels or {}) if library else {}
+    return assemble(title or "Federated runs", lead, _facts(groups), [*sections, *own], formats, library, data)
+
+
+def assemble(
+    title: str,
+    lead: str,
+    facts: Sequence[tuple[str, str]],
+    sections: Sequence[Section],
+    formats: Sequence[str],
+    library: str = "",
+    data: Mapping[str, Any] | None = None,
+) -> str:
+    """A page of these sections; ``facts`` are numbers with their names, ``data`` is what the charts show."""
+    return Template(_text("page.html")).substitute(
+        title=html.escape(title),
+        lead=html.escape(lead),
+        facts="".join(f"<li><b>{html.escape(value)}</b><span>{name}</span></li>" for value, name in facts),
         nav="".join(f'<a href="#{name}">{title}</a>' for name, title, _ in sections),
         body="".join(
             f'<section id="{name}" aria-labelledby="{name}-title"><h2 id="{name}-title">{title}</h2>{content}</section>'
@@ -82,8 +95,17 @@ def render(
         css=_text("page.css"),
         js=_text("page.js"),
         plotly=library,
-        data=_embedded(_data(groups, panels or {})) if library else "{}",
+        data=_embedded(data or {}),
     )
+
+
+def write_tables(tables: Sequence[Table], folder: Path) -> None:
+    """The files of the tables, to which the page links."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for table in tables:
+        (folder / f"{table.id}.csv").write_text(table.csv(), "utf-8")
+        (folder / f"{table.id}.md").write_text(table.markdown(), "utf-8")
+        (folder / f"{table.id}.tex").write_text(latex.table(table), "utf-8")
 
 
 def plotly() -> str:
@@ -103,15 +125,14 @@ def _embedded(data: Any) -> str:
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def _facts(groups: Sequence[Group]) -> str:
+def _facts(groups: Sequence[Group]) -> list[tuple[str, str]]:
     runs = [run for one in groups for run in one.runs]
     finished = sum(run.complete for run in runs)
     counts = [(len(runs), "run"), (len(groups), "setting"), (len(by_problem(groups)), "task")]
     facts = [(f"{n:,}", name + "s" * (n != 1)) for n, name in [*counts, (sum(run.done for run in runs), "round")]]
     facts.insert(1, (f"{finished:,}", "finished"))
     seconds = sum(float(np.nansum(run.series["seconds_total"])) for run in runs)
-    facts.append((duration(Stat((seconds,), 1)).text, "of training"))
-    return "".join(f"<li><b>{value}</b><span>{name}</span></li>" for value, name in facts)
+    return [*facts, (duration(Stat((seconds,), 1)).text, "of training")]
 
 
 def _left_out(problems: Sequence[str]) -> str:

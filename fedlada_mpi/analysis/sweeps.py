@@ -124,7 +124,7 @@ def find(groups: Sequence[Group]) -> list[HeatMap]:
     """The maps among the groups: of each data set and method, over the two settings with the most values."""
     families: dict[tuple[Any, ...], list[Group]] = {}
     for one in groups:
-        if one.has(one.columns.objective.of("test")):
+        if one.validated or one.has(one.columns.objective.of("test")):
             families.setdefault((one.dataset, one.columns, one.method, one.code), []).append(one)
     found = [each for family in families.values() for each in _maps(family)]
     titles = [each.title for each in found]

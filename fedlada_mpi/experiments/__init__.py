@@ -185,7 +185,7 @@ def _expand(path: Path, root: Path, changes: Mapping[str, Any]) -> Experiment:
         asked = {**base, **block, **changes}
         axes = frozenset(name for name, value in asked.items() if _is_axis(name, value))
         for given in _crossed(asked):
-            run = _run(given, root, codes)
+            run = plan_run(given, root, codes)
             key = run.name.text()
             first = runs.setdefault(key, run)
             if first.rounds != run.rounds:
@@ -211,7 +211,7 @@ def _crossed(block: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [dict(choice) for choice in itertools.product(*axes)]
 
 
-def _run(given: Mapping[str, Any], root: Path, codes: dict[str, Files]) -> PlannedRun:
+def plan_run(given: Mapping[str, Any], root: Path, codes: dict[str, Files]) -> PlannedRun:
     """One run; ``codes`` has the digests of names that other runs have."""
     if "out" in given:
         raise UserError("out does not belong in a grid's file: give the directory of all its runs with --runs")

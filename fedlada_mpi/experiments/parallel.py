@@ -44,6 +44,7 @@ class Parallel:
         self.slots = list(range(min(at_once, len(runs))))
         self.running: list[Started] = []
         self.failed: list[int] = []
+        self.statuses: dict[int, int] = {}  # of those that were started and have failed
         self.signals = StopSignals(bool(launcher), warm=True)
         self.gpus = mps.gpus()
 
@@ -135,6 +136,7 @@ class Parallel:
             else:
                 # A launcher may end with 0 where a node was lost: what counts is what the run has written.
                 self.failed.append(started.index)
+                self.statuses[started.index] = status
                 self._say(started.index, f"failed with status {status} after {done}: see {run.directory / LOG}", True)
 
     def _end_all(self) -> None:

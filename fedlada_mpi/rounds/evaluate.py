@@ -136,7 +136,9 @@ def parts_due(config: Config, number: int, validation: bool) -> list[str]:
     due = [part for part, n in every.items() if number == config.rounds or (n and number % n == 0)]
     if clients_due(config, number):
         due = ["test", "train"]  # clients' values are those of these images
-    return [*due, "val"] if validation and "test" in due else due
+    due = [*due, "val"] if validation and "test" in due else due
+    tested = config.eval_test == "always" or (config.eval_test == "end" and number == config.rounds)
+    return due if tested else [part for part in due if part != "test"]
 
 
 def clients_due(config: Config, number: int) -> bool:

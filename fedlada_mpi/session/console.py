@@ -105,12 +105,12 @@ def closing_lines(
     """The last lines that a run prints."""
     objective = columns.objective
     lines = [f"{summary['status']} after {plural(summary['rounds'], 'round')} in {summary['seconds']:.1f} s"]
-    if summary["final"]:
-        by_validation, final = summary.get("best_validation"), summary["final"]
+    by_validation, final = summary.get("best_validation"), summary["final"]
+    if final:
         best = by_validation or summary["best"]
         test, train = objective.of("test"), objective.of("train")
         reached = f"{objective.shown(final[test])} final"
-        if best:  # an objective may be undefined in all rounds
+        if best and best[test] is not None:  # an objective may be undefined in all rounds, or not asked for
             there = f"by validation, round {best['round']}" if by_validation else f"round {best['round']}"
             reached += f", {objective.shown(best[test])} best ({there})"
         lines.append(f"  test {objective.title:<9} {reached}")
@@ -122,9 +122,9 @@ def closing_lines(
             shown = "not finite" if loss is None else LOSS.shown(loss)
             also = f", {shown} loss" if objective != LOSS else ""
             lines.append(f"  train          {objective.shown(final[train])} {objective.title}{also}")
-        if by_validation:
-            chosen = objective.shown(by_validation[objective.of("val")])
-            lines.append(f"  validation     {chosen} best (round {best['round']})")
+    if by_validation:
+        chosen = objective.shown(by_validation[objective.of("val")])
+        lines.append(f"  validation     {chosen} best (round {by_validation['round']})")
     if spent := summary.get("privacy"):
         lines.append(f"  privacy        epsilon {spent['epsilon']:.4g} at delta {spent['delta']:g}, of clients")
     for target, at in summary["targets"].items():

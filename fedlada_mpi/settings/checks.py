@@ -69,6 +69,10 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
     _check_lora(values, by_hand)
     if values["diagnose_images"] and not values["diagnose"]:
         raise UserError("--diagnose-images: got no --diagnose, expected --diagnose N, every how many rounds")
+    if values["eval_clients"] and values["eval_test"] != "always":
+        raise UserError(
+            f"--eval-clients evaluates the test examples, too: got --eval-test {values['eval_test']}, expected always"
+        )
     if "local_steps" in by_hand and "local_epochs" in by_hand and values["local_steps"]:
         raise UserError("--local-steps and --local-epochs contradict each other: give one of them")
     for name, schedules in SCHEDULES.items():

@@ -215,6 +215,13 @@ class Config:
         least=-1,
         runtime=True,
     )
+    eval_test: str = _evaluation(
+        "always",
+        "evaluate on the test examples as often as eval_every says, only after the last round, or never, as where "
+        "validation examples choose settings",
+        choices=("always", "end", "never"),
+        runtime=True,
+    )
     eval_clients: int = _evaluation(
         0, "evaluate client by client every this many rounds and at the end; 0 = never", least=0, runtime=True
     )

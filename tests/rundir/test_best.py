@@ -81,6 +81,23 @@ def test_validation_as_often_as_the_test(run, out):
 
 
 @pytest.mark.ranks
+@pytest.mark.parametrize(("how", "tested"), [("end", [6]), ("never", [])])
+def test_the_test_set_is_left_alone(run, whole, out, capsys, how, tested):
+    """Training, validation and the choice of the best round are those of the run that looks at it."""
+    capsys.readouterr()
+    apart = run(out, eval_test=how)
+    assert [r["round"] for r in apart.metrics if r["test_acc"] is not None] == tested
+    assert [r["val_acc"] for r in apart.metrics] == [r["val_acc"] for r in whole.metrics]
+    assert same_model(apart.model, whole.model)
+    expected, chosen = whole.summary["best_validation"], apart.summary["best_validation"]
+    assert chosen == {**expected, "test_acc": None}
+    final = apart.summary["final"]
+    assert final == (whole.summary["final"] if tested else None)
+    if is_root():
+        assert f"  validation     {chosen['val_acc']:.2%} best (round {chosen['round']})" in capsys.readouterr().out
+
+
+@pytest.mark.ranks
 def test_a_resumed_run_has_the_best_of_the_whole(run, whole, out):
     """Whatever a kill left in best.pt; also where the best round was before the checkpoint."""
     for rounds in (1, 3, 5):

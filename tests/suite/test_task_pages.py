@@ -1,4 +1,4 @@
-"""docs/tasks.md, docs/tasks/, docs/adapters.md and docs/hospitals.md: every command and program runs, and prints what the page shows."""
+"""Tasks, adapters, hospitals and tuning in docs/: every command and program runs, and prints what the page shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from limits import LIMIT
 from ranks import programs, python
 from repository import ROOT
 
-PAGES = ["tasks.md", "adapters.md", "hospitals.md", *(f"tasks/{path.name}" for path in sorted((ROOT / "docs/tasks").glob("*.md")))]
+PAGES = [
+    "tasks.md",
+    "adapters.md",
+    "hospitals.md",
+    "tuning.md",
+    *(f"tasks/{path.name}" for path in sorted((ROOT / "docs/tasks").glob("*.md"))),
+]
 NUMBER = re.compile(r"-?\d[\d,]*\.?\d*(?:e-?\d+)?")
 CLOSE = 0.05  # results differ from machine to machine by rounding, which training amplifies
 
