@@ -1,11 +1,11 @@
 """How close ``--estimate`` comes to runs: both, one after the other, for a list of settings.
 
-    python docs/bench/estimates.py                        digits on the CPU; on a machine with a GPU images of CIFAR's size
+    python docs/bench/estimates.py                        on the CPU, or on the GPU where there is one
     python docs/bench/estimates.py --json estimates.json --repeats 5
     python docs/bench/estimates.py --cpu-time             seconds of the processor, on a machine that others use, too
 
-Every repetition is a process of its own, or as many as there are ranks; the table has the medians. The seconds of a whole
-run are those from the start of the ranks' processes to their end.
+Every repetition is a process of its own, or as many as there are ranks; the table has the medians. The seconds of a
+whole run are those from the start of the ranks' processes to their end.
 """
 
 from __future__ import annotations
@@ -122,10 +122,19 @@ def compared(name: str, ranks: int, argv: list[str], repeats: int, cpu_time: boo
                 **{part: sum(r[part] for r in records) for part in ("bytes_down", "bytes_up", "bytes_mpi")},
             }
         )
-        print(f"{name}, {ranks} ranks, {repeat + 1} of {repeats}: {found['total']} {runs[-1]['total']:.1f}", file=sys.stderr)
+        print(
+            f"{name}, {ranks} ranks, {repeat + 1} of {repeats}: {found['total']} {runs[-1]['total']:.1f}",
+            file=sys.stderr,
+        )
     times = {part: [e[part]["expected"] for e in estimates] for part in ("round", "total")}
     same = {part: estimates[0][part] == runs[0][part] for part in ("bytes_down", "bytes_up", "bytes_mpi")}
-    row: dict[str, Any] = {"case": name, "ranks": ranks, "arguments": " ".join(argv), "load": median(load), "bytes": same}
+    row: dict[str, Any] = {
+        "case": name,
+        "ranks": ranks,
+        "arguments": " ".join(argv),
+        "load": median(load),
+        "bytes": same,
+    }
     for part in ("round", "total", "host_memory", "gpu_memory"):
         expected = times.get(part) or [e[part] for e in estimates]
         row[part] = {"estimated": expected, "measured": [r[part] for r in runs]}

@@ -24,7 +24,7 @@ from ...data.datasets import ensure
 from ...data.manifest import Manifest
 from ...data.owners import Ownership, shared_out
 from ...mpi import World, several_ranks
-from ...rounds.costs import bytes_of, most_participants
+from ...rounds.costs import Costs, RankMemory, bytes_of, most_participants
 from ...rounds.device import synchronize, uses_gpu
 from ...rounds.evaluate import OWN, Evaluations, batch_size, parts_due
 from ...rounds.examples import Resident
@@ -35,7 +35,6 @@ from ...support.disk import writing
 from ...support.errors import UserError
 from ...support.processes import peak_memory, since_start
 from ..assemble import Session
-from ..banner import costs
 from ..plan import Plan, Request, one_at_a_time
 from ..process_state import torch_state_restored
 from .extrapolation import Due, Measured, extrapolate
@@ -52,21 +51,23 @@ def estimate(request: Request, ranks: int = 0) -> Estimate | None:
 
     Collective.
     """
-
     alone = one_at_a_time("a world of several ranks") if several_ranks() else nullcontext()
     with alone, World() as world, ExitStack() as around:
         plan = Plan(**world.broadcast_json(world.on_root(lambda: asdict(_plan(request, world, ranks)))))
-        config = plan.config(request)
+        config, directory, ranks = plan.config(request), Path(plan.directory), ranks or world.size
         world.limit_waiting(config.patience, "--patience sets the limit", lambda: None)
+        before = time.perf_counter()
+        silos = ranks - int(ranks > 1 and not config.server_trains)
+        world.on_root(lambda: ensure(config, directory, silos, _say))
+        preparing = time.perf_counter() - before  # which the run need not do again
         if world.size == 1 and uses_gpu(config):
             around.enter_context(one_at_a_time("a GPU"))
         around.enter_context(torch_state_restored())
-        return Estimation(world, config, Path(plan.directory), ranks or world.size).run()
+        return Estimation(world, config, directory, ranks).run(preparing)
 
 
 def _plan(request: Request, world: World, ranks: int) -> Plan:
     """On the root: the settings, and nothing that is held or written."""
-
     if ranks and world.size > 1:
         raise UserError(f"--estimate {ranks}: this run has {world.size} ranks already: give no number, or start one")
     if request.resume:
@@ -75,11 +76,9 @@ def _plan(request: Request, world: World, ranks: int) -> Plan:
         raise UserError("--estimate needs the data of all silos, and --silo-dir keeps it to each: leave one out")
     resolved, directory = request.resolve()
     config = resolved.config
-    for name, value in {"--secure": config.secure, "--dp": config.dp != "none"}.items():
-        if value:
-            raise UserError(f"--estimate cannot know the participants of {name}: estimate the run without {name}")
-    count = ranks or world.size
-    ensure(config, directory, count - int(count > 1 and not config.server_trains), _say)
+    for name, given in {"--secure": config.secure, "--dp": config.dp != "none"}.items():
+        if given:
+            raise UserError(f"--estimate takes no part in what {name} keeps secret: estimate the run without {name}")
     return Plan(vars(config), str(directory), 0)
 
 
@@ -101,7 +100,8 @@ class Estimation:
         self.world, self.asked, self.directory, self.ranks = world, config, directory, ranks
         self.config = replace(config, **CHANGED)
 
-    def run(self) -> Estimate | None:
+    def run(self, preparing: float = 0.0) -> Estimate | None:
+        """``preparing``: seconds of this process so far that are no part of a run's start."""
         world = self.world
         self.session = session = Session(world, self.config, self.directory, 0, self._owners, _say)
         silo = session.silo
@@ -109,10 +109,9 @@ class Estimation:
         world.barrier()
         silo.share((*silo.sent, *silo.algorithm.derived))
         probe = Probe(session)
-        start = self._start()
+        start = float(world.gather([since_start()]).max(initial=0.0)) - preparing
         memory = world.gather(astuple(silo.memory))
         limit = self.config.max_clients_at_once or _fewest(memory[:, 2])
-        checkpoint = self._checkpoint()
         batches = self._batches()
         measured = None
         if world.rank == 0:
@@ -120,12 +119,12 @@ class Estimation:
             here, planned = (PlannedRounds(*about, rank_of, limit) for rank_of in (self.rank_here, self.rank_of))
             with probe.serving():
                 measured = measure(probe, here, self._evaluated(), batches)
-            measured.start, measured.checkpoint = start, checkpoint
         else:
             silo.serve()
-        peaks = world.gather(self._peaks())
+        peaks, checkpoint = world.gather(self._peaks()), self._checkpoint()
         if measured is None:
             return None
+        measured.start, measured.checkpoint = start, checkpoint
         return self._estimate(measured, planned, memory, peaks.max(0))
 
     def _owners(self, manifest: Manifest) -> Ownership:
@@ -141,26 +140,30 @@ class Estimation:
         self.rank_here = np.where(self.rank_of == busiest, 0, -1)
         return Ownership([owners.clients_of[busiest]], [False])
 
-    def _start(self) -> float:
-        rows = self.world.gather([since_start()])
-        return float(rows.max(initial=0.0))
+    @property
+    def _server_bytes(self) -> int:
+        return sum(vector.nbytes for vector in vars(self.session.silo.s).values())
 
     @property
     def _state_bytes(self) -> int:
-        """What this rank's clients keep, once all have trained."""
-        trainer = self.session.silo.trainer
-        vectors = len(trainer.algorithm.client_state) * trainer.buffers.live * trainer.buffers.dtype.itemsize
-        return len(trainer.data.client_ids) * vectors
+        """What a client keeps once it has trained."""
+        buffers = self.session.silo.trainer.buffers
+        return len(buffers.algorithm.client_state) * buffers.live * buffers.dtype.itemsize
+
+    @property
+    def _kept_bytes(self) -> int:
+        """What this rank's clients keep once all have trained."""
+        return len(self.session.silo.trainer.data.client_ids) * self._state_bytes
 
     def _checkpoint(self) -> float:
         """Seconds of the slowest rank to write what it writes of one; files without a name, which nobody sees."""
-        own = sum(vector.nbytes for vector in vars(self.session.silo.s).values()) if self.world.rank == 0 else 0
+        own = self._server_bytes if self.world.rank == 0 else 0
         folder = Path(self.config.out).absolute()
         folder = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
 
         def write() -> float:
             with writing(folder, "or choose another --out"):
-                return sum(_written(folder, size) for size in (own, self._state_bytes) if size)
+                return sum(_written(folder, size) for size in (own, self._kept_bytes) if size)
 
         return float(self.world.gather([self.world.collectively(write)]).max(initial=0.0))
 
@@ -183,14 +186,13 @@ class Estimation:
         """Of this rank's memory on the host and on the GPU, with what clients will keep that have not trained yet."""
         silo = self.session.silo
         kept = sum(v.nbytes for vectors in silo.trainer.client_state.vectors.values() for v in vectors.values())
-        missing = self._state_bytes - kept
+        missing = self._kept_bytes - kept
         if silo.trainer.device.type == "cpu":
             return [peak_memory() + missing, 0]
         return [peak_memory(), torch.cuda.max_memory_reserved(silo.trainer.device) + missing]
 
     def _estimate(self, measured: Measured, planned: PlannedRounds, memory: np.ndarray, peaks: np.ndarray) -> Estimate:
         session, config, silo = self.session, self.asked, self.session.silo
-        predicted = costs(session, memory).memory
         silo.transport.ranks = self.ranks
         works, counted = planned.works(), self._evaluated()
         captures = planned.captures() - 1 if isinstance(silo.trainer.steps, CapturedSteps) else 0
@@ -198,6 +200,8 @@ class Estimation:
         saves = 1 + ((config.rounds - 1) // every if every else 0)
         round_, total = extrapolate(measured, works, config.rounds, counted, captures, saves)
         down, up, moved = self._bytes(planned)
+        needed = [RankMemory(*map(int, row)) for row in memory] * (self.ranks // self.world.size)
+        predicted = Costs.of(session.config, session.algorithm, 0, 0, self.rank_of, 0, needed)
         return Estimate(
             about=f"{config.algorithm}, {config.rounds} rounds; {config.model}, "
             f"{session.network.layout.numel:,} parameters",
@@ -217,7 +221,7 @@ class Estimation:
             bytes_mpi=moved,
             host_memory=int(peaks[0]),
             gpu_memory=int(peaks[1]),
-            predicted_memory=predicted,
+            predicted_memory=predicted.memory,
             notes=self._notes(),
         )
 
@@ -236,11 +240,7 @@ class Estimation:
 
     def _checkpoint_bytes(self) -> int:
         """Of all files of a checkpoint, once all clients have trained."""
-        session = self.session
-        server = sum(vector.nbytes for vector in vars(session.silo.s).values())
-        trainer = session.silo.trainer
-        state = len(trainer.algorithm.client_state) * trainer.buffers.live * trainer.buffers.dtype.itemsize
-        return server + self.asked.clients * state
+        return self._server_bytes + self.asked.clients * self._state_bytes
 
     def _notes(self) -> list[str]:
         notes = []
@@ -271,13 +271,13 @@ def _written(folder: Path, size: int) -> float:
         file.flush()
         os.fsync(file.fileno())
         file.seek(0)
-        zlib.crc32(file.read())
+        while block := file.read(1 << 20):
+            zlib.crc32(block)
     return (time.perf_counter() - start) * size / part
 
 
 def _of_batch(evaluations: Evaluations, name: str) -> float:
     """Seconds to evaluate all that this rank has of a part, by one batch of it."""
-
     examples, device = evaluations.examples[name], evaluations.x.device
     size = batch_size(evaluations.scores, device)
     few = Resident(*examples.take(slice(0, min(size, len(examples)))))

@@ -24,22 +24,25 @@ class Span:
 
 @dataclass
 class Measured:
-    """Seconds on the slowest rank."""
+    """Seconds of the slowest rank."""
 
-    start: float  # from the start of the processes to the first round
     rounds: list[tuple[Work, list[float]]]  # without evaluation, every repetition
     phases: dict[str, float]  # of the longest round
     first: float  # by which the first round takes longer
     capture: float  # of one further graph of a local step
     evaluations: dict[Due, list[float]]  # every repetition
     first_evaluations: float  # by which the first ones take longer
-    checkpoint: float
+    start: float = 0.0  # from the start of the processes to the first round
+    checkpoint: float = 0.0
 
 
 def extrapolate(
     measured: Measured, works: Sequence[Work], rounds: int, counted: Counter[Due], captures: int, saves: int
 ) -> tuple[Span, Span]:
-    """The mean round and the whole run, of ``rounds`` rounds of which the first have these ``works``."""
+    """The mean round and the whole run, of ``rounds`` rounds of which the first have these ``works``.
+
+    Its results are counted as one further checkpoint.
+    """
 
     def mean(pick: Pick) -> float:
         fit = Fit.of([(work, pick(seconds)) for work, seconds in measured.rounds])
@@ -48,7 +51,7 @@ def extrapolate(
     def whole(pick: Pick) -> float:
         evaluated = sum(count * pick(measured.evaluations[due]) for due, count in counted.items())
         once = measured.start + measured.first + captures * measured.capture + measured.first_evaluations
-        return once + rounds * mean(pick) + evaluated + saves * measured.checkpoint
+        return once + rounds * mean(pick) + evaluated + (saves + 1) * measured.checkpoint
 
     picks: tuple[Pick, ...] = (median, min, max)
     return Span(*map(mean, picks)), Span(*map(whole, picks))

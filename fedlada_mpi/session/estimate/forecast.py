@@ -47,17 +47,29 @@ class PlannedRounds:
 
     def work(self, t: int, cut: int = 0) -> Work:
         """Of the slowest rank; ``cut``: all clients take so many steps instead of their own."""
-        clients = self.participants(t)
-        steps = np.full(len(clients), cut) if cut else self.steps[clients]
-        if not len(clients):
-            return Work()
-        ranks = self.rank_of[clients]
-        mine = steps[ranks == np.bincount(ranks, steps).argmax()]
+        mine = self._slowest(t, cut)
         stacks = [mine[rows] for rows in self._stacks(mine)]
         padded = sum(max(0, self.width - len(stack)) * int(stack.max()) for stack in stacks)
         return Work(int(mine.sum()) + padded, sum(int(stack.max()) for stack in stacks))
 
+    def running(self, t: int, cut: int = 0) -> set[int]:
+        """How many clients of the slowest rank train together; they leave after their own steps."""
+        mine = self._slowest(t, cut)
+        return {count for rows in self._stacks(mine) for count in self._counts(mine[rows])}
+
+    def _slowest(self, t: int, cut: int) -> np.ndarray:
+        """The steps of the participants of the rank that has most of them."""
+        clients = self.participants(t)
+        steps = np.full(len(clients), cut) if cut else self.steps[clients]
+        ranks = self.rank_of[clients]
+        return steps[ranks == np.bincount(ranks, steps).argmax()] if len(clients) else steps
+
+    def _counts(self, steps: np.ndarray) -> set[int]:
+        """Of the clients in a stack, those that are still running."""
+        return {max(self.width, len(steps)), *(int((steps >= n).sum()) for n in np.unique(steps)[1:])}
+
     def _stacks(self, steps: np.ndarray) -> Iterable[np.ndarray]:
+        """Rows of those that train together."""
         return chunks(np.arange(len(steps)), steps, self.limit, alike=self.width > 0)
 
     def works(self) -> list[Work]:
@@ -74,10 +86,9 @@ class PlannedRounds:
             for rank in np.unique(self.rank_of[clients]).tolist():
                 steps = self.steps[clients[self.rank_of[clients] == rank]]
                 for rows in self._stacks(steps):
-                    width = max(self.width, len(rows))
-                    if width > most[rank]:
-                        most[rank], known[rank] = width, set()
-                    running = {width, *(int((steps[rows] >= n).sum()) for n in np.unique(steps[rows])[1:])}
+                    running = self._counts(steps[rows])
+                    if max(running) > most[rank]:
+                        most[rank], known[rank] = max(running), set()
                     captured[rank] += len(running - known[rank])
                     known[rank] |= running
         return max(captured)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...rounds import watchers
+from ...rounds.device import synchronize
 from ...rounds.server import Server
 from ...rounds.watcher import Order, Watcher
 from ...rundir.client_values import ClientValues
@@ -42,8 +43,8 @@ class Probe(Watcher):
     def __init__(self, session: Session):
         self.silo, self.world = session.silo, session.world
         self.config = session.silo.trainer.config
-        self.evaluate: list[str] = []
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {}  # of the last round, by phase
+        self.slowest = 0.0  # of the last evaluation
         history, silo = _nothing(session), session.silo
         of_root = history if session.world.rank == 0 else None
         kept = [Snapshot(silo, 0, _nothing(session), of_root)] if session.world.tolerant else []
@@ -60,27 +61,43 @@ class Probe(Watcher):
             raise
         self.world.broadcast_json({"do": "end", "status": "estimated"})
 
-    def round(self, t: int, steps: int = 0, evaluate: Sequence[str] = ()) -> dict[str, float]:
+    def round(self, t: int, steps: int = 0) -> dict[str, float]:
         """The seconds of a round by phase, of the slowest rank; ``steps``: of every client, 0: of its own."""
         self.server.order({"do": "void", "t": t, "steps": steps})
-        self.evaluate = list(evaluate)
         self.silo.clock.lap()
         if self.server.round(t):
             raise UserError("--estimate was stopped")
         return self.seconds
 
+    def evaluation(self, due: Sequence[str]) -> float:
+        """Seconds of the slowest rank."""
+        self.server.order({"do": "void", "evaluate": list(due)})
+        return self.slowest
+
     def order(self, order: Order) -> None:
         if order["do"] == "round":
-            order["evaluate"] = self.evaluate
+            order["evaluate"] = []
 
     def ordered(self, order: Order) -> None:
-        if order["do"] != "void":
-            return
+        if order["do"] == "void" and "evaluate" in order:
+            self._evaluate(order["evaluate"])
+        elif order["do"] == "void":
+            self._prepare(order["t"], order["steps"])
+
+    def _evaluate(self, due: list[str]) -> None:
+        self.world.barrier()
+        start = time.perf_counter()
+        self.silo.evaluations(due)
+        synchronize(self.silo.trainer.device)
+        self.slowest = float(self.world.gather([time.perf_counter() - start]).max(initial=0.0))
+
+    def _prepare(self, t: int, steps: int) -> None:
+        """For a round of so many steps."""
         trainer = self.silo.trainer
-        trainer.config = replace(self.config, local_steps=order["steps"]) if order["steps"] else self.config
+        trainer.config = replace(self.config, local_steps=steps) if steps else self.config
         trainer.ahead = (-1, [], None)
         if trainer.plans_ahead:  # as the round before would have done
-            trainer.plan_ahead(order["t"])
+            trainer.plan_ahead(t)
         self.world.barrier()
 
     def recorded(self, record: dict[str, Any]) -> None:
@@ -94,17 +111,17 @@ def _nothing(session: Session) -> History:
 
 
 def measure(probe: Probe, here: PlannedRounds, counted: Counter[Due], batches: np.ndarray) -> Measured:
-    """On the root: rounds with most, with median and with least work, and what is evaluated after rounds."""
+    """On the root: rounds with most, with median and with least work, and what is evaluated after rounds.
 
+    ``batches``: what evaluations of each part will take at least, by rank.
+    """
     began = time.perf_counter()
     chosen = samples(here.works()) or [0]
     largest = chosen[0]
-    cold = probe.round(largest, steps=1)["total"]
-    one = probe.round(largest, steps=1)["total"]
+    cold, one = (probe.round(largest, steps=1)["total"] for _ in range(2))
     cuts = _cuts(one, int(max(here.steps[here.participants(largest)], default=1)))
-    points = [(t, cut) for t in chosen for cut in cuts]
-    capture = 0.0
-    warm = {(t, cut): probe.round(t, steps=cut)["total"] for t, cut in points}
+    points = [(t, cut) for t in (chosen if one < ROUND_SECONDS else chosen[:1]) for cut in cuts]
+    warm = {(t, cut): probe.round(t, steps=cut)["total"] for t, cut in points if t != largest or not cut}
     timed: dict[tuple[int, int], list[float]] = {point: [] for point in points}
     phases: dict[str, float] = {}
     for repeat in range(REPEATS):
@@ -115,19 +132,33 @@ def measure(probe: Probe, here: PlannedRounds, counted: Counter[Due], batches: n
             timed[t, cut].append(seconds["total"])
             if t == largest:
                 phases = seconds
-    for t in chosen[1:]:  # for which a GPU captures graphs of their own
-        capture = max(capture, warm[t, cuts[0]] - median(timed[t, cuts[0]]))
+    captures = [(warm[point] - median(timed[point]), here.running(*point)) for point in warm]
     evaluations, late = {}, 0.0
     for due in counted:
         expected = float(batches[:, [PARTS.index(part) for part in due]].sum(1).max())
         if expected > EVALUATION_SECONDS:
             evaluations[due] = [expected]
             continue
-        first = probe.round(largest, steps=1, evaluate=due)["eval"]
-        evaluations[due] = [probe.round(largest, steps=1, evaluate=due)["eval"] for _ in range(3)]
+        first, *evaluations[due] = (probe.evaluation(due) for _ in range(1 + REPEATS))
         late += max(0.0, first - median(evaluations[due]))
-    rounds = [(here.work(t, cut), seconds) for (t, cut), seconds in timed.items()]
-    return Measured(0.0, rounds, phases, max(0.0, cold - one), capture, evaluations, late, 0.0)
+    return Measured(
+        rounds=[(here.work(t, cut), seconds) for (t, cut), seconds in timed.items()],
+        phases=phases,
+        first=max(0.0, cold - one),
+        capture=_per_graph(captures, here.running(largest, 1)),
+        evaluations=evaluations,
+        first_evaluations=late,
+    )
+
+
+def _per_graph(longer: Sequence[tuple[float, set[int]]], known: set[int]) -> float:
+    """Seconds by which a round takes longer for each graph that is not ``known`` before it."""
+    seconds, graphs = 0.0, 0
+    for more, running in longer:
+        if new := running - known:
+            seconds, graphs = seconds + max(0.0, more), graphs + len(new)
+        known = known | running
+    return seconds / graphs if graphs else 0.0
 
 
 def _cuts(one: float, steps: int) -> list[int]:
