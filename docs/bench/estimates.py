@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from fedlada_mpi.support.launcher import launched_processes, settings
+
 Case = tuple[str, int, list[str]]  # name, ranks, arguments of a run
 
 
@@ -65,6 +67,11 @@ def make_images(folder: Path, clients: int, each: int) -> Path:
     return out
 
 
+def busy(seconds: dict[str, float]) -> float:
+    """The phases of a round, each of the slowest rank, without evaluation: ranks that wait take no processor time."""
+    return sum(value for phase, value in seconds.items() if phase not in ("total", "eval"))
+
+
 def rank(what: str, folder: Path, cpu_time: bool, argv: list[str]) -> int:
     """One rank of an estimate or of a run; its numbers are written to ``folder``."""
     if cpu_time:
@@ -74,11 +81,17 @@ def rank(what: str, folder: Path, cpu_time: bool, argv: list[str]) -> int:
     if cpu_time:
         processes.since_start = time.process_time
     from fedlada_mpi import run
+    from fedlada_mpi.session.estimate import estimate, probe
+
+    if cpu_time and launched_processes() > 1:
+
+        def recorded(self: probe.Probe, record: dict[str, Any]) -> None:
+            self.seconds = {**record["seconds"], "total": busy(record["seconds"])}
+
+        probe.Probe.recorded = recorded
 
     status, found = 0, None
     if what == "estimate":
-        from fedlada_mpi.session.estimate import estimate
-
         request, _ = run.parse([*argv, "--estimate"])
         found = estimate(request)
     else:
@@ -97,7 +110,8 @@ def start(what: str, ranks: int, argv: list[str], cpu_time: bool) -> list[dict[s
     with tempfile.TemporaryDirectory() as folder:
         launcher = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
         own = ["--rank", what, "--folder", folder, *(["--cpu-time"] if cpu_time else []), "--"]
-        done = subprocess.run([*launcher, sys.executable, __file__, *own, *argv], capture_output=True, text=True)
+        words = [*launcher, sys.executable, __file__, *own, *argv]
+        done = subprocess.run(words, env={**settings(), **os.environ}, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stdout + done.stderr)
         return [json.loads(path.read_text()) for path in Path(folder).iterdir()]
@@ -106,6 +120,11 @@ def start(what: str, ranks: int, argv: list[str], cpu_time: bool) -> list[dict[s
 def compared(name: str, ranks: int, argv: list[str], repeats: int, cpu_time: bool, folder: Path) -> dict[str, Any]:
     """An estimate and a run in turns; medians of both."""
     estimates, runs, load = [], [], []
+    by_phases = cpu_time and ranks > 1
+
+    def seconds_of(seconds: dict[str, float]) -> float:
+        return busy(seconds) if by_phases else seconds["total"] - seconds["eval"]
+
     for repeat in range(repeats):
         out = folder / f"run-{time.time_ns()}"
         line = [*argv, "--out", str(out)]
@@ -116,17 +135,16 @@ def compared(name: str, ranks: int, argv: list[str], repeats: int, cpu_time: boo
         records = [json.loads(text) for text in (out / "metrics.jsonl").read_text().splitlines()]
         runs.append(
             {
-                "round": mean(r["seconds"]["total"] - r["seconds"]["eval"] for r in records[1:]),
+                "round": mean(seconds_of(r["seconds"]) for r in records[1:]),
                 "total": max(each["seconds"] for each in ended),
                 **{part: max(each[part] for each in ended) for part in ("host_memory", "gpu_memory")},
                 **{part: sum(r[part] for r in records) for part in ("bytes_down", "bytes_up", "bytes_mpi")},
             }
         )
-        print(
-            f"{name}, {ranks} ranks, {repeat + 1} of {repeats}: {found['total']} {runs[-1]['total']:.1f}",
-            file=sys.stderr,
-        )
-    times = {part: [e[part]["expected"] for e in estimates] for part in ("round", "total")}
+        done = f"{found['total']['expected']:.1f} s estimated, {runs[-1]['total']:.1f} s measured"
+        print(f"{name}, {ranks} ranks, {repeat + 1} of {repeats}: {done}", file=sys.stderr, flush=True)
+    parts = ("round",) if by_phases else ("round", "total")  # processors of several ranks work at the same time
+    times = {part: [e[part]["expected"] for e in estimates] for part in parts}
     same = {part: estimates[0][part] == runs[0][part] for part in ("bytes_down", "bytes_up", "bytes_mpi")}
     row: dict[str, Any] = {
         "case": name,
@@ -135,7 +153,7 @@ def compared(name: str, ranks: int, argv: list[str], repeats: int, cpu_time: boo
         "load": median(load),
         "bytes": same,
     }
-    for part in ("round", "total", "host_memory", "gpu_memory"):
+    for part in (*parts, "host_memory", "gpu_memory"):
         expected = times.get(part) or [e[part] for e in estimates]
         row[part] = {"estimated": expected, "measured": [r[part] for r in runs]}
     return row
@@ -150,6 +168,9 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = []
         memory = "gpu_memory" if any(row["gpu_memory"]["measured"]) else "host_memory"
         for part, unit, digits in (("round", 1, 4), ("total", 1, 1), (memory, 1e6, 0)):
+            if part not in row:
+                cells.append("")
+                continue
             expected, found = (median(row[part][how]) / unit for how in ("estimated", "measured"))
             cells.append(f"{expected:,.{digits}f}, {found:,.{digits}f} ({expected / found - 1:+.0%})")
         same = "equal" if all(row["bytes"].values()) else "differ"

@@ -23,7 +23,7 @@ import torch
 from ...data.datasets import ensure
 from ...data.manifest import Manifest
 from ...data.owners import Ownership, shared_out
-from ...mpi import World, several_ranks
+from ...mpi import RankLost, World, several_ranks
 from ...rounds.costs import Costs, RankMemory, bytes_of, most_participants
 from ...rounds.device import synchronize, uses_gpu
 from ...rounds.evaluate import OWN, Evaluations, batch_size, parts_due
@@ -63,7 +63,12 @@ def estimate(request: Request, ranks: int = 0) -> Estimate | None:
         if world.size == 1 and uses_gpu(config):
             around.enter_context(one_at_a_time("a GPU"))
         around.enter_context(torch_state_restored())
-        return Estimation(world, config, directory, ranks).run(preparing)
+        try:
+            return Estimation(world, config, directory, ranks).run(preparing)
+        except RankLost:
+            if not world.tolerant:
+                raise
+            raise UserError("--estimate has lost a rank: start it again") from None
 
 
 def _plan(request: Request, world: World, ranks: int) -> Plan:
