@@ -84,9 +84,9 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, Instead]:
     parser.add_argument(
         "--trust", action="store_true", help="run code that a run's record names and that you have not run here before"
     )
-    instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
-    instead.add_argument(
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
+    printed.add_argument(
         "--estimate",
         nargs="?",
         const="",

@@ -114,8 +114,8 @@ class FakeProbe:
         return {"train": seconds, "eval": 0.0, "total": seconds}
 
     def evaluation(self, due) -> float:
-        self.now += 3.0
-        return 3.0
+        self.now += 1.5
+        return 1.5
 
 
 @pytest.mark.parametrize("per_step", [0.001, 0.6, 10.0])
@@ -134,7 +134,7 @@ def test_times_are_extrapolated_from_rounds_that_are_cut(per_step, monkeypatch):
     else:  # a single round is so long that those with less work are not timed
         assert mean.expected == pytest.approx(expected, rel=0.2)
     assert measured.first == pytest.approx(7.75)
-    assert measured.evaluations == {("test",): [3.0] * probes.REPEATS}
+    assert measured.evaluations == {("test",): [1.5] * probes.REPEATS}
     assert max(steps for _, steps in probe.asked) <= 8
     assert probe.now < 200
 

@@ -139,7 +139,9 @@ def measure(probe: Probe, here: PlannedRounds, counted: Counter[Due], batches: n
         if expected > EVALUATION_SECONDS:
             evaluations[due] = [expected]
             continue
-        first, *evaluations[due] = (probe.evaluation(due) for _ in range(1 + REPEATS))
+        first = probe.evaluation(due)
+        repeats = REPEATS if REPEATS * first < EVALUATION_SECONDS else 1
+        evaluations[due] = [probe.evaluation(due) for _ in range(repeats)]
         late += max(0.0, first - median(evaluations[due]))
     return Measured(
         rounds=[(here.work(t, cut), seconds) for (t, cut), seconds in timed.items()],
