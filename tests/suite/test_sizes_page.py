@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import runpy
+import statistics
 import subprocess
 
 import pytest
@@ -56,3 +59,15 @@ def test_the_commands(tmp_path):
     measured = re.compile(r"[\d.]+ (?:s|min|h|MB|GB)( [\d.]+ (?:s|min))?|\d+%")
     assert [measured.sub("#", line) for line in shown] == [measured.sub("#", line) for line in printed]
     assert [line for line in shown if "bytes" in line] == [line for line in printed if "bytes" in line]
+
+
+def test_the_table_of_what_was_measured():
+    path = ROOT / "docs" / "bench" / "estimates.py"
+    namespace = runpy.run_path(str(path))
+    report = json.loads((path.parent / "cpu-estimates.json").read_text())
+    assert namespace["table"](report["results"]) in PAGE
+    for row in report["results"]:
+        for part in {"round", "total", "host_memory"} & row.keys():
+            estimated, measured = (statistics.median(row[part][how]) for how in ("estimated", "measured"))
+            assert abs(estimated / measured - 1) <= 0.2, (row["case"], part)
+        assert all(row["bytes"].values())
