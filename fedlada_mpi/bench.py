@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -66,7 +65,7 @@ from .rounds.gradients import create_engine
 from .rounds.trainer import Trainer
 from .rounds.vectors import named_rows
 from .settings import Config, Parser
-from .support.processes import start_time
+from .support.processes import since_start
 from .support.version import __version__
 from .tasks import About, Array
 
@@ -75,11 +74,6 @@ SHAPES = {"digits": ((8, 8, 1), 10, 30), "cifar10": ((32, 32, 3), 10, 500), "cif
 SHAPES["tinyimagenet"] = ((64, 64, 3), 200, 1000)
 TEXT = "shakespeare"
 SECTIONS = ("start", "roofline", "round", "evaluation", "transport", "sums")
-
-
-def since_start() -> float:
-    """Seconds since this process began, imports included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(start_time(os.getpid())) / os.sysconf("SC_CLK_TCK")
 
 
 def timed(action: Callable[[], Any], device: torch.device, repeats: int, warm_up: int = 2) -> list[float]:

@@ -4,6 +4,7 @@
     python -m fedlada_mpi.run -n 4                                   a server and three silos on this machine
     srun --mpi=pmix -n 11 python -m fedlada_mpi.run --dataset cifar10 --algorithm fedlada
     python -m fedlada_mpi.run --dataset cifar10 --print-config       the settings, and where each comes from
+    python -m fedlada_mpi.run --dataset cifar10 --estimate 11        how long it would take on 11 ranks
     python -m fedlada_mpi.run --help-all                             every setting, not only those that most runs change
 
 Exit codes: 0 finished, 2 bad input, 3 diverged (see --on-nonfinite), 4 no answer from other ranks (see --patience), 75
@@ -18,6 +19,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -32,7 +34,7 @@ from .support.errors import DIVERGED, DivergedError, UserError
 from .support.processes import reader_may_leave
 
 # Of the command, in addition to the settings.
-OPTIONS = ("config", "resume", "overwrite", "print_config", "ranks", "accept_changed_code", "trust")
+OPTIONS = ("config", "resume", "overwrite", "print_config", "estimate", "ranks", "accept_changed_code", "trust")
 # What most runs change, which --help lists; --help-all has all settings.
 COMMON = (
     *("dataset", "algorithm", "model", "clients", "participation"),
@@ -46,8 +48,19 @@ class _Parser(Parser):
         _print_on_root(self.format_help(), file)
 
 
-def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
-    """What is asked for, and whether only the settings are to be printed."""
+@dataclass(frozen=True)
+class Instead:
+    """What is to be printed in place of a run."""
+
+    settings: bool = False
+    estimate: int | None = None  # for so many ranks; 0: for those that there are
+
+    def __bool__(self) -> bool:
+        return self.settings or self.estimate is not None
+
+
+def parse(argv: Sequence[str] | None) -> tuple[Request, Instead]:
+    """What is asked for, and what is to be printed in place of a run of it."""
     parser = _Parser(
         prog="python -m fedlada_mpi.run",
         usage="%(prog)s [options] [settings], listed by --help",
@@ -71,7 +84,16 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
     parser.add_argument(
         "--trust", action="store_true", help="run code that a run's record names and that you have not run here before"
     )
-    parser.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
+    printed = parser.add_mutually_exclusive_group()
+    printed.add_argument("--print-config", action="store_true", help="print the settings and where each comes from")
+    printed.add_argument(
+        "--estimate",
+        nargs="?",
+        const="",
+        metavar="RANKS",
+        help="print how long the run will take, what it will move and how much memory it will need, from a few timed "
+        "rounds; RANKS: if it had so many ranks like this one process [those that there are]",
+    )
     launcher.add_argument(parser)
     _add_settings(parser, argv)
     options = parser.parse_all(argv)
@@ -86,7 +108,16 @@ def parse(argv: Sequence[str] | None) -> tuple[Request, bool]:
             raise UserError(f"--resume {options.resume} goes on in that directory: leave --out {settings['out']} out")
     # What is not trusted, ``_check_trust`` has refused.
     consent = {"accept_changed_code": options.accept_changed_code, "trust": True}
-    return Request(settings, config, options.resume is not None, options.overwrite, **consent), options.print_config
+    instead = Instead(options.print_config, _estimated_ranks(options.estimate))
+    return Request(settings, config, options.resume is not None, options.overwrite, **consent), instead
+
+
+def _estimated_ranks(given: str | None) -> int | None:
+    if given is None or given == "":
+        return None if given is None else 0
+    if not given.isdecimal() or not 1 <= int(given) <= launcher.MOST:
+        raise UserError(f"--estimate: got {given!r}, expected a number of ranks from 1 to {launcher.MOST}, or none")
+    return int(given)
 
 
 def _settings_file(options: argparse.Namespace) -> str | None:
@@ -167,9 +198,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Before torch and MPI are imported: a signal in those seconds must not kill the process.
     with signals.handled(interrupt=True):
         try:
-            request, print_only = parse(argv)
-            if print_only:
-                return _print_settings(request)
+            request, instead = parse(argv)
+            if instead:
+                return _print(request, instead)
             with launched(request) as ended:
                 return signals.STOPPED if ended.status == "stopped" else 0
         except (UserError, DivergedError) as error:
@@ -179,9 +210,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _start_ranks(count: int, argv: Sequence[str]) -> int:
     """What is refused is reported once, before the ranks start."""
     try:
-        request, print_only = parse(argv)
-        if print_only:
-            return _print_settings(request)
+        request, instead = parse(argv)
+        if instead.settings:
+            return _print(request, instead)
+        if instead.estimate:
+            raise UserError(f"--estimate {instead.estimate} is for one process: leave the number, or -n {count}, out")
         if not request.silo_dir:  # which its ranks alone open, and which settings depend on
             resolved, directory = request.resolve()
             config = resolved.config
@@ -191,8 +224,15 @@ def _start_ranks(count: int, argv: Sequence[str]) -> int:
         return 128 + signal.SIGINT
 
 
-def _print_settings(request: Request) -> int:
-    _print_on_root(request.resolve()[0].table())
+def _print(request: Request, instead: Instead) -> int:
+    if instead.settings:
+        _print_on_root(request.resolve()[0].table())
+    else:
+        from .session.estimate import estimate
+
+        found = estimate(request, instead.estimate or 0)
+        if found is not None:
+            _print_on_root(str(found))
     return 0
 
 

@@ -37,13 +37,14 @@ class Transport(ABC):
 
     def __init__(self, world: World, size: int, dtype: torch.dtype, device: torch.device):
         self.world, self.size, self.dtype, self.device = world, size, dtype, device
+        self.ranks = world.size  # that ``bytes_per_vector`` is for
         self.nodes = 1  # groups of ranks that are summed separately before their sums are added
         self.rounds = False  # whether ``reduce`` and ``bcast_change`` round to bf16 between nodes
 
     @property
     def bytes_per_vector(self) -> int:
         """Bytes that one vector moves: every rank but the root sends or receives it once."""
-        return (self.world.size - 1) * self.size * self.dtype.itemsize
+        return (self.ranks - 1) * self.size * self.dtype.itemsize
 
     @property
     def bytes_rounded(self) -> int:

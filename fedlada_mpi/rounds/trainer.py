@@ -116,7 +116,7 @@ class Trainer:
                 self.steps.run(self._step, s, running, first, last)
             done = length
         if self.plans_ahead:  # while the GPU computes
-            self._plan_ahead(r.t + 1)
+            self.plan_ahead(r.t + 1)
         clients, sizes, steps = (each[: len(chunk)] for each in (clients, sizes, steps))
         weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
         losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
@@ -142,7 +142,7 @@ class Trainer:
             return self.ahead[2]
         return plan(*self._plan_of(t, chunk))
 
-    def _plan_ahead(self, t: int) -> None:
+    def plan_ahead(self, t: int) -> None:
         """The first batches of round ``t``, whose participants are known before the server calls them."""
         c = self.config
         if t >= c.rounds or self.ahead[0] == t:

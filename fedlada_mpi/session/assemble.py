@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .. import algorithms, models, mpi, tasks
 from ..algorithms import Vectors
+from ..algorithms.hook_draws import server_draws
 from ..data.manifest import Manifest
 from ..data.owners import Ownership
 from ..data.silos.sums import SumOf
@@ -153,6 +154,13 @@ class Session:
         """Of the silos of an epoch, and of the clients of this one."""
         clients = self.owners.clients_of[self.world.rank].tolist()
         return hashlib.sha256(json.dumps([epoch.silos, epoch.own, clients]).encode()).hexdigest()
+
+    def begin(self) -> None:
+        """On the root, the server's vectors at t = 0."""
+        s = self.silo.s
+        s.x.copy_(self.network.initial(self.dtype))
+        with server_draws(self.algorithm, "start", 0, self.silo.trainer.buffers.real):
+            self.algorithm.start(s)
 
     def load_own_state(self) -> None:
         """What this silo's clients keep, from its own files."""

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..algorithms.hook_draws import server_draws
 from ..data.manifest import Manifest
 from ..data.owners import Ownership, shared_out
 from ..mpi import World
@@ -123,11 +122,7 @@ class Training:
         return world.on_root(self._after_loading) or ""
 
     def _begin(self) -> None:
-        """Server vectors at t = 0."""
-        s, session = self.session.silo.s, self.session
-        s.x.copy_(session.network.initial(session.dtype))
-        with server_draws(session.algorithm, "start", 0, session.silo.trainer.buffers.real):
-            session.algorithm.start(s)
+        self.session.begin()
         claim.clear(self.out)  # not before everything that could be refused has been read
 
     def _after_loading(self) -> str:

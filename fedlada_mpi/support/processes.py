@@ -7,6 +7,7 @@ import os
 import platform
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -63,6 +64,20 @@ def start_time(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
     except (OSError, IndexError):
         return ""
+
+
+def since_start() -> float:
+    """Seconds since this process began, imports included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(start_time(os.getpid())) / os.sysconf("SC_CLK_TCK")
+
+
+def peak_memory() -> int:
+    """The most bytes of the machine's memory that this process has had at once; 0 where /proc does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def is_alive(pid: int, started: str = "") -> bool:

@@ -62,7 +62,7 @@ class CoordinateMean(Buffered):
         return super().means(1.0, 1)
 
     def bytes_moved(self, participants: int) -> int:
-        return len(self.vectors) * (participants + 1) * self.transport.bytes_per_vector // self.world.size
+        return len(self.vectors) * (participants + 1) * self.transport.bytes_per_vector // self.transport.ranks
 
 
 class Median(CoordinateMean):
