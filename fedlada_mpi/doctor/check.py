@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..gpu.sharing import gpu_id
+
 if TYPE_CHECKING:
     from ..mpi import World
 
@@ -73,5 +75,5 @@ def facts(local_rank: int = 0) -> dict[str, Any]:
 
         facts["torch"] = True
         index = local_rank % torch.cuda.device_count()
-        facts["gpu"] = str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
+        facts["gpu"] = gpu_id(index)
     return facts

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..gpu import mps, sharing
 from .check import FAIL, OK, SKIP, WARN, Here, Result, check
 
 if TYPE_CHECKING:
@@ -43,13 +44,9 @@ def gpu(here: Here) -> Result:
     version = re.search(r"\d{3}\.[\d.]+", driver.read_text() if driver.exists() else "")
     found = f"{count} x {torch.cuda.get_device_name()}, {free:.1f} of {total:.1f} GB free"
     found += f", driver {version[0] if version else 'unknown'}"
-    owners = [rank["gpu"] for rank in here.neighbours]
-    sharing = max(map(owners.count, owners))
-    if sharing > 1:
-        found += f", shared by {sharing} ranks"
-        if not Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists():
-            return WARN, found, "let their kernels run side by side: nvidia-cuda-mps-control -d"
-    return OK, found
+    by_mps = mps.is_running()
+    shared, cure = sharing.advice([rank["gpu"] for rank in here.neighbours], by_mps)
+    return (OK if by_mps else WARN, f"{found}; {shared}", cure) if shared else (OK, found)
 
 
 @check("kernels", "--compile off trains without, slower; Triton writes to ~/.triton or TRITON_CACHE_DIR", needs="GPU")

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 CONTROL = "nvidia-cuda-mps-control"
+PIPES = "CUDA_MPS_PIPE_DIRECTORY"  # where processes find the service, with a default of NVIDIA's
 SECONDS = 20  # in which the daemon starts or ends
 
 
@@ -24,13 +25,18 @@ def gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev
     return [str(i) for i in range(len([*devices.glob("nvidia[0-9]*")]))]
 
 
+def is_running(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether processes of this environment use the service."""
+    return Path(environment.get(PIPES, "/tmp/nvidia-mps")).exists()
+
+
 @contextmanager
 def shared() -> Iterator[dict[str, str]]:
     """Start the service; yields what processes that use it need in their environment, nothing where there is none.
 
     A service that is already running, as on many clusters, is left as it is.
     """
-    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ or shutil.which(CONTROL) is None:
+    if PIPES in os.environ or shutil.which(CONTROL) is None:
         yield {}
         return
     with tempfile.TemporaryDirectory(prefix="fedlada-mps-", ignore_cleanup_errors=True) as folder:

@@ -147,6 +147,15 @@ class ClientState:
         self.vectors: dict[str, dict[int, Tensor]] = {name: {} for name in names}
         # What they had before; None: nothing.
         self._replaced: dict[str, dict[int, Tensor | None]] | None = None
+        self._frozen: dict[str, dict[int, Tensor]] = {name: {} for name in self.vectors}
+
+    def frozen(self) -> dict[str, dict[int, Tensor]]:
+        """The vectors as they are now, in the host's memory; those in it are not written to until they are removed
+        from what is returned."""
+        if any(vector.is_cuda for clients in self.vectors.values() for vector in clients.values()):
+            return {name: {i: vector.cpu() for i, vector in clients.items()} for name, clients in self.vectors.items()}
+        self._frozen = {name: dict(clients) for name, clients in self.vectors.items()}
+        return self._frozen
 
     def keep_replaced(self) -> None:
         """From now on, keep what is replaced, so that it can be put back; forget what was kept before."""
@@ -182,6 +191,8 @@ class ClientState:
                     continue
                 if self._replaced is not None and client not in self._replaced[name]:
                     self._replaced[name][client] = by_client.pop(client, None)
+                elif by_client.get(client) is self._frozen[name].get(client):
+                    by_client.pop(client, None)
                 by_client.setdefault(client, torch.empty_like(row)).copy_(row)
 
 

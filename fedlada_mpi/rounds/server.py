@@ -14,11 +14,14 @@ from torch import Tensor
 from ..algorithms import Round
 from ..algorithms.hook_draws import server_draws
 from ..rundir.columns import ALL_PHASES, PARTS
+from ..support.processes import machine_memory
 from .costs import bytes_of
 from .evaluate import parts_due
 from .rates import local_rate
 from .silo import MAX_EMPTY_ROUNDS, Silo
 from .watcher import Finished, Order, Watcher
+
+MEMORY_SHARE = 0.25  # of the machine's memory, the most that copies for a checkpoint may take
 
 
 class Server:
@@ -34,30 +37,43 @@ class Server:
         self.watchers = [*silo.watchers, *watchers]
         self.validates = "val" in silo.evaluations.examples
         self.empty_rounds = 0
+        self.ranks_writing = 0.0  # how many ranks have not written their part of a checkpoint yet
         self.is_void: Callable[[int], bool] = lambda t: False  # whether a round is left out
 
     def run(self, start: int) -> str:
         """Rounds start+1 .. T; returns how it ended: finished or stopped."""
-        config = self.config
+        config, silo = self.config, self.silo
         for t in range(start, config.rounds):
             void = self.is_void(t)
             if not void and not all(watcher.permits(t) for watcher in self.watchers):
                 self.save(t)
                 return "stopped"
             stop, last = self.void(t) if void else self.round(t), t + 1 == config.rounds
-            if stop or last or (config.checkpoint_every and (t + 1) % config.checkpoint_every == 0):
+            if stop or last:
                 self.save(t + 1)
+            elif config.checkpoint_every and (t + 1) % config.checkpoint_every == 0:
+                self.save(t + 1, wait=False)
+            elif silo.checkpoints.draft and not self.ranks_writing:
+                self.settle(t + 1)
             if stop and not last:
                 return "stopped"
         return "finished"
 
-    def save(self, t: int) -> None:
-        """A checkpoint after round ``t``, and the files that belong to it."""
+    def save(self, t: int, wait: bool = True) -> None:
+        """A checkpoint after round ``t``, and the files that belong to it. Without ``wait``, rounds go on meanwhile."""
+        wait = wait or self.silo.bytes_copied > MEMORY_SHARE * machine_memory()
         more: dict[str, Tensor] = {}
         for watcher in self.watchers:
             more |= watcher.save(t)
-        self.order({"do": "checkpoint", "t": t})
-        self.silo.save(t, more)
+        self.ranks_writing = 0.0 if wait else math.inf  # not known before a round
+        self.order({"do": "checkpoint", "t": t, "wait": wait})
+        self.silo.save(t, more, wait)
+
+    def settle(self, t: int) -> None:
+        """Complete the checkpoint that all ranks have written; where that failed, write one after round ``t``."""
+        self.order({"do": "settle"})
+        if not self.silo.checkpoints.settle():
+            self.save(t)
 
     def order(self, order: Order) -> None:
         """Tell all ranks what to do next."""
@@ -85,6 +101,7 @@ class Server:
 
         sums = dict(zip(silo.numbers, ranks[:, : len(silo.numbers)].sum(0).tolist(), strict=True))
         self.refuse_divergence(t, finite, bool(sums["nonfinite"]), bool(sums["nonfinite"]) and not r.participants)
+        self.ranks_writing = sums["writing"]
         done = Finished(r, participants, weight, sums)
         record = self.record(done, ranks) | {"bytes_mpi": self.world.bytes_moved - moved_before}
         if left_out or silo.aggregation.totals.left_out:

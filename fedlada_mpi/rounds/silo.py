@@ -18,6 +18,7 @@ from ..privacy.budget import Budget
 from ..privacy.sampling import secret_sample
 from ..privacy.silo_files import SiloFiles
 from ..rundir import checkpoint, silo_state
+from ..rundir.checkpoint_writer import CheckpointWriter
 from ..rundir.columns import ALL_PHASES, PARTS
 from ..rundir.metrics import Clock
 from ..rundir.silo_folder import SiloFolder
@@ -76,6 +77,7 @@ class Silo:
         self.watchers: list[Watcher] = []  # the same on every rank
         self.budget: Budget | None = None  # on the root, with --dp
         self.nonfinite: list[int] = []  # participants of this rank in the last round
+        self.checkpoints = CheckpointWriter(world)
         self.clock = Clock()
         self.say: Callable[[str], object] = lambda text: None  # on the root, shows text to people
 
@@ -96,7 +98,7 @@ class Silo:
         """The names of what ``report`` gathers, but for the phase times."""
         evaluated = chain.from_iterable(map(self.evaluations.names, PARTS))
         return (
-            *("loss", *evaluated, "stop", "wait", "nonfinite"),
+            *("loss", *evaluated, "stop", "wait", "nonfinite", "writing"),
             *chain.from_iterable(watcher.names for watcher in self.watchers),
         )
 
@@ -108,7 +110,23 @@ class Silo:
             vectors.append(self.s.x)  # the best model so far
         memory, others = self.trainer.memory, (self.aggregation, self.evaluations, *self.watchers)
         resident = memory.resident + sum(each.nbytes for each in (*vectors, *others))
+        if (
+            self.s.x.device.type == "cpu"
+            and self.world.rank == 0
+            and 0 < self.config.checkpoint_every < self.config.rounds
+        ):
+            resident += self.bytes_copied
         return RankMemory(memory.per_client, resident, memory.clients_that_fit, self.aggregation.bytes_per_client)
+
+    @property
+    def bytes_copied(self) -> int:
+        """What a checkpoint that is written by a thread takes of the host's memory, on the root's machine."""
+        c, x = self.config, self.s.x
+        vectors = len(vars(self.s)) + ("val" in self.evaluations.examples) + bool(c.diagnose)
+        if x.is_cuda:
+            here = self.world.node.size / self.world.size
+            vectors += round(here * c.clients * len(self.algorithm.client_state))
+        return vectors * x.nbytes
 
     def sample(self, t: int) -> np.ndarray | None:
         """The participants of round ``t``, of the clients that a rank trains; None where every rank draws its own."""
@@ -190,6 +208,7 @@ class Silo:
         wait, self.world.seconds_waiting = self.world.seconds_waiting, 0.0
         left_out = self.aggregation.totals.left_out if self.aggregation.conceals else len(self.nonfinite)
         numbers = [self.aggregation.loss, *chain(*sums), float(stop_requested()), wait, float(left_out)]
+        numbers.append(float(self.checkpoints.is_writing))
         row = [*numbers, *watched, *self.clock.take()]
         ranks = self._of_root(row) if self.aggregation.conceals else self.world.gather(row)
         # Now that all ranks have evaluated.
@@ -209,24 +228,28 @@ class Silo:
             self.files.log("seconds of a round: " + ", ".join(f"{name} {value:g}" for name, value in shown.items()))
         return np.array([row] if self.world.rank == 0 else np.empty((0, len(row))))
 
-    def save(self, t: int, more: Mapping[str, Tensor] | None = None) -> None:
-        """A checkpoint after round ``t``; ``more`` is what the root adds."""
-        state, folder = self.trainer.client_state.vectors, self.folder
-        if folder is not None:
-            self.world.collectively(lambda: folder.save(t, state))
-            state = {}
-        elif self.aggregation.conceals:
-            self.world.collectively(lambda: self._save_own(t, state))
-            state = {}
-        about = (self.config, self.s, state, self.digests, self.aggregation.order, more)
-        checkpoint.save(self.world, Path(self.config.out), t, *about)
+    def save(self, t: int, more: Mapping[str, Tensor] | None = None, wait: bool = True) -> None:
+        """A checkpoint after round ``t``; ``more`` is what the root adds. Without ``wait``, a thread writes it."""
+        self.checkpoints.settle()  # where it fails, this one takes its place
+        kept, server = self.trainer.client_state, {**vars(self.s), **(more or {})} if self.world.rank == 0 else {}
+        if not wait:
+            server = self.checkpoints.copies(server)
+        state = kept.vectors if wait else kept.frozen()
+        elsewhere = self.folder.save if self.folder else self._save_own if self.aggregation.conceals else None
+        about = (self.config, server, state, self.digests, self.aggregation.order, elsewhere)
+        draft = checkpoint.Draft(Path(self.config.out), t, self.world.rank, *about)
+        if wait:
+            checkpoint.save(self.world, draft)
+        else:
+            self.checkpoints.begin(draft, shared=self.world.size > 1 and bool(state))
 
-    def _save_own(self, t: int, state: dict[str, dict[int, Tensor]]) -> None:
+    def _save_own(self, t: int, state: checkpoint.State) -> None:
         if self.files is not None and state:
             silo_state.save(self.files.folder, t, state)
 
     def diverged(self, number: int, by_server: bool = False) -> DivergedError:
         """The end of a run that left the finite numbers in round ``number``; all ranks get the root's message."""
+        self.checkpoints.settle()
         clients = [] if self.aggregation.conceals else list(map(str, self._all_nonfinite()))
         message = ""
         if self.world.rank == 0:
@@ -249,7 +272,9 @@ class Silo:
                 case "void":
                     pass  # the model stays as it is
                 case "checkpoint":
-                    self.save(order["t"])
+                    self.save(order["t"], wait=order["wait"])
+                case "settle":
+                    self.checkpoints.settle()
                 case "diverged":
                     raise self.diverged(order["t"])
                 case "fail":

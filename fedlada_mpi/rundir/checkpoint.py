@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ from ..support.errors import UserError
 from ..support.inputs import read_json, require_regular
 from . import lock
 from .files import CHECKPOINT_NAMES, CHECKPOINTS, checkpoint_folder, complete_checkpoints
+
+State = dict[str, dict[int, Tensor]]  # what clients keep across rounds, by name and client
 
 KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
@@ -56,7 +58,7 @@ def remove_unfinished(out: Path) -> None:
             disk.remove(path)
 
 
-def write_vectors(path: Path, vectors: dict[str, Tensor], attributes: Mapping[str, Any] | None = None) -> int:
+def write_vectors(path: Path, vectors: Mapping[str, Tensor], attributes: Mapping[str, Any] | None = None) -> int:
     """Write a file; returns its checksum."""
     with disk.writing(path, needed=sum(value.nbytes for value in vectors.values())):
         with disk.new_hdf5(path) as file:
@@ -75,61 +77,91 @@ def _checksum(path: Path) -> int:
     return value
 
 
-def save(
-    world: World,
-    out: Path,
-    t: int,
-    config: Config,
-    s: Vectors,
-    state: dict[str, dict[int, Tensor]],
-    digests: dict[str, str] | None = None,
-    order_of_sums: dict[str, Any] | None = None,
-    more: Mapping[str, Tensor] | None = None,
-) -> None:
-    """Write a checkpoint: the root the server's vectors and ``more``, every rank its clients' state; collective."""
-    final = folder(out, t)
-    temporary = final.with_name(final.name + ".tmp")
-    checksums: dict[str, int] = {}  # of this rank's files
+class Draft:
+    """A checkpoint after round ``t`` on its way: its folder has another name until all files are there.
 
-    def prepare() -> None:
-        lock.keep(out)
-        with disk.writing(temporary):
-            remove_unfinished(out)
-            temporary.mkdir(parents=True)
+    Every rank writes its own files, and the root lists them:
 
-    def write() -> None:
-        if world.rank == 0:
-            about = {
-                "round": t,
-                "config": json.dumps(config.record()),
-                **(digests or {}),
-                CODE: json.dumps(config.code),
-                "order_of_sums": json.dumps(order_of_sums or {}),
-            }
-            checksums["server.h5"] = write_vectors(temporary / "server.h5", {**vars(s), **(more or {})}, about)
-        if any(state.values()):
-            rows = {f"{client}/{name}": v for name, clients in state.items() for client, v in clients.items()}
-            name = f"clients_{world.rank:04d}.h5"
-            checksums[name] = write_vectors(temporary / name, rows)
+    >>> draft.prepare()                     # on the root
+    >>> checksums = draft.write()           # on every rank
+    >>> draft.publish(checksums_of_all)     # on the root
+    """
 
-    def publish() -> None:
-        files = {name: value for rank in by_rank for name, value in rank.items()}
-        with disk.writing(temporary):
-            disk.write_new(temporary / LIST, json.dumps(files).encode())
-            disk.remove(final)
-            disk.publish(temporary, final)
-            for old in complete(out)[:-KEEP_CHECKPOINTS]:
+    def __init__(
+        self,
+        out: Path,
+        t: int,
+        rank: int,
+        config: Config,
+        server: Mapping[str, Tensor],
+        state: State,
+        digests: Mapping[str, str] | None = None,
+        order_of_sums: Mapping[str, Any] | None = None,
+        elsewhere: Callable[[int, State], None] | None = None,
+    ):
+        """``server``: what the root writes; ``state``: of this rank's clients, which ``elsewhere`` writes to a place
+        of the silo's own, if it is given."""
+        self.out, self.t, self.rank, self.server, self.state = out, t, rank, server, state
+        self.elsewhere = elsewhere
+        self.final = folder(out, t)
+        self.temporary = self.final.with_name(self.final.name + ".tmp")
+        self.about = {
+            "round": t,
+            "config": json.dumps(config.record()),
+            **(digests or {}),
+            CODE: json.dumps(config.code),
+            "order_of_sums": json.dumps(order_of_sums or {}),
+        }
+
+    def prepare(self) -> None:
+        lock.keep(self.out)
+        with disk.writing(self.temporary):
+            remove_unfinished(self.out)
+            self.temporary.mkdir(parents=True)
+
+    def write(self) -> dict[str, int]:
+        """The files of this rank; returns their checksums."""
+        checksums = {}
+        if self.elsewhere is not None:
+            self.elsewhere(self.t, self.state)
+        if self.rank == 0:
+            checksums["server.h5"] = write_vectors(self.temporary / "server.h5", self.server, self.about)
+        if self.elsewhere is None and any(self.state.values()):
+            rows = {f"{client}/{name}": v for name, clients in self.state.items() for client, v in clients.items()}
+            name = f"clients_{self.rank:04d}.h5"
+            checksums[name] = write_vectors(self.temporary / name, rows)
+        return checksums
+
+    def publish(self, files: Mapping[str, int]) -> None:
+        """Give the folder its name, once these files are there; and remove old checkpoints."""
+        lock.keep(self.out)
+        with disk.writing(self.temporary):
+            disk.write_new(self.temporary / LIST, json.dumps(files).encode())
+            disk.remove(self.final)
+            disk.publish(self.temporary, self.final)
+            for old in complete(self.out)[:-KEEP_CHECKPOINTS]:
                 disk.remove(old)
 
-    world.on_root(prepare)
+    def discard(self) -> None:
+        """Remove what is there of one that will not be completed."""
+        if self.rank == 0:
+            shutil.rmtree(self.temporary, ignore_errors=True)
+
+
+def save(world: World, draft: Draft) -> None:
+    """Write a checkpoint, and wait until it is complete; collective."""
+    world.on_root(draft.prepare)
     try:
-        world.collectively(write)
-        by_rank = world.allgather_json(checksums)
-        world.on_root(publish)
+        publish(world, draft, world.collectively(draft.write))
     except UserError:
-        if world.rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
+        draft.discard()
         raise
+
+
+def publish(world: World, draft: Draft, checksums: dict[str, int]) -> None:
+    """Complete a checkpoint that every rank has written; ``checksums``: of this rank's files. Collective."""
+    by_rank = world.allgather_json(checksums)
+    world.on_root(lambda: draft.publish({name: value for rank in by_rank for name, value in rank.items()}))
 
 
 def latest(out: Path, config: Config) -> int:
@@ -267,7 +299,7 @@ def refuse_other_digests(out: Path, t: int, digests: dict[str, str], directory: 
         )
 
 
-def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], clients: set[int], world: World) -> None:
+def load(out: Path, t: int, s: Vectors, state: State, clients: set[int], world: World) -> None:
     """Fill the root's vectors, and the state of this rank's clients, whichever rank wrote it."""
     path = folder(out, t) / LIST
     server: dict[str, Tensor] = {}
@@ -289,7 +321,7 @@ def load(out: Path, t: int, s: Vectors, state: dict[str, dict[int, Tensor]], cli
     load_state(folder(out, t), s.x, state, clients)
 
 
-def load_state(saved: Path, like: Tensor, state: dict[str, dict[int, Tensor]], clients: set[int]) -> None:
+def load_state(saved: Path, like: Tensor, state: State, clients: set[int]) -> None:
     """Fill the state of ``clients`` from a checkpoint, as vectors of the shape, type and device of ``like``."""
     path = saved / LIST
     rows: list[tuple[str, int, Tensor]] = []

@@ -25,6 +25,7 @@ from ..support import disk
 from ..support.errors import PublicError
 from ..support.inputs import read_bytes, read_json
 from . import silo_state
+from .checkpoint import State
 from .files import to_json, write_atomically
 
 RUNS, RUN, METRICS, SUMS = "runs", "run.json", "metrics.jsonl", "sums.jsonl"
@@ -41,12 +42,12 @@ class SiloFolder:
         """``digest``: of the silo's data."""
         self.path, self.digest = path, digest
 
-    def save(self, t: int, state: silo_state.State) -> None:
+    def save(self, t: int, state: State) -> None:
         """What clients keep after round ``t``."""
         if self.path is not None and state:
             silo_state.save(self.path, t, state)
 
-    def load(self, t: int, like: Tensor, state: silo_state.State, clients: set[int]) -> None:
+    def load(self, t: int, like: Tensor, state: State, clients: set[int]) -> None:
         """What clients kept after round ``t``, as vectors like this one; refused if the silo's data is another."""
         if self.path is None:
             return

@@ -14,11 +14,10 @@ from torch import Tensor
 from ..support import disk
 from ..support.errors import UserError
 from . import checkpoint
+from .checkpoint import State
 from .files import CHECKPOINTS
 
 KEEP = checkpoint.KEEP_CHECKPOINTS + 1  # the server may not have completed the last one
-
-State = dict[str, dict[int, Tensor]]
 
 
 def save(folder: Path, t: int, state: State) -> None:

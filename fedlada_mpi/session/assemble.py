@@ -21,6 +21,7 @@ from ..data.manifest import Manifest
 from ..data.owners import Ownership
 from ..data.silos.sums import SumOf
 from ..gpu.graphs import capture_on
+from ..gpu.sharing import gpu_id
 from ..models.form import each
 from ..models.initial import load_initial
 from ..models.lora import Lora, merged
@@ -125,7 +126,8 @@ class Session:
         self.silo = self._silo(data, held_out)
         here = {"host": platform.node(), "cpu": provenance.cpu_model(), "device": device_name(self.device)}
         places = [] if config.secure else sorted(self.loading.places)  # they depend on how much data a rank has
-        self.ranks = world.allgather_json({**here, "data": places})
+        gpu = gpu_id(torch.cuda.current_device()) if self.device.type == "cuda" else ""
+        self.ranks = world.allgather_json({**here, "gpu": gpu, "data": places})
 
     def _silo_name(self, config: Config, silos: int) -> str:
         """Of this rank with ``--secure``; empty for the server."""

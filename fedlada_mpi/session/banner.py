@@ -13,6 +13,7 @@ import torch
 
 from .. import mpi
 from ..data.manifest import TEST_FILE
+from ..gpu import mps, sharing
 from ..mpi.plan import cuda_aware
 from ..rounds.costs import Costs, RankMemory
 from ..rounds.device import arithmetic, device_name, precision_notes
@@ -160,6 +161,15 @@ class Banner:
             *([] if self.config.secure else [memory]),  # the silos do not tell how much they have
         ]
 
+    def _shared_gpus(self) -> str:
+        """What ranks that train on one GPU could gain; empty where each has its own."""
+        session = self.session
+        ranks = zip(session.ranks, session.owners.clients_of, strict=True)
+        gpus = [rank["gpu"] for rank, clients in ranks if len(clients)]
+        # Silos are apart for a reason.
+        joined = not (self.config.secure or self.config.silo_per_rank or session.data.in_silos)
+        return ": ".join(filter(None, sharing.advice(gpus, mps.is_running(), joined)))
+
     def _notes(self) -> list[str]:
         session = self.session
         notes = [*session.network.notes, *session.algorithm.traits.notes, *secure_rounds.notes(session)]
@@ -182,6 +192,8 @@ class Banner:
         if 0 < self.costs.clients_that_fit < self.costs.most_participants:
             fit = plural(self.costs.clients_that_fit, "client")
             notes.append(f"no more than {fit} at once in a GPU's memory; a rank's others train in turns")
+        if shared := self._shared_gpus():
+            notes.append(shared)
         if self.sums_changed:
             notes.append(f"resumed with {self.sums_changed}: rounded in another order, the last digits differ")
         if idle := self.clients_per_rank.count(0):

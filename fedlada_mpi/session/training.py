@@ -20,7 +20,7 @@ from ..rounds.watcher import Watcher
 from ..rundir import checkpoint, claim
 from ..settings import Config
 from ..support.disk import WriteError
-from ..support.errors import CallbackError
+from ..support.errors import CallbackError, DivergedError, UserError
 from .assemble import Session, root_only_serves
 from .banner import Banner
 from .console import Progress, closing_lines
@@ -74,7 +74,12 @@ class Training:
         with ExitStack() as stack:
             for watcher in silo.watchers:
                 stack.callback(watcher.close)
-            return self._course(journal, sums_changed)
+            stack.callback(silo.checkpoints.close)
+            try:
+                return self._course(journal, sums_changed)
+            except (UserError, DivergedError):  # on all ranks
+                silo.checkpoints.settle()
+                raise
 
     def _course(self, journal: Journal | None, sums_changed: str) -> str:
         """All rounds; the root has a ``journal``."""

@@ -1,7 +1,7 @@
-"""A run whose n-th write to its output directory fails, or kills the process.
+"""A run whose n-th write to its output directory kills the process, or fails, as do all after it but for removals.
 
     python tests/helpers/faults.py kill 12 1 OUT --rounds 6 ...      SIGKILL before write 12 of rank 1
-    python tests/helpers/faults.py ENOSPC 3 0 OUT --rounds 6 ...     write 3 of rank 0 raises that error
+    python tests/helpers/faults.py ENOSPC 3 0 OUT --rounds 6 ...     from write 3 on, rank 0 gets that error
 
 A write is any call that changes something in the directory: a file opened for writing, a part of an HDF5 file, a line
 of the metrics, an fsync, a rename, a removal, a new folder.
@@ -21,18 +21,22 @@ CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link")
 
 
 class Fault:
-    """Counts the writes to ``out``, and does ``action`` before number ``number``: kill, or an errno's name."""
+    """Counts the writes to ``out``, and does ``action`` before number ``number`` (0: never): kill, or an errno's name.
+
+    An error stays, as that of a full disk does: what a thread could not write is tried again.
+    """
 
     def __init__(self, action: str, number: int, out: Path):
         self.action, self.number, self.out = action, number, str(out)
         self.count = itertools.count(1)
         self.seen = 0
 
-    def step(self, path: object) -> None:
-        if not os.fsdecode(path).startswith(self.out):
+    def step(self, path: object, removes: bool = False) -> None:
+        if not os.fsdecode(path).startswith(self.out) or os.fsdecode(path).endswith(FIRED):
             return
-        self.seen = next(self.count)
-        if self.seen != self.number:
+        self.seen = number = next(self.count)
+        later = self.action != "kill" and 0 < self.number < number and not removes
+        if number != self.number and not later:
             return
         Path(self.out + FIRED).touch()
         if self.action == "kill":
@@ -73,8 +77,8 @@ class Fault:
                 self.step(path)
         elif event in CHANGES:
             path, handle = arguments[0], arguments[-1]
-            inside = event in ("os.remove", "os.rmdir") and handle >= 0
-            self.step(f"{_path(handle)}/{os.fsdecode(path)}" if inside else path)
+            removes = event in ("os.remove", "os.rmdir")
+            self.step(f"{_path(handle)}/{os.fsdecode(path)}" if removes and handle >= 0 else path, removes)
 
 
 def _path(handle: int) -> str:

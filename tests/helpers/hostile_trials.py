@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from checkpoints import save_checkpoint
 from hostile import Damage, damages, one_line, texts, values
 from hypothesis import strategies as st
 
@@ -175,7 +176,7 @@ checkpoint_files = st.tuples(st.sampled_from(["server.h5", "clients_0000.h5", ch
 def write_checkpoint(world: World, out: Path) -> Path:
     """The checkpoint that ``try_checkpoint`` damages."""
     s = Vectors(x=torch.arange(5.0), c=torch.zeros(5))
-    checkpoint.save(world, out, 7, Config(), s, {"c_i": {3: torch.full((5,), 3.0), 11: torch.full((5,), 11.0)}})
+    save_checkpoint(world, out, 7, Config(), s, {"c_i": {3: torch.full((5,), 3.0), 11: torch.full((5,), 11.0)}})
     return out
 
 

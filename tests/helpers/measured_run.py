@@ -16,18 +16,18 @@ def main(argv: list[str]) -> None:
     from fedlada_mpi.rounds import server, silo
     from fedlada_mpi.run import main as run
 
-    first, saved, save, round_ = [], [], silo.checkpoint.save, server.Server.round
+    first, saved, save, round_ = [], [], silo.Silo.save, server.Server.round
 
-    def timed(*arguments):
+    def timed(*arguments, **options):
         start = time.perf_counter()
-        save(*arguments)
+        save(*arguments, **options)
         saved.append(time.perf_counter() - start)
 
     def noted(self, t):
         first.append((time.time(), time.process_time()))
         return round_(self, t)
 
-    silo.checkpoint.save, server.Server.round = timed, noted
+    silo.Silo.save, server.Server.round = timed, noted
     status = run(argv[1:])
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     pss = next(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))

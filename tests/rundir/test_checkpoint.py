@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from checkpoints import save_checkpoint
 from ranks import barrier, is_root
 from training_runs import arguments, make_data, run_here
 
@@ -70,7 +71,7 @@ def test_when_they_are_written(every, rounds, data, out):
 
 def test_what_was_saved_is_loaded(world, tmp_path):
     s, clients = state(0.5)
-    checkpoint.save(world, tmp_path, 7, Config(), s, clients)
+    save_checkpoint(world, tmp_path, 7, Config(), s, clients)
     with h5py.File(tmp_path / "checkpoint" / "round_000007" / "server.h5") as file:
         assert set(file) == {"x", "c"}
         assert file["x"][:].tolist() == [0.5, 1.5, 2.5, 3.5, 4.5]
@@ -87,7 +88,7 @@ def test_what_was_saved_is_loaded(world, tmp_path):
 
 def test_clients_are_found_whichever_rank_wrote_them(world, tmp_path):
     s, clients = state(0.0)
-    checkpoint.save(world, tmp_path, 1, Config(), s, clients)
+    save_checkpoint(world, tmp_path, 1, Config(), s, clients)
     folder = tmp_path / "checkpoint" / "round_000001"
     with h5py.File(folder / "clients_0009.h5", "w") as file:
         file["4/c_i"] = np.full(5, 44.0, np.float32)
@@ -99,7 +100,7 @@ def test_clients_are_found_whichever_rank_wrote_them(world, tmp_path):
 
 def test_a_lost_file_is_missed(world, tmp_path):
     s, clients = state(0.0)
-    checkpoint.save(world, tmp_path, 1, Config(), s, clients)
+    save_checkpoint(world, tmp_path, 1, Config(), s, clients)
     (tmp_path / "checkpoint" / "round_000001" / "clients_0000.h5").unlink()
     with pytest.raises(UserError, match=r"clients_0000.h5 is damaged .* --resume from the checkpoint before it"):
         checkpoint.load(tmp_path, 1, s, {"c_i": {}}, {3}, world)
@@ -107,13 +108,13 @@ def test_a_lost_file_is_missed(world, tmp_path):
 
 def test_one_that_was_not_finished_is_ignored_and_replaced(world, tmp_path):
     s, clients = state(1.0)
-    checkpoint.save(world, tmp_path, 1, Config(), s, clients)
+    save_checkpoint(world, tmp_path, 1, Config(), s, clients)
     half = tmp_path / "checkpoint" / "round_000002.tmp"
     half.mkdir()
     (half / "server.h5").write_bytes(b"half of it")
     (half / "clients_0099.h5").write_bytes(b"of another rank")
     assert checkpoint.latest(tmp_path, Config()) == 1
-    checkpoint.save(world, tmp_path, 2, Config(), s, clients)
+    save_checkpoint(world, tmp_path, 2, Config(), s, clients)
     assert names(tmp_path) == ["round_000001", "round_000002"]
     assert sorted(p.name for p in (tmp_path / "checkpoint" / "round_000002").iterdir()) == [
         "clients_0000.h5",
@@ -124,7 +125,7 @@ def test_one_that_was_not_finished_is_ignored_and_replaced(world, tmp_path):
 
 def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
     s, clients = state(1.0)
-    checkpoint.save(world, tmp_path, 1, Config(), s, clients)
+    save_checkpoint(world, tmp_path, 1, Config(), s, clients)
 
     def full(*arguments):
         raise OSError(28, "No space left on device")
@@ -136,7 +137,7 @@ def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
             r"\(needs 0.0 MB, [0-9.]+ MB free\): make room, then add --resume"
         )
         with pytest.raises(UserError, match=message):
-            checkpoint.save(world, tmp_path, 2, Config(), s, clients)
+            save_checkpoint(world, tmp_path, 2, Config(), s, clients)
     assert names(tmp_path) == ["round_000001"]
     assert checkpoint.latest(tmp_path, Config()) == 1
     checkpoint.load(tmp_path, 1, s, clients, {3}, world)
@@ -145,7 +146,7 @@ def test_a_failed_write_leaves_the_one_before(world, tmp_path, monkeypatch):
 def test_a_failed_removal_leaves_no_half_checkpoint(world, tmp_path, monkeypatch):
     s, clients = state(1.0)
     for t in (1, 2):
-        checkpoint.save(world, tmp_path, t, Config(), s, clients)
+        save_checkpoint(world, tmp_path, t, Config(), s, clients)
 
     def fail(path, ignore_errors=False):
         if not ignore_errors:
@@ -154,7 +155,7 @@ def test_a_failed_removal_leaves_no_half_checkpoint(world, tmp_path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", fail)
         with pytest.raises(UserError, match=r"Input/output error: check the disk, then add --resume"):
-            checkpoint.save(world, tmp_path, 3, Config(), s, clients)
+            save_checkpoint(world, tmp_path, 3, Config(), s, clients)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["round_000002", "round_000003"]
     checkpoint.remove_unfinished(tmp_path)
     assert names(tmp_path) == ["round_000002", "round_000003"]

@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from checkpoints import save_checkpoint
 from hostile import DAMAGES, OBSTACLES, damage_file
 from hostile_trials import checkpoint_files, outcome, restore, try_checkpoint, write_checkpoint
 from hypothesis import HealthCheck, example, given, settings
@@ -112,5 +113,5 @@ def test_the_other_engine_orders_parameters_otherwise(world, original, tmp_path)
         "order: use --engine auto, or another --out"
     )
     s = Vectors(x=torch.zeros(5))
-    checkpoint.save(world, tmp_path, 3, Config(engine="generic", model="own:model"), s, {})
+    save_checkpoint(world, tmp_path, 3, Config(engine="generic", model="own:model"), s, {})
     assert checkpoint.latest(tmp_path, Config(engine="auto", model="own:model")) == 3

@@ -54,8 +54,14 @@ def replaced(out):
     (out / "notes.txt").write_text("mine")
 
 
+def removed(path):
+    """Also where a checkpoint is being written into it."""
+    while path.exists():
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def emptied(out):
-    shutil.rmtree(out)
+    removed(out)
     out.mkdir()
 
 
@@ -71,7 +77,7 @@ def edited(out):
 
 def without(name):
     def remove(out):
-        shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink()
+        removed(out / name) if (out / name).is_dir() else (out / name).unlink()
 
     return remove
 
@@ -79,7 +85,7 @@ def without(name):
 ALL = "config.json, metrics.jsonl"
 LOST = {
     "moved": (moved, ALL),
-    "removed": (shutil.rmtree, ALL),
+    "removed": (removed, ALL),
     "emptied": (emptied, ALL),
     "replaced": (replaced, ALL),
     "truncated": (truncated, "metrics.jsonl"),
