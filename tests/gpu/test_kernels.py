@@ -35,16 +35,12 @@ TYPES = (torch.float32, torch.bfloat16)
 KERNELS = [
     import_module(f"fedlada_mpi.gpu.{file.stem}") for file in Path(machine.__file__).parents[1].glob("gpu/*_kernels.py")
 ]
-IN_THE_INTERPRETER = (
-    "test_kernels.py",
-    "test_sequence_kernels.py",
-    "test_attention_kernels.py",
-    "test_language_kernels.py",
-    "test_chacha.py",
-    "test_digests.py",
-    "test_fuse.py",
+IN_THE_INTERPRETER = (  # by processes, each of which takes seconds to start
+    ("test_kernels.py",),
+    ("test_sequence_kernels.py", "test_attention_kernels.py", "test_language_kernels.py", "test_fuse.py"),
+    ("test_chacha.py", "test_digests.py"),
 )
-PARTLY_FOR_A_GPU = ("test_chacha.py", "test_digests.py")
+PARTLY_FOR_A_GPU = IN_THE_INTERPRETER[-1]
 
 
 def flat_views(count: int, channels: int, *, dtype=torch.float32) -> list[torch.Tensor]:
@@ -66,16 +62,17 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
-@pytest.mark.parametrize("name", IN_THE_INTERPRETER)
-def test_in_the_interpreter(name):
+@pytest.mark.parametrize("names", IN_THE_INTERPRETER, ids=lambda names: names[0])
+def test_in_the_interpreter(names):
     others = "not test_in_the_interpreter and not test_every_kernel_compiles_for_a_gpu"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", others, str(Path(__file__).with_name(name))]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", others]
+    command += [str(Path(__file__).with_name(name)) for name in names]
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "passed" in done.stdout
-    assert ("skipped" in done.stdout) == (name in PARTLY_FOR_A_GPU), done.stdout
+    assert ("skipped" in done.stdout) == (names is PARTLY_FOR_A_GPU), done.stdout
 
 
 @pytest.mark.slow
@@ -160,7 +157,7 @@ def test_columns(shape, kernel, stride, padding, dtype):
         ((1, 1, 64), 66, "", True, torch.float32),
         ((3, 5, 24), 17, "relu", True, torch.bfloat16),
         (PIECES, 2, "relu", True, torch.float32),
-        (PIECES, 2, "relu6", True, torch.float32),
+        *([(PIECES, 2, "relu6", True, torch.float32)] if CUDA else []),
         (PIECES, 2, "", False, torch.bfloat16),
     ],
 )
@@ -206,7 +203,7 @@ def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
 @kernels_run
 @pytest.mark.parametrize(
     ("n", "channels", "dtype"),
-    [(150, 192, torch.float32), (150, 192, torch.bfloat16), (7, 24, torch.float32), (40, 1000, torch.float32)],
+    [(70, 192, torch.float32), (70, 192, torch.bfloat16), (7, 24, torch.float32), (18, 1000, torch.float32)],
 )
 def test_layer_norm_over_many_rows(n, channels, dtype):
     """More rows than a program takes, and not a multiple of them."""
@@ -216,14 +213,15 @@ def test_layer_norm_over_many_rows(n, channels, dtype):
     grads, side_stream = flat_views(2, channels, dtype=dtype), SideStream(x.device)
     again = [grad.clone() for grad in grads]
     dx, _ = layer_kernels.group_norm_backward(dout, x, gamma, mean, rstd, None, 1, "", False, *grads, side_stream)
-    layer_kernels.group_norm_backward(dout, x, gamma, mean, rstd, None, 1, "", False, *again, side_stream)
+    if CUDA:
+        layer_kernels.group_norm_backward(dout, x, gamma, mean, rstd, None, 1, "", False, *again, side_stream)
     side_stream.join()
     wide = [value.double().requires_grad_() for value in (x, gamma, beta)]
     normal = F.layer_norm(wide[0], (channels,))
     (normal * wide[1].view(2, 1, 1, 1, -1) + wide[2].view(2, 1, 1, 1, -1)).backward(dout.double())
     for found, repeated, exact in zip((dx, *grads), (dx, *again), wide, strict=True):
         agree(found, exact.grad, dtype)
-        assert torch.equal(found, repeated)
+        assert not CUDA or torch.equal(found, repeated)
 
 
 @kernels_run
@@ -299,11 +297,11 @@ def test_a_norm_with_one_frozen_parameter():
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding", "dtype"),
     [
-        ((8, 8, 12), (7, 7), 1, 3, torch.float32),
+        ((5, 5, 12), (7, 7), 1, 3, torch.float32),
         ((5, 7, 16), (3, 3), 2, 1, torch.float32),
         ((4, 4, 96), (3, 1), 1, 0, torch.bfloat16),
         ((2, 2, 8), (5, 5), 2, 2, torch.float32),
-        ((9, 7, 80), (3, 3), 1, 1, torch.bfloat16),
+        ((7, 7, 48), (3, 3), 1, 1, torch.bfloat16),
     ],
 )
 def test_depthwise(shape, kernel, stride, padding, dtype):
@@ -338,7 +336,7 @@ def around(flat: torch.Tensor, channels: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding", "dtype"),
     [
-        ((8, 8, 64), 3, 2, 1, torch.float32),
+        ((6, 6, 64), 3, 2, 1, torch.float32),
         ((5, 7, 20), 3, 2, 1, torch.bfloat16),
         ((6, 6, 16), 2, None, 0, torch.float32),
         ((5, 5, 3), 3, 1, 1, torch.float32),
