@@ -93,12 +93,19 @@ def _group_tile(size: int, lanes: int, elements: int, of_a_warp: int) -> tuple[i
     return images, rows, lanes, min(max(images * rows * lanes // of_a_warp, 1), 16)
 
 
+def alike(gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Both [C, channels] with the same distance of clients, which one that a layer does not have would lack."""
+    same = len(gamma) == 1 or gamma.stride(0) == beta.stride(0)
+    return (gamma, beta) if same else (gamma.contiguous(), beta.contiguous())
+
+
 def group_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, activation: str, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
     count, n, *size, channels = x.shape
     x = x.contiguous()
     out = torch.empty_like(x)
+    gamma, beta = alike(gamma, beta)
     check("group norm", x)
     mean = torch.empty(count, n, 1, groups, 1, dtype=torch.float32, device=x.device)
     rstd = torch.empty_like(mean)

@@ -294,6 +294,15 @@ def test_a_norm_with_one_frozen_parameter():
 
 
 @kernels_run
+def test_a_norm_without_a_bias():
+    """Whose shift is one for all clients, unlike its scale, which is a part of their vectors."""
+    gamma, x = flat_views(3, 16)[0], random(3, 2, 2, 2, 16)
+    beta = torch.zeros(1, 16, device=DEVICE).expand(3, 16)
+    exact = layers.group_norm(x.double(), gamma.double(), beta.double(), 2, None, "")
+    agree(layer_kernels.group_norm(x, gamma, beta, 2, None, "")[0], exact[0], torch.float32)
+
+
+@kernels_run
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding", "dtype"),
     [
