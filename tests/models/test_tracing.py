@@ -150,14 +150,15 @@ def test_a_wrong_translation_is_found(build):
     assert "not that of the module" in disagreement(network)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wrong", [False, True])
-def test_other_gradients_of_kernels_are_found(build, wrong):
+def test_other_gradients_of_kernels_are_found(build, wrong, dtype):
     """Before a run, those of compiled kernels are compared; here by an engine with an error put in."""
     network = build("vgg11")
     engine, reference = StackedEngine(network), StackedEngine(network)
     if wrong:
         engine._stack = lambda values, grads: faulty(StackedEngine._stack(engine, values, grads))
-    assert different_gradient(engine, reference) == ("0.bias" if wrong else "")
+    assert different_gradient(engine, reference, dtype) == ("0.bias" if wrong else "")
 
 
 def faulty(stack):
