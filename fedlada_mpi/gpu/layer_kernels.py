@@ -19,7 +19,7 @@ from .channel_kernels import bias_activation, bias_activation_backward, scale, s
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .embedding_kernels import embedding_gradient
 from .low_rank_kernels import low_rank_activation, low_rank_activation_backward
-from .norm_kernels import group_norm, group_norm_backward
+from .norm_kernels import group_norm, group_norm_backward, row_norm_backward
 from .recurrent_kernels import gru, gru_backward, lstm, lstm_backward
 from .row_norm_kernels import added_norm, added_norm_backward
 from .sum_kernels import column_sums
@@ -51,6 +51,7 @@ __all__ = [
     "low_rank_activation",
     "low_rank_activation_backward",
     "max_pool",
+    "row_norm_backward",
     "scale",
     "spread",
     "takes_attention",

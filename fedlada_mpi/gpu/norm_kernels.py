@@ -194,7 +194,7 @@ def _group_norm_backward(
 
 @jit(do_not_specialize=["images"])
 def _row_norm_backward(
-    dout, x, gamma, mean, rstd, dx, partial, images, stride, CHANNELS: tl.constexpr, TILES: tl.constexpr,
+    dout, dtotal, x, gamma, mean, rstd, dx, partial, images, stride, CHANNELS: tl.constexpr, TILES: tl.constexpr,
     ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """For images of one pixel and one group, the rows of LayerNorm: a program adds up the parameters' gradients over
@@ -203,6 +203,8 @@ def _row_norm_backward(
     lane = tl.arange(0, LANES)[None, :]
     scale = tl.load(gamma + client * stride + lane, mask=lane < CHANNELS, other=0.0).to(tl.float32)
     dout += client * images * CHANNELS
+    if dtotal is not None:
+        dtotal += client * images * CHANNELS
     x += client * images * CHANNELS
     dx += client * images * CHANNELS
     mean += client * images
@@ -217,7 +219,10 @@ def _row_norm_backward(
         dy, normal = _cotangent(dout, x, None, average, inverse, at, mask, "")
         a = tl.sum(dy * scale, 1, keep_dims=True) / CHANNELS
         b = tl.sum(dy * scale * normal, 1, keep_dims=True) / CHANNELS
-        _gradient(dy, normal, scale, inverse, a, b, dx, None, at, mask)
+        gradient = inverse * (dy * scale - a - normal * b)
+        if dtotal is not None:
+            gradient += tl.load(dtotal + at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx + at, gradient.to(dx.dtype.element_ty), mask=mask)
         dgamma += dy * normal
         dbeta += dy
     partial += (client * tl.num_programs(0) + tl.program_id(0)) * (2 * CHANNELS)
@@ -248,32 +253,49 @@ def group_norm_backward(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     count, n, *size, channels = x.shape
     x = x.contiguous()
+    if groups == prod(size) == 1 and not activation and power(channels) <= IN_REGISTERS // 4:
+        dx = row_norm_backward(dout, None, x, gamma, mean, rstd, gamma_grad, beta_grad, side_stream)
+        return dx, dout if has_residual else None
     dx = torch.empty_like(x)
     # Without an activation the residual's gradient is the output's.
     dresidual = torch.empty_like(x) if has_residual and out is not None else None
-    of_rows = groups == prod(size) == 1 and not activation and power(channels) <= IN_REGISTERS // 4
-    if of_rows:
-        lanes = power(channels)
-        rows = max(TILE // lanes, 1)
-        images, warps = rows * ROW_TILES, max(lanes // 512, 4)
-    else:
-        # Its many sums are within a warp where possible: twice as fast as across warps.
-        images, rows, lanes, warps = _group_tile(prod(size), channels // groups, TILE // 2, 2048)
+    # Its many sums are within a warp where possible: twice as fast as across warps.
+    images, rows, lanes, warps = _group_tile(prod(size), channels // groups, TILE // 2, 2048)
     blocks = triton.cdiv(n, images)
     partial = torch.empty(count, blocks, 2, channels, dtype=torch.float32, device=x.device)
-    if of_rows:
-        _row_norm_backward[(blocks, count)](
-            dout, x, gamma, mean, rstd, dx, partial, n, gamma.stride(0), channels, ROW_TILES, rows, lanes,
-            num_warps=warps,
-        )  # fmt: skip
-    else:
-        _group_norm_backward[(blocks * groups, count)](
-            dout, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels, groups,
-            activation, images, rows, lanes, num_warps=warps,
-        )  # fmt: skip
+    _group_norm_backward[(blocks * groups, count)](
+        dout, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels, groups,
+        activation, images, rows, lanes, num_warps=warps,
+    )  # fmt: skip
+    _submit_parameters(partial, gamma_grad, beta_grad, side_stream)
+    return dx, (dout if has_residual and out is None else dresidual)
+
+
+def row_norm_backward(
+    dout: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor,
+    gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
+) -> Tensor:  # fmt: skip
+    """Of LayerNorm over the rows of x [C, ..., channels]; plus ``dtotal``, where x is used besides."""
+    dout, dtotal, dx = dout.contiguous(), None if dtotal is None else dtotal.contiguous(), torch.empty_like(x)
+    check("rows of a norm", x)
+    count, channels = len(x), x.shape[-1]
+    lanes, n = power(channels), x[0].numel() // channels
+    rows = max(TILE // lanes, 1)
+    blocks = triton.cdiv(n, rows * ROW_TILES)
+    partial = torch.empty(count, blocks, 2, channels, dtype=torch.float32, device=x.device)
+    _row_norm_backward[(blocks, count)](
+        dout, dtotal, x, gamma, mean, rstd, dx, partial, n, gamma.stride(0), channels, ROW_TILES, rows, lanes,
+        num_warps=max(lanes // 512, 4),
+    )  # fmt: skip
+    _submit_parameters(partial, gamma_grad, beta_grad, side_stream)
+    return dx
+
+
+def _submit_parameters(
+    partial: Tensor, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream
+) -> None:
     if gamma_grad is not None or beta_grad is not None:
         side_stream.submit(lambda: _of_parameters(partial, gamma_grad, beta_grad), partial)
-    return dx, (dout if has_residual and out is None else dresidual)
 
 
 def _of_parameters(partial: Tensor, gamma_grad: Tensor | None, beta_grad: Tensor | None) -> None:

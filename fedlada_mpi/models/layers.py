@@ -64,6 +64,11 @@ class Kernels(LayerSteps, CellKernels, Protocol):
         self, dout: Tensor, dtotal: Tensor | None, total: Tensor, gamma: Tensor | None, mean: Tensor, rstd: Tensor
     ) -> Tensor: ...
 
+    def row_norm_backward(
+        self, dout: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor,
+        gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
+    ) -> Tensor: ...  # fmt: skip
+
     def bias_activation(self, x: Tensor, bias: Tensor, name: str) -> Tensor: ...
 
     def bias_activation_backward(self, dout: Tensor, x: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]: ...

@@ -10,6 +10,7 @@ from sequence_zoo import GPT, LENGTH, TEXT, TOKENS
 
 from fedlada_mpi import models
 from fedlada_mpi.gpu import layer_kernels
+from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.models import Lora, layers, vocabulary
 from fedlada_mpi.rounds.gradients import StackedEngine
 from fedlada_mpi.support.user_code import Given
@@ -83,6 +84,34 @@ def test_norm_of_a_sum(shape, added, affine, dtype):
     found = layer_kernels.added_norm_backward(dout, dtotal, *arguments)
     agree(found, exact.grad + dtotal.double(), dtype)
     assert torch.equal(layer_kernels.added_norm_backward(dout, dtotal, *arguments), found)
+
+
+@kernels_run
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("shape", "biased"), [((2, 5, 3, 24), True), ((2, 9, 1100), False)])
+def test_trained_norm_of_a_sum(shape, biased, dtype):
+    clients, *_, width = shape
+    x, other, dtotal, dout = (random(*shape, dtype=dtype) for _ in range(4))
+    gamma, beta = (random(clients, width + 40, dtype=dtype)[:, :width] for _ in range(2))  # as in a layout
+    if not biased:
+        beta = torch.zeros(1, width, dtype=dtype, device=DEVICE).expand(clients, width)
+    total, out, mean, rstd = layer_kernels.added_norm(x, other, gamma, beta, 1e-5)
+    agree(total, x + other)
+    wide = [value.double().requires_grad_() for value in (total, gamma, beta)]
+    rows = wide[0].view(clients, -1, width)
+    exact = F.layer_norm(rows, (width,)) * wide[1].unsqueeze(1) + wide[2].unsqueeze(1)
+    agree(out, exact.detach().view(shape), dtype)
+    (exact.view(shape) * dout.double() + wide[0] * dtotal.double()).sum().backward()
+    found = []
+    for _ in range(2 if CUDA else 1):
+        grads, side_stream = torch.zeros(2, clients, width, dtype=dtype, device=DEVICE), SideStream(DEVICE)
+        given = (*grads,) if biased else (grads[0], None)
+        dx = layer_kernels.row_norm_backward(dout, dtotal, total, gamma, mean, rstd, *given, side_stream)
+        side_stream.join()
+        found.append((dx, *grads))
+    for mine, right in zip(found[0][: 2 + biased], (value.grad for value in wide), strict=False):
+        agree(mine, right, dtype)
+    assert all(torch.equal(a, b) for a, b in zip(found[0], found[-1], strict=True))
 
 
 @kernels_run
