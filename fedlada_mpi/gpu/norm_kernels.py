@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .channel_kernels import activated
 from .side_stream import SideStream
-from .triton_support import TILE, check, jit, power, tl, triton
+from .triton_support import TILE, await_inputs, check, jit, power, tl, triton
 
 IN_REGISTERS = 16384  # elements of a group that stay there between its statistics and its output
 ROW_TILES = 8  # of LayerNorm's rows that a program takes
@@ -37,6 +37,7 @@ def _group_norm(
     x, gamma, beta, residual, out, mean, rstd, images, stride, eps, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
     first = tl.program_id(0) // GROUPS * IMAGES
     COUNT: tl.constexpr = SIZE * (CHANNELS // GROUPS)
@@ -142,6 +143,7 @@ def _group_norm_backward(
     dout, x, gamma, mean, rstd, out, dx, dresidual, partial, images, stride, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
     block = tl.program_id(0) // GROUPS
     first = block * IMAGES
@@ -199,6 +201,7 @@ def _row_norm_backward(
 ):  # fmt: skip
     """For images of one pixel and one group, the rows of LayerNorm: a program adds up the parameters' gradients over
     many of them, as sums over few would outweigh the activations."""
+    await_inputs()
     client = tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, LANES)[None, :]
     scale = tl.load(gamma + client * stride + lane, mask=lane < CHANNELS, other=0.0).to(tl.float32)
@@ -234,6 +237,7 @@ def _row_norm_backward(
 def _add_partials(
     partial, gamma_grad, beta_grad, blocks, stride, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, LANES: tl.constexpr
 ):
+    await_inputs()
     client = tl.program_id(1).to(tl.int64)
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
     partial += client * blocks * (2 * CHANNELS)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .norm_kernels import alike
-from .triton_support import TILE, check, jit, power, tl, triton
+from .triton_support import TILE, await_inputs, check, jit, power, tl, triton
 
 
 @jit
@@ -24,6 +24,7 @@ def _added_norm(
     x, other, gamma, beta, total, out, mean, rstd, length, stride, eps, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     row, at, known, inside, channel = _rows(length, WIDTH, ROWS, LANES)
     value = tl.load(x + at, mask=inside, other=0.0)
     if other is not None:
@@ -49,6 +50,7 @@ def _added_norm(
 def _added_norm_backward(
     dout, dtotal, total, gamma, mean, rstd, dx, length, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
+    await_inputs()
     row, at, known, inside, channel = _rows(length, WIDTH, ROWS, LANES)
     scale = tl.load(rstd + row, mask=known, other=0.0)
     normal = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)

@@ -59,6 +59,7 @@ def compile_launches() -> set[str]:
             paths.add(path)
             built = run(self, *arguments, grid=grid, warmup=True, **options)
             assert built.asm["cubin"], self.__name__
+            assert "griddepcontrol.wait" in built.asm["ptx"], f"{self.__name__} does not begin with await_inputs()"
 
     JITFunction.run = build
     return met
