@@ -136,11 +136,11 @@ def test_activation_between_adapted_layers(width, ranks, name, dtype):
 
 
 @kernels_run
-@pytest.mark.parametrize("fixed_a", [False, True])
-def test_adapters_on_a_frozen_base(fixed_a):
-    """Gradients of a transformer's, as its layers call the kernels."""
+@pytest.mark.parametrize("lora", [Lora(2), Lora(2, fixed_a=True), None])
+def test_a_transformer_and_its_adapters(lora):
+    """Gradients of all of it, or of adapters on a frozen base, as its layers call the kernels."""
     torch.manual_seed(0)
-    network = models.build(Given(GPT(depth=1)), (LENGTH, TOKENS), TEXT, lora=Lora(2, fixed_a=fixed_a))
+    network = models.build(Given(GPT(depth=1)), (LENGTH, TOKENS), TEXT, lora=lora)
     values = (network.initial() + 0.1 * torch.randn(2, network.layout.size)).to(DEVICE)
     tokens = torch.randint(0, TOKENS, (2, 2, LENGTH), device=DEVICE)
     weight, keys, found = torch.full((2, 2), 0.5, device=DEVICE), torch.arange(2, device=DEVICE), []
