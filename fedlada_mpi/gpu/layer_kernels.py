@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from .attention_kernels import attention, takes_attention
 from .channel_kernels import bias_activation, bias_activation_backward, scale, spread
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
+from .dropout_kernels import dropout
 from .embedding_kernels import embedding_gradient
 from .low_rank_kernels import low_rank_activation, low_rank_activation_backward
 from .norm_kernels import group_norm, group_norm_backward, row_norm_backward
@@ -39,6 +40,7 @@ __all__ = [
     "depthwise",
     "depthwise_input_gradient",
     "depthwise_weight_gradient",
+    "dropout",
     "embedding_gradient",
     "gather",
     "group_norm",

@@ -196,7 +196,9 @@ class StackedEngine(Engine):
         for unused in self.unused:
             unused.live(grads).zero_()
         stack.training = keys is not None
-        stack.draws = Draws(keys, stacked=True) if keys is not None and self.network.draws else None
+        stack.draws = None
+        if keys is not None and self.network.draws:
+            stack.draws = Draws(keys, stacked=True, dropout=self.kernels.dropout if self.kernels else None)
         program = self.forward.program(stack)
         tokens = None if program.head is None else self.loss.token_weights(targets, weight)
         with torch.enable_grad():

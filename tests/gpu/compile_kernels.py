@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from fedlada_mpi import algorithms, bench, models
 from fedlada_mpi.algorithms import resolve
-from fedlada_mpi.gpu import chacha_kernels, digest_kernels, layer_kernels
+from fedlada_mpi.gpu import chacha_kernels, digest_kernels, dropout_kernels, layer_kernels
 from fedlada_mpi.models import Lora, by_autograd, layers
 from fedlada_mpi.models.recurrent import recurrent
 from fedlada_mpi.models.sequences import GPT
@@ -114,6 +114,7 @@ def main() -> None:
         bench.Bench(bench.Workload.of_images(replace(config, local_steps=1, clip=1.0)), 2, torch.device("cpu")).round()
     for dtype in (torch.float32, torch.bfloat16):
         sequences(dtype)
+        dropout_kernels.dropout(torch.zeros(2, 9, dtype=dtype), torch.arange(2), 1 << 40, 0.1)
     adapted_language_model()
     chacha_kernels.add_streams(torch.zeros(9, dtype=torch.int64), [bytes(32)], [1])
     digest_kernels.leaf_digests(torch.zeros(512), 2048)

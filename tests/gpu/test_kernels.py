@@ -29,6 +29,7 @@ from fedlada_mpi.gpu.triton_support import triton
 from fedlada_mpi.models import columns, layers
 from fedlada_mpi.models.columns import Window, pair
 from fedlada_mpi.models.layout import Layout
+from fedlada_mpi.support.randomness import Draws
 from fedlada_mpi.tasks.client_loss import CROSS_ENTROPY
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -265,6 +266,22 @@ def test_bias_and_activation(name, dtype):
     agree(out, exact.detach(), dtype)
     agree(dx, wide.grad, dtype)
     agree(sums.sum(1), wide.grad.sum(1), torch.float32)
+
+
+@kernels_run
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout(p, dtype):
+    """Which elements are kept is the same to the bit, of every operation of a step."""
+    x, keys = random(3, 7, 190, dtype=dtype), torch.tensor([5, -(1 << 62), (1 << 63) - 1], device=DEVICE)
+    x[1, 2, 3] = float("inf")
+    plain, fused = Draws(keys, stacked=True), Draws(keys, stacked=True, dropout=layer_kernels.dropout)
+    for _ in range(2):
+        expected, found = (draws._dropout(x, p, True) for draws in (plain, fused))
+        assert torch.equal(found[1], expected[1])
+        assert torch.equal(found[0].isfinite(), expected[0].isfinite())
+        agree(found[0].nan_to_num(0, 0, 0), expected[0].nan_to_num(0, 0, 0), dtype)
+    assert 0.8 * (1 - p) < found[1].double().mean() < 1.2 * (1 - p)
 
 
 @kernels_run
