@@ -302,9 +302,9 @@ class Operations(General):
     ) -> Value | None:
         frozen = [v.kind == "constant" and bool(v.name) for v in (weight, bias) if v is not None]
         if frozen and all(frozen) and len(normalized_shape) == 1:
-            names = [None if v is None else v.name for v in (weight, bias)]
-            alone, added = added_norm.frozen, added_norm.added_frozen
-            return self._norm_of_sum(self._last_axis_last(x), alone, added, *names, eps)
+            w, b = (None if v is None else v.name for v in (weight, bias))
+            x = self._last_axis_last(x)
+            return self._norm_of_sum(x, added_norm.frozen, added_norm.added_frozen, w, b, eps)
         if not self.used_once(weight, bias) or any(frozen):
             return None
         shape, width = x.axes.shape, prod(normalized_shape)
