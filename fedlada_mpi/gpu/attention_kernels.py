@@ -150,7 +150,8 @@ def _attention_backward(
 
 def _known(q: Tensor, causal: bool) -> dict[str, Any]:
     """What is known at compile time."""
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    # For other types the two are the same, but would be compiled twice.
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 and q.dtype == torch.float32 else "ieee"
     sizes = {"HEADS": q.shape[1], "WIDTH": q.shape[3], "LANES": max(power(q.shape[3]), 16)}
     return {**sizes, "CAUSAL": causal, "PRECISION": precision}
 
