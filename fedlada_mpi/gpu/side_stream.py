@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 MAX_PENDING = 4  # pieces of work under way at a time, on a stream
-# Products of few clients leave most of a GPU idle, and their gradients of parameters take longer, one after another,
-# than those of activations, on which they wait. So they have several streams; 1: as many clients have.
-FEW_CLIENTS, STREAMS = 2, 3
+# Small products leave most of a GPU idle, and gradients of parameters take longer, one after another, than those of
+# activations, on which they wait. So they have several streams; STREAMS = 1: one for all.
+STREAMS = 3
+SMALL = 4_000_000_000  # multiply-adds of a forward pass of all clients
 
 
 class SideStream:
@@ -29,9 +30,9 @@ class SideStream:
         self.turn = 0
         self.pending: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
 
-    def divide(self, clients: int) -> None:
-        """Have as many streams as so many clients' work takes, from now on; nothing is pending."""
-        self.used = STREAMS if clients <= FEW_CLIENTS else 1
+    def divide(self, multiply_adds: int) -> None:
+        """Have as many streams as a step with so many in its forward pass takes; nothing is pending."""
+        self.used = STREAMS if multiply_adds <= SMALL else 1
         self.turn = 0
 
     def submit(self, work: Callable[[], object], *reads: Tensor) -> None:

@@ -47,11 +47,11 @@ def main(monkeypatch):
     return Stream.current
 
 
-@pytest.mark.parametrize(("clients", "streams"), [(1, 3), (2, 3), (3, 1), (10, 1)])
-def test_pieces_of_few_clients_take_turns(main, monkeypatch, clients, streams):
+@pytest.mark.parametrize(("work", "streams"), [(1, 3), (side_stream.SMALL, 3), (side_stream.SMALL + 1, 1)])
+def test_pieces_of_small_steps_take_turns(main, monkeypatch, work, streams):
     monkeypatch.setattr(side_stream, "MAX_PENDING", 2)
     side = SideStream("cuda")
-    side.divide(clients)
+    side.divide(work)
     held = []
     for piece in range(8):
         read = torch.zeros(1)
