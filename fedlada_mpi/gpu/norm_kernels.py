@@ -235,20 +235,20 @@ def _row_norm_backward(
 
 @jit(do_not_specialize=["blocks"])
 def _add_partials(
-    partial, gamma_grad, beta_grad, blocks, stride, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, LANES: tl.constexpr
+    partial, gamma_grad, beta_grad, blocks, stride, channels, SUMMANDS: tl.constexpr, LANES: tl.constexpr
 ):
     await_inputs()
     client = tl.program_id(1).to(tl.int64)
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    partial += client * blocks * (2 * CHANNELS)
+    partial += client * blocks * (2 * channels)
     total = tl.zeros([LANES], tl.float32)
     for begin in range(0, blocks, SUMMANDS):
         block = begin + tl.arange(0, SUMMANDS)[:, None]
-        mask = (block < blocks) & (lane < 2 * CHANNELS)[None, :]
-        total += tl.sum(tl.load(partial + block * (2 * CHANNELS) + lane[None, :], mask=mask, other=0.0), 0)
+        mask = (block < blocks) & (lane < 2 * channels)[None, :]
+        total += tl.sum(tl.load(partial + block * (2 * channels) + lane[None, :], mask=mask, other=0.0), 0)
     total = total.to(gamma_grad.dtype.element_ty)
-    tl.store(gamma_grad + client * stride + lane, total, mask=lane < CHANNELS)
-    tl.store(beta_grad + client * stride + lane - CHANNELS, total, mask=(lane >= CHANNELS) & (lane < 2 * CHANNELS))
+    tl.store(gamma_grad + client * stride + lane, total, mask=lane < channels)
+    tl.store(beta_grad + client * stride + lane - channels, total, mask=(lane >= channels) & (lane < 2 * channels))
 
 
 def group_norm_backward(
