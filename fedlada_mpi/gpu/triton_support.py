@@ -51,10 +51,12 @@ def _launch(kernel: Any, *arguments: Any, **options: Any) -> Any:
 def _overlaps_launches() -> bool:
     """Whether the GPU can; False where there is none."""
     try:
+        from triton.backends.nvidia.compiler import CUDAOptions
+
         target = triton.runtime.driver.active.get_current_target()
-    except RuntimeError:
+    except (ImportError, RuntimeError):
         return False
-    return target.backend == "cuda" and target.arch >= 90
+    return target.backend == "cuda" and target.arch >= 90 and hasattr(CUDAOptions, "launch_pdl")
 
 
 if CAN_AWAIT:
