@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .triton_support import jit, power, tl, triton
+from .triton_support import await_inputs, jit, power, tl, triton
 
 WIDEST = 128  # a head; the blocks of wider ones do not fit into the registers
 # Tokens in a block and in a step of its loop, warps, and steps that are loaded ahead.
@@ -49,6 +49,7 @@ def _attention(
     queries, keys, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     batch, head = (tl.program_id(1) // HEADS).to(tl.int64), tl.program_id(1) % HEADS
     row, lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, LANES)
     k += batch * k_batch + head * k_head
@@ -93,6 +94,7 @@ def _attention_backward(
     dv_head, dv_row, queries, keys, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
     BLOCK: tl.constexpr, STEP: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     batch, head = (tl.program_id(1) // HEADS).to(tl.int64), tl.program_id(1) % HEADS
     lane = tl.arange(0, LANES)
     q += batch * q_batch + head * q_head
@@ -148,7 +150,8 @@ def _attention_backward(
 
 def _known(q: Tensor, causal: bool) -> dict[str, Any]:
     """What is known at compile time."""
-    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    # For other types the two are the same, but would be compiled twice.
+    precision = "tf32" if torch.backends.cuda.matmul.allow_tf32 and q.dtype == torch.float32 else "ieee"
     sizes = {"HEADS": q.shape[1], "WIDTH": q.shape[3], "LANES": max(power(q.shape[3]), 16)}
     return {**sizes, "CAUSAL": causal, "PRECISION": precision}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .triton_support import jit, tl, triton
+from .triton_support import await_inputs, jit, tl, triton
 
 KEY_BYTES = 32
 BLOCK_WORDS = 8  # 64-bit words of a ChaCha20 block
@@ -44,6 +44,7 @@ def _key_word(key, i: tl.constexpr):
 
 @jit(do_not_specialize=["length", "first_block", "count"])
 def _add_streams(vector, keys, signs, length, first_block, count, LANES: tl.constexpr):
+    await_inputs()
     block = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     zero = tl.zeros([LANES], tl.uint32)
     s0, s1, s2, s3 = zero + 0x61707865, zero + 0x3320646E, zero + 0x79622D32, zero + 0x6B206574

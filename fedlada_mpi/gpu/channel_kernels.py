@@ -7,7 +7,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from .triton_support import TILE, check, jit, power, tl, triton
+from .triton_support import TILE, await_inputs, check, jit, power, tl, triton
 
 DENSITY = tl.constexpr(0.3989422804014327) if tl else None  # of a standard normal at 0
 CUBIC = tl.constexpr(0.044715) if tl else None
@@ -85,6 +85,7 @@ def _places(tile, channel, length, WIDTH: tl.constexpr, ROWS: tl.constexpr):
 def _bias_activation(
     x, bias, out, length, stride, NAME: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
+    await_inputs()
     client = tl.program_id(1).to(tl.int64)
     tile, channel = _program(WIDTH, LANES)
     at, inside = _places(tile, channel, length, WIDTH, ROWS)
@@ -111,6 +112,7 @@ def _bias_activation_backward(
     dout, x, bias, dx, sums, length, stride, NAME: tl.constexpr, TILES: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     part, channel = _program(WIDTH, LANES)
     if TILES == 1:
         total = _tile_backward(dout, x, bias, dx, length, stride, part, channel, NAME, WIDTH, ROWS)
@@ -125,6 +127,7 @@ def _bias_activation_backward(
 
 @jit(do_not_specialize=["length", "stride"])
 def _spread(bias, out, length, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
+    await_inputs()
     client = tl.program_id(1).to(tl.int64)
     tile, channel = _program(WIDTH, LANES)
     at, inside = _places(tile, channel, length, WIDTH, ROWS)
@@ -134,6 +137,7 @@ def _spread(bias, out, length, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, 
 
 @jit(do_not_specialize=["length", "stride"])
 def _scale(x, factor, out, length, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
+    await_inputs()
     client = tl.program_id(1).to(tl.int64)
     tile, channel = _program(WIDTH, LANES)
     at, inside = _places(tile, channel, length, WIDTH, ROWS)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .sum_kernels import column_sums
-from .triton_support import TILE, Window, check, jit, power, tl, triton
+from .triton_support import TILE, Window, await_inputs, check, jit, power, tl, triton
 
 
 @jit
@@ -25,6 +25,7 @@ def _forward(
     OUT_H: tl.constexpr, OUT_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     client = tl.program_id(1).to(tl.int64)
     pixel, channel = _tile(CHANNELS, PIXELS, LANES)
     inside = (pixel < pixels) & (channel < CHANNELS)
@@ -51,6 +52,7 @@ def _input_gradient(
     OUT_H: tl.constexpr, OUT_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     client = tl.program_id(1).to(tl.int64)
     pixel, channel = _tile(CHANNELS, PIXELS, LANES)
     inside = (pixel < pixels) & (channel < CHANNELS)
@@ -78,6 +80,7 @@ def _weight_gradient(
     KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, TAPS: tl.constexpr, LANES: tl.constexpr, UNROLLED: tl.constexpr,
 ):  # fmt: skip
     """The sums over PIXELS output pixels of a client."""
+    await_inputs()
     client, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1)
     channel = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
     tap = tl.arange(0, TAPS)[:, None]
@@ -106,6 +109,7 @@ def _few_taps_gradient(
     KERNEL_W: tl.constexpr, PIXELS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """As ``_weight_gradient`` for small kernels: all pixels at once, one tap after another."""
+    await_inputs()
     client, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1)
     channel = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
     pixel = chunk * PIXELS + tl.arange(0, PIXELS)[:, None]

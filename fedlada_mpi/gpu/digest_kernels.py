@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .triton_support import jit, tl, triton
+from .triton_support import await_inputs, jit, tl, triton
 
 BLOCK = 64  # bytes that SHA-256 compresses at a time
 LANES = 64  # pieces per program
@@ -96,6 +96,7 @@ def _compressed(h0, h1, h2, h3, h4, h5, h6, h7, words, at, inside, padding, tabl
 
 @jit(do_not_specialize=["leaves"])
 def _leaf_digests(words, out, table, leaves, BLOCKS: tl.constexpr, LANES: tl.constexpr):
+    await_inputs()
     leaf = tl.program_id(0).to(tl.int64) * LANES + tl.arange(0, LANES)
     inside, at = leaf < leaves, leaf * (BLOCKS * 16)
     zero = tl.zeros([LANES], tl.uint32)

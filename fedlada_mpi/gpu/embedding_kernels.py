@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .triton_support import check, jit, power, tl, triton
+from .triton_support import await_inputs, check, jit, power, tl, triton
 
 PIECE = 32  # places that a program adds up
 
@@ -28,6 +28,7 @@ def _piece_sums(
     PIECE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """A program for every place: of the first one of a piece, its sum."""
+    await_inputs()
     first = tl.program_id(0)
     start, end = tl.load(starts + first), tl.load(ends + first)
     if (first - start) % PIECE == 0:
@@ -50,6 +51,7 @@ def _long_sums(
     LANES: tl.constexpr,
 ):  # fmt: skip
     """A program for every PIECE places, in which at most one long sum begins: its pieces together."""
+    await_inputs()
     near = tl.program_id(0) * PIECE + tl.arange(0, PIECE)
     start = tl.load(starts + near, mask=near < length, other=-1)
     size = tl.load(ends + near, mask=near < length, other=0) - start

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..algorithms import Algorithm, ClientVectors, Vectors
 from ..algorithms.base import RebindError
-from .triton_support import TILE, jit, tl, triton
+from .triton_support import TILE, await_inputs, jit, tl, triton
 
 Operand: TypeAlias = "Symbol | float"
 PARTS = 256  # partial sums of squares per client
@@ -262,6 +262,7 @@ def _symbols(program: KernelProgram, kind: str, vectors: Vectors) -> Any:
 
 _SQUARES = """\
 def squares({names}, lr, partial, size, steps, TILE: tl.constexpr):
+    await_inputs()
     row = tl.program_id(1).to(tl.int64)
     total = tl.zeros([TILE], tl.float32)
     for step in range(steps):
@@ -273,6 +274,7 @@ def squares({names}, lr, partial, size, steps, TILE: tl.constexpr):
 """
 _UPDATE = """\
 def update({names}, lr, partial, size, PARTS: tl.constexpr, TILE: tl.constexpr):
+    await_inputs()
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = at < size
@@ -288,6 +290,6 @@ def _compile(name: str, template: str, names: tuple[str, ...], lines: list[str],
     source = template.format(names=", ".join(names), body=f"\n{indent}".join((*lines, *more)))
     file = f"<fedlada_mpi.gpu.fuse.{name} {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    space: dict[str, Any] = {"tl": tl, "__name__": __name__}
+    space: dict[str, Any] = {"tl": tl, "await_inputs": await_inputs, "__name__": __name__}
     exec(compile(source, file, "exec"), space)
     return jit(do_not_specialize=["steps"] if name == "squares" else [])(space[name])

@@ -17,13 +17,14 @@ from torch.autograd.function import once_differentiable
 from .attention_kernels import attention, takes_attention
 from .channel_kernels import bias_activation, bias_activation_backward, scale, spread
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
+from .dropout_kernels import dropout
 from .embedding_kernels import embedding_gradient
 from .low_rank_kernels import low_rank_activation, low_rank_activation_backward
-from .norm_kernels import group_norm, group_norm_backward
+from .norm_kernels import group_norm, group_norm_backward, row_norm_backward
 from .recurrent_kernels import gru, gru_backward, lstm, lstm_backward
 from .row_norm_kernels import added_norm, added_norm_backward
 from .sum_kernels import column_sums
-from .triton_support import TILE, Window, available, check, jit, power, tl, triton, vector
+from .triton_support import TILE, Window, available, await_inputs, check, jit, power, tl, triton, vector
 from .vocabulary_kernels import token_cross_entropy
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "depthwise",
     "depthwise_input_gradient",
     "depthwise_weight_gradient",
+    "dropout",
     "embedding_gradient",
     "gather",
     "group_norm",
@@ -51,6 +53,7 @@ __all__ = [
     "low_rank_activation",
     "low_rank_activation_backward",
     "max_pool",
+    "row_norm_backward",
     "scale",
     "spread",
     "takes_attention",
@@ -64,6 +67,7 @@ def _im2col(
     TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr, TAPS_H: tl.constexpr, TAPS_W: tl.constexpr,
     WIDTH: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     client = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = row < pixels * (WIDTH // VECTOR)
@@ -88,6 +92,7 @@ def _im2col_rows(
     WIDTH: tl.constexpr, RUNS: tl.constexpr, LANES: tl.constexpr, PIXELS: tl.constexpr,
 ):  # fmt: skip
     """As ``_im2col`` for few channels: a run is a whole row of taps, or as much of the padding after them."""
+    await_inputs()
     RUN: tl.constexpr = TAPS_W * CHANNELS
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)[:, None, None]
     tap = tl.arange(0, RUNS)[None, :, None]
@@ -148,6 +153,7 @@ def _col2im(
     OUT_W: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, STRIDE: tl.constexpr, TAPS_H: tl.constexpr,
     TAPS_W: tl.constexpr, WIDTH: tl.constexpr, VECTOR: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     inside, image, h, w, part, target = _runs(images, H, W, CHANNELS, VECTOR, ROWS)
     h, w = h + TOP, w + LEFT
     lane = tl.arange(0, VECTOR)[None, :]
@@ -183,6 +189,7 @@ def col2im(cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
 def _cross_entropy(
     logits, labels, weight, losses, dlogits, images, CLASSES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
+    await_inputs()
     client = tl.program_id(0)
     lane = tl.arange(0, LANES)[None, :]
     loss = tl.zeros([ROWS, 1], tl.float32)
@@ -222,6 +229,7 @@ def _max_pool(
     OUT_W: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, VECTOR: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     inside, image, out_h, out_w, part, target = _runs(images, OUT_H, OUT_W, CHANNELS, VECTOR, ROWS)
     top, left = out_h * STRIDE - PADDING, out_w * STRIDE - PADDING
     lane = tl.arange(0, VECTOR)[None, :]
@@ -248,6 +256,7 @@ def _max_pool_backward(
     OUT_W: tl.constexpr, KERNEL: tl.constexpr, STRIDE: tl.constexpr, PADDING: tl.constexpr, VECTOR: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     inside, image, h, w, part, target = _runs(images, H, W, CHANNELS, VECTOR, ROWS)
     h, w = h + PADDING, w + PADDING
     lane = tl.arange(0, VECTOR)[None, :]
@@ -301,6 +310,7 @@ def _gather(
     images, index, flip, dy, dx, mean, std, out, batch, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     image = tl.program_id(1).to(tl.int64) * batch + tl.program_id(0)
     source = images + tl.load(index + image) * (H * W * CHANNELS)
     down, right = tl.load(dy + image).to(tl.int32), tl.load(dx + image).to(tl.int32)

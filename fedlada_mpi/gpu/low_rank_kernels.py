@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .channel_kernels import activated, slope_of
-from .triton_support import check, jit, power, tl, triton
+from .triton_support import await_inputs, check, jit, power, tl, triton
 
 LANES, WARPS = 128, 8
 
@@ -52,6 +52,7 @@ def _low_rank_activation(
     base, inner, b, out, length, b_stride, NAME: tl.constexpr, RANK: tl.constexpr, WIDTH: tl.constexpr,
     INNER: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     row, channel, at, inside = _tile(length, WIDTH, ROWS, LANES)
     value = _total(base, inner, b, row, channel, at, inside, length, b_stride, RANK, WIDTH, INNER)
     tl.store(out + at, activated(value, NAME).to(out.dtype.element_ty), mask=inside)
@@ -63,6 +64,7 @@ def _low_rank_activation_backward(
     RANK: tl.constexpr, WIDTH: tl.constexpr, NEXT_INNER: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     row, channel, at, inside = _tile(length, WIDTH, ROWS, LANES)
     value = _total(base, inner, b, row, channel, at, inside, length, b_stride, RANK, WIDTH, INNER)
     client = tl.program_id(1).to(tl.int64)

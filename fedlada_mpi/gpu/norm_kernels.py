@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .channel_kernels import activated
 from .side_stream import SideStream
-from .triton_support import TILE, check, jit, power, tl, triton
+from .triton_support import TILE, await_inputs, check, jit, power, tl, triton
 
 IN_REGISTERS = 16384  # elements of a group that stay there between its statistics and its output
 ROW_TILES = 8  # of LayerNorm's rows that a program takes
@@ -37,6 +37,7 @@ def _group_norm(
     x, gamma, beta, residual, out, mean, rstd, images, stride, eps, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
     first = tl.program_id(0) // GROUPS * IMAGES
     COUNT: tl.constexpr = SIZE * (CHANNELS // GROUPS)
@@ -93,12 +94,19 @@ def _group_tile(size: int, lanes: int, elements: int, of_a_warp: int) -> tuple[i
     return images, rows, lanes, min(max(images * rows * lanes // of_a_warp, 1), 16)
 
 
+def alike(gamma: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """Both [C, channels] with the same distance of clients, which one that a layer does not have would lack."""
+    same = len(gamma) == 1 or gamma.stride(0) == beta.stride(0)
+    return (gamma, beta) if same else (gamma.contiguous(), beta.contiguous())
+
+
 def group_norm(
     x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, activation: str, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
     count, n, *size, channels = x.shape
     x = x.contiguous()
     out = torch.empty_like(x)
+    gamma, beta = alike(gamma, beta)
     check("group norm", x)
     mean = torch.empty(count, n, 1, groups, 1, dtype=torch.float32, device=x.device)
     rstd = torch.empty_like(mean)
@@ -135,6 +143,7 @@ def _group_norm_backward(
     dout, x, gamma, mean, rstd, out, dx, dresidual, partial, images, stride, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
     GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
     block = tl.program_id(0) // GROUPS
     first = block * IMAGES
@@ -187,15 +196,18 @@ def _group_norm_backward(
 
 @jit(do_not_specialize=["images"])
 def _row_norm_backward(
-    dout, x, gamma, mean, rstd, dx, partial, images, stride, CHANNELS: tl.constexpr, TILES: tl.constexpr,
+    dout, dtotal, x, gamma, mean, rstd, dx, partial, images, stride, CHANNELS: tl.constexpr, TILES: tl.constexpr,
     ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """For images of one pixel and one group, the rows of LayerNorm: a program adds up the parameters' gradients over
     many of them, as sums over few would outweigh the activations."""
+    await_inputs()
     client = tl.program_id(1).to(tl.int64)
     lane = tl.arange(0, LANES)[None, :]
     scale = tl.load(gamma + client * stride + lane, mask=lane < CHANNELS, other=0.0).to(tl.float32)
     dout += client * images * CHANNELS
+    if dtotal is not None:
+        dtotal += client * images * CHANNELS
     x += client * images * CHANNELS
     dx += client * images * CHANNELS
     mean += client * images
@@ -210,7 +222,10 @@ def _row_norm_backward(
         dy, normal = _cotangent(dout, x, None, average, inverse, at, mask, "")
         a = tl.sum(dy * scale, 1, keep_dims=True) / CHANNELS
         b = tl.sum(dy * scale * normal, 1, keep_dims=True) / CHANNELS
-        _gradient(dy, normal, scale, inverse, a, b, dx, None, at, mask)
+        gradient = inverse * (dy * scale - a - normal * b)
+        if dtotal is not None:
+            gradient += tl.load(dtotal + at, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx + at, gradient.to(dx.dtype.element_ty), mask=mask)
         dgamma += dy * normal
         dbeta += dy
     partial += (client * tl.num_programs(0) + tl.program_id(0)) * (2 * CHANNELS)
@@ -220,19 +235,20 @@ def _row_norm_backward(
 
 @jit(do_not_specialize=["blocks"])
 def _add_partials(
-    partial, gamma_grad, beta_grad, blocks, stride, CHANNELS: tl.constexpr, SUMMANDS: tl.constexpr, LANES: tl.constexpr
+    partial, gamma_grad, beta_grad, blocks, stride, channels, SUMMANDS: tl.constexpr, LANES: tl.constexpr
 ):
+    await_inputs()
     client = tl.program_id(1).to(tl.int64)
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)
-    partial += client * blocks * (2 * CHANNELS)
+    partial += client * blocks * (2 * channels)
     total = tl.zeros([LANES], tl.float32)
     for begin in range(0, blocks, SUMMANDS):
         block = begin + tl.arange(0, SUMMANDS)[:, None]
-        mask = (block < blocks) & (lane < 2 * CHANNELS)[None, :]
-        total += tl.sum(tl.load(partial + block * (2 * CHANNELS) + lane[None, :], mask=mask, other=0.0), 0)
+        mask = (block < blocks) & (lane < 2 * channels)[None, :]
+        total += tl.sum(tl.load(partial + block * (2 * channels) + lane[None, :], mask=mask, other=0.0), 0)
     total = total.to(gamma_grad.dtype.element_ty)
-    tl.store(gamma_grad + client * stride + lane, total, mask=lane < CHANNELS)
-    tl.store(beta_grad + client * stride + lane - CHANNELS, total, mask=(lane >= CHANNELS) & (lane < 2 * CHANNELS))
+    tl.store(gamma_grad + client * stride + lane, total, mask=lane < channels)
+    tl.store(beta_grad + client * stride + lane - channels, total, mask=(lane >= channels) & (lane < 2 * channels))
 
 
 def group_norm_backward(
@@ -241,32 +257,49 @@ def group_norm_backward(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     count, n, *size, channels = x.shape
     x = x.contiguous()
+    if groups == prod(size) == 1 and not activation and power(channels) <= IN_REGISTERS // 4:
+        dx = row_norm_backward(dout, None, x, gamma, mean, rstd, gamma_grad, beta_grad, side_stream)
+        return dx, dout if has_residual else None
     dx = torch.empty_like(x)
     # Without an activation the residual's gradient is the output's.
     dresidual = torch.empty_like(x) if has_residual and out is not None else None
-    of_rows = groups == prod(size) == 1 and not activation and power(channels) <= IN_REGISTERS // 4
-    if of_rows:
-        lanes = power(channels)
-        rows = max(TILE // lanes, 1)
-        images, warps = rows * ROW_TILES, max(lanes // 512, 4)
-    else:
-        # Its many sums are within a warp where possible: twice as fast as across warps.
-        images, rows, lanes, warps = _group_tile(prod(size), channels // groups, TILE // 2, 2048)
+    # Its many sums are within a warp where possible: twice as fast as across warps.
+    images, rows, lanes, warps = _group_tile(prod(size), channels // groups, TILE // 2, 2048)
     blocks = triton.cdiv(n, images)
     partial = torch.empty(count, blocks, 2, channels, dtype=torch.float32, device=x.device)
-    if of_rows:
-        _row_norm_backward[(blocks, count)](
-            dout, x, gamma, mean, rstd, dx, partial, n, gamma.stride(0), channels, ROW_TILES, rows, lanes,
-            num_warps=warps,
-        )  # fmt: skip
-    else:
-        _group_norm_backward[(blocks * groups, count)](
-            dout, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels, groups,
-            activation, images, rows, lanes, num_warps=warps,
-        )  # fmt: skip
+    _group_norm_backward[(blocks * groups, count)](
+        dout, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels, groups,
+        activation, images, rows, lanes, num_warps=warps,
+    )  # fmt: skip
+    _submit_parameters(partial, gamma_grad, beta_grad, side_stream)
+    return dx, (dout if has_residual and out is None else dresidual)
+
+
+def row_norm_backward(
+    dout: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor,
+    gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
+) -> Tensor:  # fmt: skip
+    """Of LayerNorm over the rows of x [C, ..., channels]; plus ``dtotal``, where x is used besides."""
+    dout, dtotal, dx = dout.contiguous(), None if dtotal is None else dtotal.contiguous(), torch.empty_like(x)
+    check("rows of a norm", x)
+    count, channels = len(x), x.shape[-1]
+    lanes, n = power(channels), x[0].numel() // channels
+    rows = max(TILE // lanes, 1)
+    blocks = triton.cdiv(n, rows * ROW_TILES)
+    partial = torch.empty(count, blocks, 2, channels, dtype=torch.float32, device=x.device)
+    _row_norm_backward[(blocks, count)](
+        dout, dtotal, x, gamma, mean, rstd, dx, partial, n, gamma.stride(0), channels, ROW_TILES, rows, lanes,
+        num_warps=max(lanes // 512, 4),
+    )  # fmt: skip
+    _submit_parameters(partial, gamma_grad, beta_grad, side_stream)
+    return dx
+
+
+def _submit_parameters(
+    partial: Tensor, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream
+) -> None:
     if gamma_grad is not None or beta_grad is not None:
         side_stream.submit(lambda: _of_parameters(partial, gamma_grad, beta_grad), partial)
-    return dx, (dout if has_residual and out is None else dresidual)
 
 
 def _of_parameters(partial: Tensor, gamma_grad: Tensor | None, beta_grad: Tensor | None) -> None:

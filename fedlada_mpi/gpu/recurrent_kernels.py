@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from .channel_kernels import tanh
-from .triton_support import check, jit, tl, triton
+from .triton_support import await_inputs, check, jit, tl, triton
 
 BLOCK = 256  # units of a program: the few rows of a step are spread over the whole GPU
 INTEGERS = ["steps", "rows", "t", "before", "after"]
@@ -53,6 +53,7 @@ def _lstm_gates(product, gate, inside, SIZE: tl.constexpr):
 
 @jit(do_not_specialize=INTEGERS)
 def _lstm(product, states, cells, steps, rows, t, before, after, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    await_inputs()
     inside = _units(rows, SIZE, BLOCK)
     old, new = (
         _place(steps + 1, rows, before, SIZE, SIZE, BLOCK),
@@ -69,6 +70,7 @@ def _lstm_backward(
     product, cells, dout, dstate, carry, dproduct, steps, rows, t, before, after, SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     inside = _units(rows, SIZE, BLOCK)
     old, new = (
         _place(steps + 1, rows, before, SIZE, SIZE, BLOCK),
@@ -96,6 +98,7 @@ def _gru_gates(product, given, gate, inside, SIZE: tl.constexpr):
 
 @jit(do_not_specialize=INTEGERS)
 def _gru(product, states, given, steps, rows, t, before, after, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    await_inputs()
     inside = _units(rows, SIZE, BLOCK)
     old, new = (
         _place(steps + 1, rows, before, SIZE, SIZE, BLOCK),
@@ -110,6 +113,7 @@ def _gru_backward(
     product, states, given, dout, dstate, carry, dproduct, dgiven, steps, rows, t, before, after, SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     inside = _units(rows, SIZE, BLOCK)
     old = _place(steps + 1, rows, before, SIZE, SIZE, BLOCK)
     gate, unit = _place(steps, rows, t, 3 * SIZE, SIZE, BLOCK), _place(1, rows, 0, SIZE, SIZE, BLOCK)

@@ -1,27 +1,31 @@
-"""LayerNorm with frozen weights, together with the addition before it: a row is read once, forwards and backwards."""
+"""LayerNorm together with the addition before it: a row is read once; backwards, here, where its weights are frozen."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from .triton_support import TILE, check, jit, power, tl, triton
+from .norm_kernels import alike
+from .triton_support import TILE, await_inputs, check, jit, power, tl, triton
 
 
 @jit
 def _rows(length, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
-    """The program's rows, the places of their elements, which of them there are, and their channels."""
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    """The program's rows of its client, as rows of all, the places of their elements, which of both there are, and
+    their channels."""
+    own = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
+    row = own + tl.program_id(1).to(tl.int64) * length
     channel = tl.arange(0, LANES)[None, :]
-    return row, row * WIDTH + channel, (row < length) & (channel < WIDTH), channel
+    return row, row * WIDTH + channel, own < length, (own < length) & (channel < WIDTH), channel
 
 
-@jit(do_not_specialize=["length"])
+@jit(do_not_specialize=["length", "stride"])
 def _added_norm(
-    x, other, gamma, beta, total, out, mean, rstd, length, eps, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    x, other, gamma, beta, total, out, mean, rstd, length, stride, eps, WIDTH: tl.constexpr, ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
-    row, at, inside, channel = _rows(length, WIDTH, ROWS, LANES)
+    await_inputs()
+    row, at, known, inside, channel = _rows(length, WIDTH, ROWS, LANES)
     value = tl.load(x + at, mask=inside, other=0.0)
     if other is not None:
         value = value.to(tl.float32) + tl.load(other + at, mask=inside, other=0.0).to(tl.float32)
@@ -32,23 +36,25 @@ def _added_norm(
     value = tl.where(channel < WIDTH, value - centre, 0.0)
     scale = 1 / tl.sqrt(tl.sum(value * value, 1, keep_dims=True) / WIDTH + eps)
     value *= scale
+    weight = tl.program_id(1).to(tl.int64) * stride + channel
     if gamma is not None:
-        value *= tl.load(gamma + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+        value *= tl.load(gamma + weight, mask=channel < WIDTH, other=0.0).to(tl.float32)
     if beta is not None:
-        value += tl.load(beta + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+        value += tl.load(beta + weight, mask=channel < WIDTH, other=0.0).to(tl.float32)
     tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
-    tl.store(mean + row, centre, mask=row < length)
-    tl.store(rstd + row, scale, mask=row < length)
+    tl.store(mean + row, centre, mask=known)
+    tl.store(rstd + row, scale, mask=known)
 
 
 @jit(do_not_specialize=["length"])
 def _added_norm_backward(
     dout, dtotal, total, gamma, mean, rstd, dx, length, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
 ):
-    row, at, inside, channel = _rows(length, WIDTH, ROWS, LANES)
-    scale = tl.load(rstd + row, mask=row < length, other=0.0)
+    await_inputs()
+    row, at, known, inside, channel = _rows(length, WIDTH, ROWS, LANES)
+    scale = tl.load(rstd + row, mask=known, other=0.0)
     normal = tl.load(total + at, mask=inside, other=0.0).to(tl.float32)
-    normal = (normal - tl.load(mean + row, mask=row < length, other=0.0)) * scale
+    normal = (normal - tl.load(mean + row, mask=known, other=0.0)) * scale
     gradient = tl.load(dout + at, mask=inside, other=0.0).to(tl.float32)
     if gamma is not None:
         gradient *= tl.load(gamma + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
@@ -59,24 +65,32 @@ def _added_norm_backward(
     tl.store(dx + at, gradient.to(dx.dtype.element_ty), mask=inside)
 
 
-def _cut(x: Tensor) -> tuple[tuple[int], int, tuple[int, int, int], int]:
-    """The programs of x [..., channels], its rows, the constants of their tiles, which have whole rows, and warps."""
+def _cut(x: Tensor, clients: int) -> tuple[tuple[int, int], int, tuple[int, int, int], int]:
+    """The programs of x [..., channels], a client's rows, the constants of their tiles, with whole rows, and warps."""
     check("rows of a norm", x)
     width = x.shape[-1]
-    lanes, length = power(width), x.numel() // width
+    lanes, length = power(width), x.numel() // width // clients
     rows = max(TILE // lanes, 1)
-    return (triton.cdiv(length, rows),), length, (width, rows, lanes), max(lanes // 512, 4)
+    return (triton.cdiv(length, rows), clients), length, (width, rows, lanes), max(lanes // 512, 4)
 
 
 def added_norm(
     x: Tensor, other: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x [..., channels] plus ``other``, the norm of the sum over the channels, and its mean and 1 / deviation."""
+    """x [..., channels] plus ``other``, the norm of the sum over the channels, and its mean and 1 / deviation.
+
+    With weights [channels], or [C, channels] for x [C, ..., channels].
+    """
     x, other = x.contiguous(), None if other is None else other.contiguous()
-    grid, length, tile, warps = _cut(x)
+    each = gamma is not None and gamma.dim() == 2
+    grid, length, tile, warps = _cut(x, len(x) if each else 1)
     total, out = x if other is None else torch.empty_like(x), torch.empty_like(x)
-    mean, rstd = (torch.empty(length, dtype=torch.float32, device=x.device) for _ in range(2))
-    _added_norm[grid](x, other, gamma, beta, total, out, mean, rstd, length, eps, *tile, num_warps=warps)
+    mean, rstd = (torch.empty(x.numel() // x.shape[-1], dtype=torch.float32, device=x.device) for _ in range(2))
+    stride = 0
+    if each and gamma is not None and beta is not None:
+        gamma, beta = alike(gamma, beta)
+        stride = gamma.stride(0)
+    _added_norm[grid](x, other, gamma, beta, total, out, mean, rstd, length, stride, eps, *tile, num_warps=warps)
     return total, out, mean, rstd
 
 
@@ -85,6 +99,6 @@ def added_norm_backward(
 ) -> Tensor:
     """The gradient of the sum: by the norm, and ``dtotal`` where it is used besides."""
     dout, dtotal, dx = dout.contiguous(), None if dtotal is None else dtotal.contiguous(), torch.empty_like(total)
-    grid, length, tile, warps = _cut(total)
+    grid, length, tile, warps = _cut(total, 1)
     _added_norm_backward[grid](dout, dtotal, total, gamma, mean, rstd, dx, length, *tile, num_warps=warps)
     return dx

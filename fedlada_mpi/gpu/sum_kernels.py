@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .triton_support import TILE, check, jit, power, tl, triton
+from .triton_support import TILE, await_inputs, check, jit, power, tl, triton
 
 
 @jit(do_not_specialize=["length", "chunks"])
@@ -13,6 +13,7 @@ def _column_sums(
     rows, times, partial, length, chunks, stride, WIDTH: tl.constexpr, CHUNK: tl.constexpr, ROWS: tl.constexpr,
     LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     client, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1)
     lane = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
     rows += client * length * WIDTH

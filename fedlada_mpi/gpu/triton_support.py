@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache, partial
 from math import gcd
 from typing import Any, Protocol
 
@@ -14,15 +15,67 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 try:
     import triton
     import triton.language as tl
-    from triton import jit
+    from triton import jit as _jit
 except ImportError:
     triton = tl = None
+try:
+    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+    from triton.language.target_info import cuda_capability_geq
+except ImportError:  # also of an older Triton
+    gdc_wait = None
 
-    def jit(fn: Any = None, **_: Any) -> Any:
-        return fn if fn else jit
+# A kernel is launched while the one before it ends (programmatic dependent launch, from compute capability 9 on), and
+# waits for its results by itself: saves the GPU's time between two kernels.
+OVERLAPPED_LAUNCHES = True
+CAN_AWAIT = OVERLAPPED_LAUNCHES and gdc_wait is not None and os.environ.get("TRITON_INTERPRET") != "1"
 
 
-__all__ = ["TILE", "Window", "available", "check", "jit", "power", "tl", "triton", "vector"]
+def jit(fn: Any = None, **options: Any) -> Any:
+    """``triton.jit``; a kernel begins with ``await_inputs()``, which the way of its launch relies on."""
+    if fn is None:
+        return partial(jit, **options)
+    if triton is None:
+        return fn
+    kernel = _jit(fn, **options)
+    if CAN_AWAIT and isinstance(kernel, triton.JITFunction):
+        kernel.run = partial(_launch, kernel)
+    return kernel
+
+
+def _launch(kernel: Any, *arguments: Any, **options: Any) -> Any:
+    overlapped = {"launch_pdl": True} if _overlaps_launches() else {}
+    return type(kernel).run(kernel, *arguments, **overlapped, **options)
+
+
+@cache
+def _overlaps_launches() -> bool:
+    """Whether the GPU can; False where there is none."""
+    try:
+        from triton.backends.nvidia.compiler import CUDAOptions
+
+        target = triton.runtime.driver.active.get_current_target()
+    except (ImportError, RuntimeError):
+        return False
+    return target.backend == "cuda" and target.arch >= 90 and hasattr(CUDAOptions, "launch_pdl")
+
+
+if CAN_AWAIT:
+
+    @jit
+    def await_inputs() -> None:
+        """Wait for what was launched before, and let the next kernel be launched; it waits for this one."""
+        if cuda_capability_geq(9, 0):
+            gdc_wait()
+            gdc_launch_dependents()
+
+else:
+
+    @jit
+    def await_inputs() -> None:
+        pass
+
+
+__all__ = ["TILE", "Window", "available", "await_inputs", "check", "jit", "power", "tl", "triton", "vector"]
 
 TILE = 2048  # elements per program
 

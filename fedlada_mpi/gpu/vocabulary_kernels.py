@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .triton_support import check, jit, power, tl
+from .triton_support import await_inputs, check, jit, power, tl
 
 LOWEST = tl.constexpr(-3.0e38) if tl else None  # finite, so that its difference from another is a number
 LANES = 4096  # logits side by side: 16 bytes of bfloat16 for each of 512 threads
@@ -31,6 +31,7 @@ def _token_cross_entropy(
     logits, bias, targets, weight, losses, tokens, stride, WORDS: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
+    await_inputs()
     token = tl.program_id(0).to(tl.int64)
     logits += token * WIDTH
     label = tl.maximum(tl.load(targets + token), 0).to(tl.int32)

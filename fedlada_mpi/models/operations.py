@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from . import frozen_norm, layers, low_rank
+from . import added_norm, layers, low_rank
 from .attention import attention
 from .axes import Axes
 from .client_axis import ELEMENTWISE
@@ -29,7 +29,7 @@ from .layers import ACTIVATIONS, Stack
 from .layout import Kernel
 from .low_rank import AdaptedLayer
 from .parameters import tensors
-from .program import Step, Value
+from .program import Run, Step, Value
 from .recurrent import recurrent
 from .recurrent_dropout import is_recurrent
 from .resample import repeatable
@@ -302,26 +302,27 @@ class Operations(General):
     ) -> Value | None:
         frozen = [v.kind == "constant" and bool(v.name) for v in (weight, bias) if v is not None]
         if frozen and all(frozen) and len(normalized_shape) == 1:
-            return self._frozen_norm(self._last_axis_last(x), weight, bias, eps)
+            w, b = (None if v is None else v.name for v in (weight, bias))
+            x = self._last_axis_last(x)
+            return self._norm_of_sum(x, added_norm.frozen, added_norm.added_frozen, w, b, eps)
         if not self.used_once(weight, bias) or any(frozen):
             return None
         shape, width = x.axes.shape, prod(normalized_shape)
         x = self.regrouped(x, (*shape[: len(shape) - len(normalized_shape)], width))
         x = self._last_axis_last(x)
         w, b = self.used_name(weight), self.used_name(bias)
-        return self.regrouped(self.emit(lambda p, v: layers.layer_norm(p, v, w, b, eps), [x], x.axes), shape)
+        return self.regrouped(self._norm_of_sum(x, layers.layer_norm, added_norm.added_trained, w, b, eps), shape)
 
-    def _frozen_norm(self, x: Value, weight: Value | None, bias: Value | None, eps: float) -> Value:
+    def _norm_of_sum(self, x: Value, norm: Run, added: Run, weight: str | None, bias: str | None, eps: float) -> Value:
         """Over the last axis; an addition that gave x becomes part of the step, which gives both results."""
-        w, b = (None if v is None else v.name for v in (weight, bias))
         addition = self.additions.pop(x.slot, None)
         if addition is None:
-            return self.emit(lambda p, v: frozen_norm.norm(p, v, w, b, eps), [x], x.axes)
+            return self.emit(lambda p, v: norm(p, v, weight, bias, eps), [x], x.axes)
         both, normal = (Value(self.slots + i, kind, axes=x.axes) for i, kind in enumerate(("other", "batch")))
         self.slots += 2
         at = next(i for i, step in enumerate(self.steps) if step is addition)
         self.steps[at : at + 1] = [
-            Step(lambda p, v, other: frozen_norm.added_norm(p, v, other, w, b, eps), addition.reads, both.slot),
+            Step(lambda p, v, other: added(p, v, other, weight, bias, eps), addition.reads, both.slot),
             Step(lambda p, held: held[0], [both.slot], addition.slot),
             Step(lambda p, held: held[1], [both.slot], normal.slot),
         ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -87,7 +87,8 @@ def create_engine(network: Network, config: Config, device: torch.device, loss: 
     for engine in engines:
         if differs:
             engine.description = f"stacked, without compiled kernels, with which the gradient of {differs} is another"
-        differs = different_gradient(engine, StackedEngine(network, loss=loss))
+        rounded = torch.bfloat16 if config.precision == "bf16" and engine.kernels is not None else None
+        differs = _tried(engine, StackedEngine(network, loss=loss), rounded)
         if not differs:
             return engine
     raise UserError(f"--model {network.name}: the GPU's gradient of {differs} is not the CPU's: use --engine generic")
@@ -107,38 +108,63 @@ def _full_float32() -> Iterator[None]:
             switch.allow_tf32 = allowed
 
 
+def _tried(engine: StackedEngine, reference: StackedEngine, dtype: torch.dtype | None) -> str:
+    """``different_gradient``, first in the ``dtype`` of the run, for which kernels are compiled anyway.
+
+    Where rounding hides what is to be seen, or plain code lacks an operation of that type, float32 decides.
+    """
+    if dtype is not None:
+        with suppress(Exception):
+            if not different_gradient(engine, reference, dtype):
+                return ""
+    return different_gradient(engine, reference)
+
+
 TRIAL = (2, 4)  # clients, examples
 CLOSE, NEGLIGIBLE = 1e-2, 1e-5  # of a parameter's gradient, and of all of them
+# Of what rounding makes of a gradient in plain code; and, of the gradient, more than which is not taken for rounding.
+ROUNDING, LARGEST = 3.0, 0.5
 
 
-def different_gradient(engine: StackedEngine, reference: StackedEngine) -> str:
-    """A parameter whose gradients in float32 are not those of ``reference``, on a small batch; "" if there is none."""
+def different_gradient(engine: StackedEngine, reference: StackedEngine, dtype: torch.dtype = torch.float32) -> str:
+    """A parameter whose gradients are not those of ``reference`` in float32, on a small batch; "" if there is none.
+
+    Numbers of a narrower type are rounded by kernels at other places than by plain code, but about as much.
+    """
     network = engine.network
-    draw = torch.Generator().manual_seed(0)
-    values = torch.stack([perturbed(network, torch.float32, draw) for _ in range(TRIAL[0])])
-    inputs, targets = network.form.random(*TRIAL, draw=draw), engine.loss.targets_like(*TRIAL)
-    weight = torch.full(TRIAL, 1 / TRIAL[1])
-    found = []
-    with _full_float32():
-        for each in (engine, reference):
-            device = each.side_stream.device
-            grads, keys = torch.zeros_like(values, device=device), torch.arange(TRIAL[0], device=device)
-            batch = form.each(inputs, lambda value, to=device: value.to(to)), targets.to(device), weight.to(device)
-            arguments = (values.to(device), grads, *batch, keys)
-            if each.kernels is not None:
-                from ..gpu.compile_ahead import compile_ahead
-
-                compile_ahead(partial(each.gradients, *arguments))
-            each.gradients(*arguments)
-            each.release_buffers()
-            found.append(grads.cpu())
-    ours, expected = found
+    ours, expected = _trial_gradients(engine, dtype, dtype), _trial_gradients(reference, torch.float32, dtype)
+    noise = torch.zeros_like(expected)
+    if dtype != torch.float32:
+        plain = StackedEngine(network, None, engine.side_stream.device, engine.loss)
+        noise = _trial_gradients(plain, dtype, dtype) - expected
+    live = [[entry.live(of).norm() for of in (ours - expected, expected, noise)] for entry in network.layout.entries]
+    error, size, rounding = torch.tensor(live).T
     negligible = NEGLIGIBLE * expected.norm()
-    for entry in network.layout.entries:
-        mine, right = entry.live(ours), entry.live(expected)
-        if not (mine - right).norm() <= CLOSE * right.norm() + negligible:
-            return entry.name
-    return ""
+    usual = (rounding / (size + negligible)).nanmedian()  # as a gradient of few numbers may by chance be rounded little
+    largest = LARGEST * size + CLOSE * expected.norm()
+    allowed = (ROUNDING * torch.maximum(rounding, usual.nan_to_num() * size)).minimum(largest)
+    different = ~(error <= CLOSE * size + negligible + allowed)
+    return next((e.name for e, differs in zip(network.layout.entries, different, strict=True) if differs), "")
+
+
+def _trial_gradients(engine: StackedEngine, dtype: torch.dtype, rounded_to: torch.dtype) -> Tensor:
+    """In float32 on the CPU, of parameters and a small batch that both types have."""
+    device, draw = engine.side_stream.device, torch.Generator().manual_seed(0)
+    values = torch.stack([perturbed(engine.network, torch.float32, draw) for _ in range(TRIAL[0])])
+    inputs = engine.network.form.random(*TRIAL, draw=draw)
+    batch = form.each(inputs, lambda value: form.as_stored(form.as_stored(value, rounded_to), dtype).to(device))
+    values = values.to(rounded_to).to(device, dtype)
+    targets, weight = engine.loss.targets_like(*TRIAL).to(device), torch.full(TRIAL, 1 / TRIAL[1], device=device)
+    grads, keys = torch.zeros_like(values), torch.arange(TRIAL[0], device=device)
+    arguments = (values, grads, batch, targets, weight, keys)
+    with _full_float32():
+        if engine.kernels is not None:
+            from ..gpu.compile_ahead import compile_ahead
+
+            compile_ahead(partial(engine.gradients, *arguments))
+        engine.gradients(*arguments)
+    engine.release_buffers()
+    return grads.float().cpu()
 
 
 class StackedEngine(Engine):
@@ -166,10 +192,14 @@ class StackedEngine(Engine):
         if key not in self._stacks:
             self._stacks[key] = self._stack(values, grads)
         stack = self._stacks[key]
+        if self.side_stream.streams:
+            self.side_stream.divide(weight.numel() * self.network.work)
         for unused in self.unused:
             unused.live(grads).zero_()
         stack.training = keys is not None
-        stack.draws = Draws(keys, stacked=True) if keys is not None and self.network.draws else None
+        stack.draws = None
+        if keys is not None and self.network.draws:
+            stack.draws = Draws(keys, stacked=True, dropout=self.kernels.dropout if self.kernels else None)
         program = self.forward.program(stack)
         tokens = None if program.head is None else self.loss.token_weights(targets, weight)
         with torch.enable_grad():

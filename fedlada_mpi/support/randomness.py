@@ -7,9 +7,9 @@ element alone: the same on any number of ranks, after a resume, and in a capture
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import pi
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ GOLDEN, FIRST, SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECC
 # Bits of a uniform number in [0, 1) that every value of the type can hold.
 MANTISSA = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
+
+# Of values, clients' keys, the place of the operation and a probability: the result and which elements are kept.
+Dropout: TypeAlias = Callable[[Tensor, Tensor, int, float], tuple[Tensor, Tensor]]
 
 KINDS = ("bernoulli", "rand", "uniform", "randn", "normal", "exponential", "randint")
 
@@ -52,10 +55,10 @@ class Draws(TorchDispatchMode):
         """False, so that torch does not import its compiler, which takes seconds; nothing is compiled here."""
         return False
 
-    def __init__(self, keys: Tensor, stacked: bool, what: str = "--model"):
-        """``what`` draws, for messages."""
+    def __init__(self, keys: Tensor, stacked: bool, what: str = "--model", dropout: Dropout | None = None):
+        """``what`` draws, for messages; ``dropout``: a kernel for up to 32 bits, with the same numbers."""
         super().__init__()
-        self.keys, self.stacked, self.what, self.count = keys, stacked, what, 0
+        self.keys, self.stacked, self.what, self.count, self.dropout = keys, stacked, what, 0, dropout
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -75,6 +78,8 @@ class Draws(TorchDispatchMode):
     def _dropout(self, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
         if train is False or p == 0:
             return x.clone(), torch.ones_like(x, dtype=torch.bool)
+        if self.dropout is not None and p < 1 and x.numel() and x.dtype != torch.float64:
+            return self.dropout(x, self.keys, self._place(x.shape), p)
         kept = self._uniform(x.shape, x.device) < 1 - p
         return (x * kept / (1 - p) if p < 1 else torch.zeros_like(x)), kept
 
@@ -109,7 +114,14 @@ class Draws(TorchDispatchMode):
 
     def _uniform(self, shape: Sequence[int], device: torch.device | str, bits: int = 53) -> Tensor:
         """Uniform numbers in [0, 1), float64."""
-        rows, *rest = (shape or (0,)) if self.stacked else (1, *shape)
+        key = mix(self.keys.to(device) + self._place(shape)).unsqueeze(1)
+        size = torch.Size(shape).numel() // len(self.keys)
+        elements = torch.arange(1, 1 + size, device=device).unsqueeze(0)
+        return (_shifted(mix(key + elements * GOLDEN), 64 - bits).double() * 2.0**-bits).view(tuple(shape))
+
+    def _place(self, shape: Sequence[int]) -> int:
+        """Of an operation that draws numbers of this shape, which is the next one of its step."""
+        rows = (shape or (0,))[0] if self.stacked else 1
         if rows != len(self.keys):
             found, count = list(shape), len(self.keys)
             raise UserError(
@@ -117,9 +129,7 @@ class Draws(TorchDispatchMode):
                 f"[{count}, ...]{self.example}"
             )
         self.count += 1
-        key = mix(self.keys.to(device) + _wrapped(self.count * FIRST)).unsqueeze(1)
-        elements = torch.arange(1, 1 + torch.Size(rest).numel(), device=device).unsqueeze(0)
-        return (_shifted(mix(key + elements * GOLDEN), 64 - bits).double() * 2.0**-bits).view(tuple(shape))
+        return _wrapped(self.count * FIRST)
 
 
 class SameDraws(Draws):

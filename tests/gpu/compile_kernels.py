@@ -1,11 +1,17 @@
 """Compiles the kernels for a GPU on a machine without one: a round of training in which they are built, not launched.
 
 Run as a program by test_kernels.py, as it turns Triton inside out; it prints the name of every kernel it met.
+Sizes that change nothing in a kernel's code are compiled once.
 """
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Hashable
 from dataclasses import replace
+from functools import cache
+from types import CodeType
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,7 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from fedlada_mpi import algorithms, bench, models
 from fedlada_mpi.algorithms import resolve
-from fedlada_mpi.gpu import chacha_kernels, digest_kernels, layer_kernels
+from fedlada_mpi.gpu import chacha_kernels, digest_kernels, dropout_kernels, layer_kernels
 from fedlada_mpi.models import Lora, by_autograd, layers
 from fedlada_mpi.models.recurrent import recurrent
 from fedlada_mpi.models.sequences import GPT
@@ -44,16 +50,43 @@ class NoDevice:
 def compile_launches() -> set[str]:
     """From now on a launch only compiles; the names of what was launched."""
     driver.set_active(NoDevice())
-    met, run = set(), JITFunction.run
+    met, paths, run = set(), set(), JITFunction.run
 
     def build(self, *arguments, grid, warmup, **options):
         met.add(self.__name__)
-        built = run(self, *arguments, grid=grid, warmup=True, **options)
-        assert built.asm["cubin"], self.__name__
-        return built
+        path = code_path(self, {**dict(zip(self.arg_names, arguments, strict=False)), **options})
+        if path not in paths:
+            paths.add(path)
+            built = run(self, *arguments, grid=grid, warmup=True, **options)
+            assert built.asm["cubin"], self.__name__
+            assert "griddepcontrol.wait" in built.asm["ptx"], f"{self.__name__} does not begin with await_inputs()"
 
     JITFunction.run = build
     return met
+
+
+def code_path(kernel: JITFunction, arguments: dict[str, Any]) -> Hashable:
+    """What a kernel's code depends on but for sizes: types, what is left out, names, and which way each ``if`` goes."""
+    kinds = tuple(a.dtype if isinstance(a, torch.Tensor) else a for a in arguments.values() if not is_number(a))
+    return kernel.src, kinds, tuple(outcome(test, arguments) for test in tests_in(kernel.src))
+
+
+def is_number(argument: Any) -> bool:
+    return type(argument) in (int, float)
+
+
+@cache
+def tests_in(source: str) -> tuple[CodeType, ...]:
+    nodes = [node.test for node in ast.walk(ast.parse(source)) if isinstance(node, ast.If)]
+    return tuple(compile(ast.Expression(test), "<kernel>", "eval") for test in nodes)
+
+
+def outcome(test: CodeType, arguments: dict[str, Any]) -> bool | None:
+    """None where a test is the GPU's."""
+    try:
+        return bool(eval(test, {}, arguments))
+    except NameError:
+        return None
 
 
 def sequences(dtype: torch.dtype) -> None:
@@ -81,6 +114,7 @@ def main() -> None:
         bench.Bench(bench.Workload.of_images(replace(config, local_steps=1, clip=1.0)), 2, torch.device("cpu")).round()
     for dtype in (torch.float32, torch.bfloat16):
         sequences(dtype)
+        dropout_kernels.dropout(torch.zeros(2, 9, dtype=dtype), torch.arange(2), 1 << 40, 0.1)
     adapted_language_model()
     chacha_kernels.add_streams(torch.zeros(9, dtype=torch.int64), [bytes(32)], [1])
     digest_kernels.leaf_digests(torch.zeros(512), 2048)

@@ -29,22 +29,19 @@ from fedlada_mpi.gpu.triton_support import triton
 from fedlada_mpi.models import columns, layers
 from fedlada_mpi.models.columns import Window, pair
 from fedlada_mpi.models.layout import Layout
+from fedlada_mpi.support.randomness import Draws
 from fedlada_mpi.tasks.client_loss import CROSS_ENTROPY
 
 TYPES = (torch.float32, torch.bfloat16)
 KERNELS = [
     import_module(f"fedlada_mpi.gpu.{file.stem}") for file in Path(machine.__file__).parents[1].glob("gpu/*_kernels.py")
 ]
-IN_THE_INTERPRETER = (
-    "test_kernels.py",
-    "test_sequence_kernels.py",
-    "test_attention_kernels.py",
-    "test_language_kernels.py",
-    "test_chacha.py",
-    "test_digests.py",
-    "test_fuse.py",
+IN_THE_INTERPRETER = (  # by processes, each of which takes seconds to start
+    ("test_kernels.py",),
+    ("test_sequence_kernels.py", "test_attention_kernels.py", "test_language_kernels.py", "test_fuse.py"),
+    ("test_chacha.py", "test_digests.py"),
 )
-PARTLY_FOR_A_GPU = ("test_chacha.py", "test_digests.py")
+PARTLY_FOR_A_GPU = IN_THE_INTERPRETER[-1]
 
 
 def flat_views(count: int, channels: int, *, dtype=torch.float32) -> list[torch.Tensor]:
@@ -66,16 +63,17 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.skipif(triton is None or layer_kernels.available(), reason="runs directly, or has no Triton")
-@pytest.mark.parametrize("name", IN_THE_INTERPRETER)
-def test_in_the_interpreter(name):
+@pytest.mark.parametrize("names", IN_THE_INTERPRETER, ids=lambda names: names[0])
+def test_in_the_interpreter(names):
     others = "not test_in_the_interpreter and not test_every_kernel_compiles_for_a_gpu"
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", others, str(Path(__file__).with_name(name))]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-k", others]
+    command += [str(Path(__file__).with_name(name)) for name in names]
     done = subprocess.run(
         command, env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert "passed" in done.stdout
-    assert ("skipped" in done.stdout) == (name in PARTLY_FOR_A_GPU), done.stdout
+    assert ("skipped" in done.stdout) == (names is PARTLY_FOR_A_GPU), done.stdout
 
 
 @pytest.mark.slow
@@ -160,7 +158,7 @@ def test_columns(shape, kernel, stride, padding, dtype):
         ((1, 1, 64), 66, "", True, torch.float32),
         ((3, 5, 24), 17, "relu", True, torch.bfloat16),
         (PIECES, 2, "relu", True, torch.float32),
-        (PIECES, 2, "relu6", True, torch.float32),
+        *([(PIECES, 2, "relu6", True, torch.float32)] if CUDA else []),
         (PIECES, 2, "", False, torch.bfloat16),
     ],
 )
@@ -206,7 +204,7 @@ def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
 @kernels_run
 @pytest.mark.parametrize(
     ("n", "channels", "dtype"),
-    [(150, 192, torch.float32), (150, 192, torch.bfloat16), (7, 24, torch.float32), (40, 1000, torch.float32)],
+    [(70, 192, torch.float32), (70, 192, torch.bfloat16), (7, 24, torch.float32), (18, 1000, torch.float32)],
 )
 def test_layer_norm_over_many_rows(n, channels, dtype):
     """More rows than a program takes, and not a multiple of them."""
@@ -216,14 +214,15 @@ def test_layer_norm_over_many_rows(n, channels, dtype):
     grads, side_stream = flat_views(2, channels, dtype=dtype), SideStream(x.device)
     again = [grad.clone() for grad in grads]
     dx, _ = layer_kernels.group_norm_backward(dout, x, gamma, mean, rstd, None, 1, "", False, *grads, side_stream)
-    layer_kernels.group_norm_backward(dout, x, gamma, mean, rstd, None, 1, "", False, *again, side_stream)
+    if CUDA:
+        layer_kernels.group_norm_backward(dout, x, gamma, mean, rstd, None, 1, "", False, *again, side_stream)
     side_stream.join()
     wide = [value.double().requires_grad_() for value in (x, gamma, beta)]
     normal = F.layer_norm(wide[0], (channels,))
     (normal * wide[1].view(2, 1, 1, 1, -1) + wide[2].view(2, 1, 1, 1, -1)).backward(dout.double())
     for found, repeated, exact in zip((dx, *grads), (dx, *again), wide, strict=True):
         agree(found, exact.grad, dtype)
-        assert torch.equal(found, repeated)
+        assert not CUDA or torch.equal(found, repeated)
 
 
 @kernels_run
@@ -270,6 +269,22 @@ def test_bias_and_activation(name, dtype):
 
 
 @kernels_run
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("p", [0.1, 0.5])
+def test_dropout(p, dtype):
+    """Which elements are kept is the same to the bit, of every operation of a step."""
+    x, keys = random(3, 7, 190, dtype=dtype), torch.tensor([5, -(1 << 62), (1 << 63) - 1], device=DEVICE)
+    x[1, 2, 3] = float("inf")
+    plain, fused = Draws(keys, stacked=True), Draws(keys, stacked=True, dropout=layer_kernels.dropout)
+    for _ in range(2):
+        expected, found = (draws._dropout(x, p, True) for draws in (plain, fused))
+        assert torch.equal(found[1], expected[1])
+        assert torch.equal(found[0].isfinite(), expected[0].isfinite())
+        agree(found[0].nan_to_num(0, 0, 0), expected[0].nan_to_num(0, 0, 0), dtype)
+    assert 0.8 * (1 - p) < found[1].double().mean() < 1.2 * (1 - p)
+
+
+@kernels_run
 def test_factors_of_channels():
     x, factor = random(2, 3, 4, 5, 24), random(2, 60)[:, 7:31]
     agree(layer_kernels.scale(x, factor), layers.scale_channels(x.double(), factor.double()), torch.float32)
@@ -296,14 +311,23 @@ def test_a_norm_with_one_frozen_parameter():
 
 
 @kernels_run
+def test_a_norm_without_a_bias():
+    """Whose shift is one for all clients, unlike its scale, which is a part of their vectors."""
+    gamma, x = flat_views(3, 16)[0], random(3, 2, 2, 2, 16)
+    beta = torch.zeros(1, 16, device=DEVICE).expand(3, 16)
+    exact = layers.group_norm(x.double(), gamma.double(), beta.double(), 2, None, "")
+    agree(layer_kernels.group_norm(x, gamma, beta, 2, None, "")[0], exact[0], torch.float32)
+
+
+@kernels_run
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding", "dtype"),
     [
-        ((8, 8, 12), (7, 7), 1, 3, torch.float32),
+        ((5, 5, 12), (7, 7), 1, 3, torch.float32),
         ((5, 7, 16), (3, 3), 2, 1, torch.float32),
         ((4, 4, 96), (3, 1), 1, 0, torch.bfloat16),
         ((2, 2, 8), (5, 5), 2, 2, torch.float32),
-        ((9, 7, 80), (3, 3), 1, 1, torch.bfloat16),
+        ((7, 7, 48), (3, 3), 1, 1, torch.bfloat16),
     ],
 )
 def test_depthwise(shape, kernel, stride, padding, dtype):
@@ -338,7 +362,7 @@ def around(flat: torch.Tensor, channels: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding", "dtype"),
     [
-        ((8, 8, 64), 3, 2, 1, torch.float32),
+        ((6, 6, 64), 3, 2, 1, torch.float32),
         ((5, 7, 20), 3, 2, 1, torch.bfloat16),
         ((6, 6, 16), 2, None, 0, torch.float32),
         ((5, 5, 3), 3, 1, 1, torch.float32),

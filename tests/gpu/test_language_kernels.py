@@ -10,6 +10,7 @@ from sequence_zoo import GPT, LENGTH, TEXT, TOKENS
 
 from fedlada_mpi import models
 from fedlada_mpi.gpu import layer_kernels
+from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.models import Lora, layers, vocabulary
 from fedlada_mpi.rounds.gradients import StackedEngine
 from fedlada_mpi.support.user_code import Given
@@ -17,6 +18,8 @@ from fedlada_mpi.tasks.client_loss import ClientLoss
 from fedlada_mpi.tasks.next_token import NextToken
 
 TYPES = (torch.float32, torch.bfloat16)
+REPEATED = (layer_kernels,) if CUDA else ()  # for the same bits again, which the interpreter cannot but give
+TRAINED = ["", "table and bias", *(["table", "bias"] if CUDA else [])]
 
 
 @kernels_run
@@ -43,7 +46,7 @@ def test_cross_entropy_of_tokens(words, width, biased, dtype):
 
 
 @kernels_run
-@pytest.mark.parametrize("trained", ["", "table", "bias", "table and bias"])
+@pytest.mark.parametrize("trained", TRAINED)
 def test_a_last_layer_as_plain_code_has_it(monkeypatch, trained):
     clients, words, tables = 3, 11, vocabulary.PaddedTables()
     monkeypatch.setattr(vocabulary, "KERNEL_BLOCK_BYTES", 64 * 4 * 7)  # several blocks
@@ -52,14 +55,14 @@ def test_a_last_layer_as_plain_code_has_it(monkeypatch, trained):
     targets = torch.randint(0, words, (clients, 2, 5), device=DEVICE)
     weight = torch.rand(clients, 2, 5, device=DEVICE) * (torch.arange(5, device=DEVICE) < 4)
     found = []
-    for kernels in (None, layer_kernels, layer_kernels):
+    for kernels in (None, layer_kernels, *REPEATED):
         wanted = (True, "table" in trained, "bias" in trained)
         leaves = [v.clone().requires_grad_(w) for v, w in zip((hidden, table, bias), wanted, strict=True)]
         losses = vocabulary.backward(*leaves, targets, weight, kernels, tables)
         found.append((losses, *(leaf.grad for leaf in leaves if leaf.requires_grad)))
-    for expected, mine, again in zip(*found, strict=True):
+    for expected, mine, *again in zip(*found, strict=True):
         agree(mine, expected)
-        assert torch.equal(mine, again)
+        assert all(torch.equal(mine, other) for other in again)
 
 
 @kernels_run
@@ -84,6 +87,34 @@ def test_norm_of_a_sum(shape, added, affine, dtype):
 
 
 @kernels_run
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(("shape", "biased"), [((2, 5, 3, 24), True), ((2, 9, 1100), False)])
+def test_trained_norm_of_a_sum(shape, biased, dtype):
+    clients, *_, width = shape
+    x, other, dtotal, dout = (random(*shape, dtype=dtype) for _ in range(4))
+    gamma, beta = (random(clients, width + 40, dtype=dtype)[:, :width] for _ in range(2))  # as in a layout
+    if not biased:
+        beta = torch.zeros(1, width, dtype=dtype, device=DEVICE).expand(clients, width)
+    total, out, mean, rstd = layer_kernels.added_norm(x, other, gamma, beta, 1e-5)
+    agree(total, x + other)
+    wide = [value.double().requires_grad_() for value in (total, gamma, beta)]
+    rows = wide[0].view(clients, -1, width)
+    exact = F.layer_norm(rows, (width,)) * wide[1].unsqueeze(1) + wide[2].unsqueeze(1)
+    agree(out, exact.detach().view(shape), dtype)
+    (exact.view(shape) * dout.double() + wide[0] * dtotal.double()).sum().backward()
+    found = []
+    for _ in range(2 if CUDA else 1):
+        grads, side_stream = torch.zeros(2, clients, width, dtype=dtype, device=DEVICE), SideStream(DEVICE)
+        given = (*grads,) if biased else (grads[0], None)
+        dx = layer_kernels.row_norm_backward(dout, dtotal, total, gamma, mean, rstd, *given, side_stream)
+        side_stream.join()
+        found.append((dx, *grads))
+    for mine, right in zip(found[0][: 2 + biased], (value.grad for value in wide), strict=False):
+        agree(mine, right, dtype)
+    assert all(torch.equal(a, b) for a, b in zip(found[0], found[-1], strict=True))
+
+
+@kernels_run
 @pytest.mark.parametrize("dtype", TYPES if CUDA else TYPES[:1])  # the interpreter has no products of bfloat16
 @pytest.mark.parametrize(
     ("width", "ranks", "name"), [(200, (8, 8), "gelu_tanh"), (24, (3, 17), "silu"), (128, (16, 1), "gelu")]
@@ -105,22 +136,22 @@ def test_activation_between_adapted_layers(width, ranks, name, dtype):
 
 
 @kernels_run
-@pytest.mark.parametrize("fixed_a", [False, True])
-def test_adapters_on_a_frozen_base(fixed_a):
-    """Gradients of a transformer's, as its layers call the kernels."""
+@pytest.mark.parametrize("lora", [Lora(2), Lora(2, fixed_a=True), None])
+def test_a_transformer_and_its_adapters(lora):
+    """Gradients of all of it, or of adapters on a frozen base, as its layers call the kernels."""
     torch.manual_seed(0)
-    network = models.build(Given(GPT(depth=1)), (LENGTH, TOKENS), TEXT, lora=Lora(2, fixed_a=fixed_a))
+    network = models.build(Given(GPT(depth=1)), (LENGTH, TOKENS), TEXT, lora=lora)
     values = (network.initial() + 0.1 * torch.randn(2, network.layout.size)).to(DEVICE)
     tokens = torch.randint(0, TOKENS, (2, 2, LENGTH), device=DEVICE)
     weight, keys, found = torch.full((2, 2), 0.5, device=DEVICE), torch.arange(2, device=DEVICE), []
-    for kernels in (None, layer_kernels, layer_kernels):
+    for kernels in (None, layer_kernels, *REPEATED):
         engine = StackedEngine(network, kernels, DEVICE, ClientLoss(NextToken(TEXT)))
         grads = torch.zeros_like(values)
         found.append((engine.gradients(values, grads, tokens, tokens, weight, keys), grads))
-    (expected, gradient), mine, again = found
+    (expected, gradient), mine, *again = found
     agree(mine[0], expected)
     assert (mine[1] - gradient).norm() < 1e-5 * gradient.norm()
-    assert all(map(torch.equal, mine, again))
+    assert all(torch.equal(a, b) for other in again for a, b in zip(mine, other, strict=True))
 
 
 def test_a_frozen_table_is_padded_once():

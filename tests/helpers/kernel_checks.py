@@ -3,16 +3,36 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
 import torch
 
 from fedlada_mpi.gpu import layer_kernels
+from fedlada_mpi.gpu.triton_support import triton
 
 CUDA = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 DEVICE = "cuda" if CUDA else "cpu"
 
 kernels_run = pytest.mark.skipif(not layer_kernels.available(), reason="neither a CUDA device nor Triton's interpreter")
+
+
+def prepare_language_once() -> None:
+    """Triton's interpreter exchanges all operations of the language at every call of a function by a kernel, though
+    the launch has done so: most of its time. Here once for each module of such functions."""
+    prepared = set[str]()
+
+    def call(function: Any, *arguments: Any, **options: Any) -> Any:
+        if function.fn.__module__ not in prepared:
+            prepared.add(function.fn.__module__)
+            triton.runtime.interpreter._patch_lang(function.fn)
+        return function.rewrite()(*arguments, **options)
+
+    triton.runtime.interpreter.InterpretedFunction.__call__ = call
+
+
+if os.environ.get("TRITON_INTERPRET") == "1" and triton is not None:
+    prepare_language_once()
 
 
 @pytest.fixture(autouse=True)

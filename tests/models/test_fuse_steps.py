@@ -1,4 +1,4 @@
-"""Activations that become part of the norm before them."""
+"""Activations that become part of the norm before them, and sums that become part of the norm behind them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from stacked_checks import check_stacked
 from torch import nn
 
+from fedlada_mpi.models import added_norm
 from fedlada_mpi.tasks import About, Array
 
 
@@ -51,3 +52,27 @@ def test_relu6_of_a_norm_and_its_residual():
 
     torch.manual_seed(0)
     check_stacked(Residual(nn.ReLU6()), About(Array("float32", (4, 5, 6))))
+
+
+class Sums(nn.Module):
+    """A sum that is used besides its norm, and one that is not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = nn.LayerNorm(6), nn.LayerNorm(6, bias=False), nn.LayerNorm(6)
+
+    def forward(self, x):
+        y = self.first(x)
+        total = x + y
+        return self.third(self.second(total) + total * y)
+
+
+def test_a_sum_and_its_trained_norm_are_one_step(monkeypatch):
+    met, step = [], added_norm.added_trained
+    monkeypatch.setattr(added_norm, "added_trained", lambda *given: met.append(True) or step(*given))
+    torch.manual_seed(0)
+    network = check_stacked(Sums(), About(Array("float32", (5, 6))))
+    assert met
+    met.clear()
+    network.forward(network.stack(network.initial().expand(2, -1)), torch.randn(2, 3, 5, 6))
+    assert len(met) == 2

@@ -20,6 +20,7 @@ from fedlada_mpi import models
 from fedlada_mpi.models.agreement import disagreement
 from fedlada_mpi.models.form import Form
 from fedlada_mpi.models.tracing import Graph, _own_gradients_refused, described, operation
+from fedlada_mpi.rounds import gradients as of_engines
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine, different_gradient
 
 # Nothing here depends on the ranks, and four at once would only wait for each other's cores.
@@ -150,14 +151,31 @@ def test_a_wrong_translation_is_found(build):
     assert "not that of the module" in disagreement(network)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("wrong", [False, True])
-def test_other_gradients_of_kernels_are_found(build, wrong):
+def test_other_gradients_of_kernels_are_found(build, wrong, dtype):
     """Before a run, those of compiled kernels are compared; here by an engine with an error put in."""
     network = build("vgg11")
     engine, reference = StackedEngine(network), StackedEngine(network)
     if wrong:
         engine._stack = lambda values, grads: faulty(StackedEngine._stack(engine, values, grads))
-    assert different_gradient(engine, reference) == ("0.bias" if wrong else "")
+    assert different_gradient(engine, reference, dtype) == ("0.bias" if wrong else "")
+
+
+@pytest.mark.parametrize(("rounded", "types"), [("", 1), ("0.bias", 2), (RuntimeError("no such operation"), 2)])
+@pytest.mark.parametrize("right", ["", "0.bias"])
+def test_float32_decides_where_a_narrower_type_does_not(monkeypatch, rounded, types, right):
+    tried = []
+
+    def stand_in(engine, reference, dtype=torch.float32):
+        tried.append(dtype)
+        if dtype == torch.bfloat16 and isinstance(rounded, Exception):
+            raise rounded
+        return rounded if dtype == torch.bfloat16 else right
+
+    monkeypatch.setattr(of_engines, "different_gradient", stand_in)
+    assert of_engines._tried(None, None, torch.bfloat16) == ("" if rounded == "" else right)
+    assert tried == [torch.bfloat16, torch.float32][:types]
 
 
 def faulty(stack):
