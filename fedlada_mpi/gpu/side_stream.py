@@ -10,8 +10,8 @@ from torch import Tensor
 
 MAX_PENDING = 4  # pieces of work under way at a time, on a stream
 # Small products leave most of a GPU idle, and gradients of parameters take longer, one after another, than those of
-# activations, on which they wait. So they have several streams; STREAMS = 1: one for all.
-STREAMS = 3
+# activations, on which they wait. So they may have several streams; one for all until a measurement shows a gain.
+STREAMS = 1
 SMALL = 4_000_000_000  # multiply-adds of a forward pass of all clients
 
 

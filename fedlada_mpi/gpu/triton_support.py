@@ -25,8 +25,8 @@ except ImportError:  # also of an older Triton
     gdc_wait = None
 
 # A kernel is launched while the one before it ends (programmatic dependent launch, from compute capability 9 on), and
-# waits for its results by itself: saves the GPU's time between two kernels.
-OVERLAPPED_LAUNCHES = True
+# waits for its results by itself: saves the GPU's time between two kernels. Off, as no measurement shows what it gains.
+OVERLAPPED_LAUNCHES = False
 CAN_AWAIT = OVERLAPPED_LAUNCHES and gdc_wait is not None and os.environ.get("TRITON_INTERPRET") != "1"
 
 
