@@ -50,6 +50,7 @@ def main(monkeypatch):
 @pytest.mark.parametrize(("work", "streams"), [(1, 3), (side_stream.SMALL, 3), (side_stream.SMALL + 1, 1)])
 def test_pieces_of_small_steps_take_turns(main, monkeypatch, work, streams):
     monkeypatch.setattr(side_stream, "MAX_PENDING", 2)
+    monkeypatch.setattr(side_stream, "STREAMS", 3)
     side = SideStream("cuda")
     side.divide(work)
     held = []
