@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 
 from fedlada_mpi import algorithms, bench, models
 from fedlada_mpi.algorithms import resolve
-from fedlada_mpi.gpu import chacha_kernels, digest_kernels, dropout_kernels, layer_kernels
+from fedlada_mpi.gpu import chacha_kernels, digest_kernels, dropout_kernels, layer_kernels, triton_support
 from fedlada_mpi.models import Lora, by_autograd, layers
 from fedlada_mpi.models.recurrent import recurrent
 from fedlada_mpi.models.sequences import GPT
@@ -59,7 +59,8 @@ def compile_launches() -> set[str]:
             paths.add(path)
             built = run(self, *arguments, grid=grid, warmup=True, **options)
             assert built.asm["cubin"], self.__name__
-            assert "griddepcontrol.wait" in built.asm["ptx"], f"{self.__name__} does not begin with await_inputs()"
+            waits = "griddepcontrol.wait" in built.asm["ptx"]
+            assert waits == triton_support.CAN_AWAIT, f"{self.__name__} does not begin with await_inputs()"
 
     JITFunction.run = build
     return met
