@@ -76,6 +76,10 @@ def tune(
     say = (lambda _: None) if quiet else print
     search = Search(loaded, running.at_once(parallel, launcher, ranks, quiet), accept_changed_code, say)
     status = search.run()
+    if status == 1:
+        raise UserError(
+            "runs were made with other code than now: accept_changed_code=True keeps them, another out= not"
+        )
     if status not in (0, DIVERGED):
         raise KeyboardInterrupt(f"the search was stopped with status {status}: the same call goes on")
     state, page = _finish(search)

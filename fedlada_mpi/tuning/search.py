@@ -201,7 +201,10 @@ class Search:
         """What the stage at work is."""
         at, runs, left = state.stage, len(state.stages[-1]), len(state.todo())
         if at == len(self.plan.rungs):
-            what = f"the winner{'s' * (len(state.winners) != 1)} with {len(self.plan.seeds)} seeds, then the test set"
+            seeds = len(self.plan.seeds)
+            what = (
+                f"the winner{'s' * (len(state.winners) != 1)} with {seeds} seed{'s' * (seeds != 1)}, then the test set"
+            )
         else:
             rung = self.plan.rungs[at]
             each = " of each method" * (len(self.plan.methods) > 1)
