@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from limits import LIMIT
 from repository import ROOT
+
+from data_prep import PrepareSettings, prepare
 
 PACKAGE = ROOT / "fedlada_mpi"
 # What mpi4py calls the functions in which ranks meet.
@@ -72,13 +75,15 @@ SELDOM_NEEDED = (
 
 
 def test_a_run_imports_what_it_needs(tmp_path):
+    prepare(PrepareSettings(dataset="digits", out=str(tmp_path / "data/digits")))  # which draws a picture, unlike a run
     code = (
         "import sys, torch; before = {*sys.modules}; from fedlada_mpi import run; "
-        "assert run.main(['--rounds', '1', '--out', sys.argv[1]]) == 0; "
-        "print('imported:', *({*sys.argv[2:]} & {*sys.modules} - before))"
+        "assert run.main(['--rounds', '1', '--data-dir', 'data', '--out', 'run']) == 0; "
+        "print('imported:', *({*sys.argv[1:]} & {*sys.modules} - before))"
     )
-    command = [sys.executable, "-c", code, str(tmp_path / "run"), *SELDOM_NEEDED]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
+    command = [sys.executable, "-c", code, *SELDOM_NEEDED]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT)
     assert done.stdout.splitlines()[-1:] == ["imported:"], done.stdout + done.stderr
 
 
