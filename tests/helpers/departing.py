@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -27,7 +28,7 @@ PLACES = {
     "bcast": ("fedlada_mpi.mpi.transport", "Transport.bcast"),
     "evaluate": ("fedlada_mpi.rounds.silo", "Silo.report"),
     "record": ("fedlada_mpi.rundir.metrics", "Recorder.add"),
-    "checkpoint": ("fedlada_mpi.rundir.checkpoint", "save"),
+    "checkpoint": ("fedlada_mpi.rounds.silo", "Silo.save"),
     "file": ("fedlada_mpi.rundir.checkpoint", "write_vectors"),
     "results": ("fedlada_mpi.rundir.results", "write"),
     "defect": ("fedlada_mpi.rounds.trainer", "Trainer._train"),
@@ -63,7 +64,8 @@ def arm(place: str, number: int, delay: float | str | None) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             if delay < 0:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            if threading.current_thread() is threading.main_thread():  # files of checkpoints are written by another
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.setitimer(signal.ITIMER_REAL, delay)  # ends the process wherever it is then, also inside MPI
         return original(*arguments, **options)
 
