@@ -117,7 +117,7 @@ def test_moved_environment_is_refused(tmp_path):
 def test_environment_for_mpirun_keeps_what_the_user_set(tmp_path):
     (tmp_path / "bin").mkdir()
     stub(tmp_path / "bin" / "mpirun", "")
-    text = f". {ROOT}/jobs/common.sh && use_bundled_mpi && env"
+    text = f". {ROOT}/jobs/common.sh && use_mpi && env"
     env = {"PATH": os.environ["PATH"], "FEDLADA_VENV": str(tmp_path), "OMPI_MCA_mpi_yield_when_idle": "0"}
     shown = subprocess.run(
         ["bash", "-c", text], env=env, capture_output=True, text=True, check=True
