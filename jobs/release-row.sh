@@ -24,7 +24,9 @@ debian_mpi() {
     library=$(find -L /usr/lib/*-linux-gnu -maxdepth 1 -name "$pattern" | sort -V | tail -n 1)
     [ -n "$library" ] || die "no library of $name"
     mkdir -p "$ROW/mpi/bin"
-    ln -sf "$(command -v "mpirun.$name")" "$ROW/mpi/bin/mpirun"
+    # Not a link: MPICH's mpirun looks for its other programs where it was called.
+    printf '#!/bin/sh\nexec %s "$@"\n' "$(command -v "mpirun.$name")" >"$ROW/mpi/bin/mpirun"
+    chmod +x "$ROW/mpi/bin/mpirun"
     if [ "$name" = mpich ]; then
         ln -sf "$library" "$ROW/mpi/libmpi.so.12"
         export LD_LIBRARY_PATH=$ROW/mpi
