@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from .. import settings
-from ..settings import SETTINGS, Config, Resolved, Setting, coerce, own_settings
+from ..settings import SETTINGS, Config, Resolved, Setting, coerce
 from ..support.errors import UserError
 from ..support.suggestions import did_you_mean
 from ..support.user_code import load_object, users_code
@@ -51,7 +51,7 @@ def built_in_hypers() -> dict[str, Setting]:
 def recorded_hypers(name: str, record: Mapping[str, Any]) -> dict[str, Any]:
     """A method's own settings in the record of a run, without running a user's code."""
     if name in _built_in():
-        settings, record = _built_in()[name].hypers, own_settings(record)
+        settings = _built_in()[name].hypers
         return {key: coerce(setting, record.get(key, setting.default)) for key, setting in settings.items()}
     return {key: v for key, v in record.items() if key not in SETTINGS and isinstance(v, (bool, int, float, str))}
 

@@ -1,7 +1,7 @@
 """Records of version 0.1.0, in which every run has the settings of all methods, whether its own read them or not.
 
 Some of these names have a meaning for other methods since: 0.1.0 wrote FedAdam's ``eps`` for FedLADA, too, which has
-one of its own now.
+one of its own now. And its model ``lenet`` is ``lenet3`` since.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def is_of_0_1(record: Mapping[str, Any]) -> bool:
 
 
 def own_settings(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those that the run's method did not read."""
+    """The settings by today's names, without those that the run's method did not read."""
     read = _READ.get(str(record.get("algorithm")))
     if read is None or not is_of_0_1(record):
         return dict(record)
-    return {name: value for name, value in record.items() if name not in _OF_ALL - read}
+    own = {name: value for name, value in record.items() if name not in _OF_ALL - read}
+    return own | ({"model": "lenet3"} if own.get("model") == "lenet" else {})

@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from fedlada_mpi import load, models
-from fedlada_mpi.algorithms import recorded_hypers
+from fedlada_mpi.algorithms import built_in_hypers
 from fedlada_mpi.analysis.load import read_all
 from fedlada_mpi.run import main
-from fedlada_mpi.settings import own_settings
+from fedlada_mpi.settings import SETTINGS, own_settings
 from fedlada_mpi.support.inputs import read_json
 
 
@@ -69,10 +69,14 @@ def test_records_have_the_settings_that_the_method_read(written):
     assert (record["eps"], record["mu"]) == (0.01, 0.1), "of FedAdam and FedProx"
     own = own_settings(record)
     assert record.keys() - own.keys() == {"eps", "mu"}
-    hypers = recorded_hypers("fedlada", record)
-    assert (hypers["eps"], hypers["alpha"], hypers["eps_v"]) == (0.0, 0.1, 1e-8)
+    assert own_settings({**record, "model": "lenet"})["model"] == "lenet3"
     later = {**record, "task": "classification"}
     assert own_settings(later) == later
+
+
+def test_no_setting_has_another_name(written):
+    record = read_json(written / "fedlada/config.json")
+    assert record.keys() <= SETTINGS.keys() | built_in_hypers().keys()
 
 
 def test_the_report_reads_records(written):
