@@ -122,9 +122,10 @@ while IFS= read -r line; do outside+=("$line"); done < <(env | grep -E '^(PIP_[A
 in_root() {
     local lower=$1 folder=$2
     shift 2
-    mkdir -p -m 1777 "$folder/tmp"
+    mkdir -p "$folder/tmp"
+    chmod 1777 "$folder/tmp"
     # shellcheck disable=SC2016
-    unshare --mount --pid --ipc --fork --kill-child bash -euc '
+    timeout -k 20 "$limit" unshare --mount --pid --ipc --fork --kill-child bash -euc '
         lower=$1 folder=$2 pip=$3
         shift 3
         # Not on the disk of the folder itself, where that is an overlay already, as in containers.
@@ -179,11 +180,11 @@ copy_clone() {
     fi
 }
 
-value() { sed -n "s/^$1 //p" "$folder/result" 2>/dev/null | tail -n 1; }
+value() { if [ -e "$folder/result" ]; then sed -n "s/^$1 //p" "$folder/result" | tail -n 1; fi; }
 
 # run_row NAME WHERE PYTHON TORCH MPI: sets result, the row's line of the table.
 run_row() {
-    local name=$1 where=$2 version=$3 torch=$4 mpi=$5 program='' folder=$out/$1 place status=0 began=$SECONDS verdict
+    local name=$1 where=$2 version=$3 torch=$4 mpi=$5 program='' folder=$out/$1 place status=0 began=$SECONDS verdict step
     rm -rf "$folder" && mkdir -p "$folder/home"
     if [ "$where" = here ]; then
         if ! program=$(interpreter "$version"); then
@@ -208,17 +209,18 @@ run_row() {
         variables+=(PIP_CACHE_DIR=/srv)
         local lower=/
         [ "$where" = here ] || lower=$out/debian-$where/system
-        in_root "$lower" "$folder" env -i "${variables[@]}" timeout -k 20 "$limit" bash /mnt/clone/jobs/release-row.sh || status=$?
+        in_root "$lower" "$folder" env -i "${variables[@]}" bash /mnt/clone/jobs/release-row.sh || status=$?
     else
         variables+=(PIP_CACHE_DIR="$out/pip" FEDLADA_APT=0)
         env -i "${variables[@]}" timeout -k 20 "$limit" bash "$folder/clone/jobs/release-row.sh" || status=$?
     fi </dev/null >"$out/$name.log" 2>&1
+    step=$(value step)
     case $status in
         0) verdict=passed ;;
         124 | 137) verdict="FAILED: stopped after $limit s ($name.log)" failed=1 ;;
-        *) verdict="FAILED: $(value step) ($name.log)" failed=1 ;;
+        *) verdict="FAILED: ${step:-its start} ($name.log)" failed=1 ;;
     esac
-    result=$(line "$(value python)${where/#here/}" "$(value torch)" "$(value mpi)" "$(value install)" "$(value quickstart)" "$(value tests)" \
+    result=$(line "$(value python)$([ "$where" = here ] || printf ' %s' "$where")" "$(value torch)" "$(value mpi)" "$(value install)" "$(value quickstart)" "$(value tests)" \
         "$((SECONDS - began))" "$verdict")
     [ -n "$keep" ] || rm -rf "$folder"
 }
