@@ -162,7 +162,9 @@ debian() {
     in_root / "$folder" env -i "${outside[@]}" bash -euc '
         export DEBIAN_FRONTEND=noninteractive
         apt-get -qq update && apt-get -qq install -y --no-install-recommends debootstrap >/dev/null
-        debootstrap --variant=minbase --include=python3,ca-certificates "$1" /mnt/system http://deb.debian.org/debian sid
+        # Suites that are newer than this debootstrap are made like sid.
+        [ -e "/usr/share/debootstrap/scripts/$1" ] || ln -s sid "/usr/share/debootstrap/scripts/$1"
+        debootstrap --variant=minbase --include=python3,ca-certificates "$1" /mnt/system
     ' - "$1" >"$out/debian-$1.log" 2>&1 || return 1
     rm -rf "$folder/overlay" "$folder/tmp"
     touch "$folder/made"
