@@ -182,12 +182,17 @@ copy_clone() {
     fi
 }
 
-value() { if [ -e "$folder/result" ]; then sed -n "s/^$1 //p" "$folder/result" | tail -n 1; fi; }
+# value NAME OTHERWISE: what the row has noted last.
+value() {
+    local noted=''
+    [ ! -e "$folder/result" ] || noted=$(sed -n "s/^$1 //p" "$folder/result" | tail -n 1)
+    printf '%s' "${noted:-${2:-}}"
+}
 
 # run_row NAME WHERE PYTHON TORCH MPI: sets result, the row's line of the table.
 run_row() {
     local name=$1 where=$2 version=$3 torch=$4 mpi=$5 program='' folder=$out/$1 place status=0 began=$SECONDS verdict step
-    rm -rf "$folder" && mkdir -p "$folder/home"
+    rm -rf "$folder"
     if [ "$where" = here ]; then
         if ! program=$(interpreter "$version"); then
             result=$(line "$version" "$torch" "$mpi" - - - - "not there: no Python $version on this machine")
@@ -201,6 +206,7 @@ run_row() {
         result=$(line "$version" "$torch" "$mpi" - - - - "not there: no mpirun.$mpi, and only root may install it for a row")
         return
     fi
+    mkdir -p "$folder/home"
     copy_clone "$folder/clone"
     place=$folder
     [ -z "$own_root" ] || place=/mnt
@@ -222,8 +228,9 @@ run_row() {
         124 | 137) verdict="FAILED: stopped after $limit s ($name.log)" failed=1 ;;
         *) verdict="FAILED: ${step:-its start} ($name.log)" failed=1 ;;
     esac
-    result=$(line "$(value python)$([ "$where" = here ] || printf ' %s' "$where")" "$(value torch)" "$(value mpi)" "$(value install)" "$(value quickstart)" "$(value tests)" \
-        "$((SECONDS - began))" "$verdict")
+    [ "$where" = here ] || where=" $where"
+    result=$(line "$(value python "$version")${where#here}" "$(value torch "$torch")" "$(value mpi "$mpi")" \
+        "$(value install)" "$(value quickstart)" "$(value tests)" "$((SECONDS - began))" "$verdict")
     [ -n "$keep" ] || rm -rf "$folder"
 }
 
