@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Both commands of the README from nothing, for one Python, torch and MPI after another; prints one table.
+# The README's quickstart and tests from nothing, for one Python, torch and MPI after another; prints one table.
 #
 #   bash jobs/release-check.sh                               every Python; the oldest torch; Debian's Open MPI and MPICH
 #   bash jobs/release-check.sh --python 3.11 --mpi bundled   only this one; lists with commas, and all combinations of them
@@ -7,7 +7,7 @@
 #   bash jobs/release-check.sh --list                        the rows, without running them
 #
 #   --torch newest|oldest|VERSION   oldest: the one that pyproject.toml names
-#   --tests quick|all               quick: what communicates, on 2 ranks too; all: bash jobs/test.sh
+#   --tests quick|all               quick: five files of tests, on 2 ranks too; all: the README's bash jobs/test.sh
 #   --out DIR                       logs and the table (logs/release-check)
 #   --keep                          leave the environments in DIR, 2 to 8 GB each; else one at a time is on the disk
 #   --limit SECONDS                 the most that a row may take (3600)
