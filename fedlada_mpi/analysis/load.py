@@ -218,6 +218,7 @@ def _settings(path: Path) -> tuple[dict[str, Any], Columns]:
         given = read_json(path)
         if not isinstance(given, dict):
             raise ValueError(f"got {type(given).__name__}, expected settings by name")
+        given = settings.own_settings(given)
         known = {n: settings.coerce(setting, given[n]) for n, setting in settings.SETTINGS.items() if n in given}
         known |= algorithms.recorded_hypers(known.get("algorithm", ""), given)
         columns = _named_for_people(recorded(given))

@@ -20,7 +20,7 @@ from .. import algorithms
 from ..rundir import client_values, metrics
 from ..rundir.files import to_json, write_atomically
 from ..rundir.results import SUMMARY
-from ..settings import CODE, COLUMNS, SETTINGS
+from ..settings import CODE, COLUMNS, SETTINGS, own_settings
 from ..support.errors import UserError, printable
 from ..support.inputs import check_path, read_json
 from . import load, usage
@@ -53,13 +53,13 @@ def pack(runs: Sequence[str | os.PathLike], out: str | os.PathLike, skip_broken:
 
 def _record(run: load.RecordedRun, out: Path, at_once: float | None) -> int:
     """Write the record of one run; returns its size in bytes."""
-    settings = read_json(run.path / "config.json")
+    settings = own_settings(read_json(run.path / "config.json"))
     try:
         summary = read_json(run.path / SUMMARY)
     except (OSError, ValueError):
         summary = None
     nodes = _nodes(summary)
-    # Version 0.1.0 wrote the settings of all methods, whose names mean other things for some of them since.
+    # Version 0.1.0 wrote the settings of all methods.
     known = {*SETTINGS, CODE, COLUMNS, *algorithms.recorded_hypers(settings.get("algorithm", ""), settings)}
     own = {n: _named(v) for n, v in settings.items() if n in known} | {"out": f"runs/{out.name}", "data_dir": ""}
     files: dict[str, str | bytes] = {"config.json": to_json(_anonymous(own, nodes), 2) + "\n"}

@@ -98,6 +98,7 @@ class PlannedRun:
             return []
         if not isinstance(record, dict):
             return []
+        record = settings.own_settings(record)
         now = {n: v for n, v in self._settings().items() if n in record and n not in self.given}
         differ = [f"{n} from {record[n]} to {v}" for n, v in now.items() if record[n] != v]
         return [*code_digest.changed(settings.as_code(record.get(settings.CODE)), self.code), *differ]

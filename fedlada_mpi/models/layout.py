@@ -9,6 +9,7 @@ that norms, sums and means are those of the model.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -153,6 +154,13 @@ class Layout:
             for place in places:
                 flat[place] = float(len(e.shape) > 1)
         return flat
+
+    @property
+    def order(self) -> str:
+        """A digest of where every number of every parameter is; "generic" in torch's own order, that engine's."""
+        if all(e.kernel is None for e in self.entries):
+            return "generic"
+        return hashlib.sha256(repr(self.entries).encode()).hexdigest()
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The live parameters in ``flat`` [..., live or more], stored shapes, sharing its memory."""

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..algorithms import Vectors
 from ..mpi import World
-from ..settings import CODE, DATASETS, Config, as_code, differences
+from ..settings import CODE, DATASETS, Config, as_code, differences, is_of_0_1, own_settings
 from ..support import disk
 from ..support.code_digest import changed
 from ..support.errors import UserError
@@ -41,6 +41,7 @@ KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
 # Attributes with the digests of the shards and of the model's constants; checkpoints of version 0.1 have none.
 DATA, MODEL = "data", "model"
+ORDER = "order_of_parameters"  # of the parameters in a vector; earlier versions did not write it
 # Of the run up to the checkpoint, next to the server's vectors; earlier versions wrote none.
 SEGMENTS = "run/segments"  # provenance.py
 RECORDS = "run/records"  # metrics.py
@@ -177,16 +178,18 @@ def latest(out: Path, config: Config) -> int:
         verify(path, files[path.name])
         with h5py.File(path) as file:
             saved, t = json.loads(file.attrs["config"]), int(file.attrs["round"])
-            digest = file.attrs.get(DATA)
+            digest, ordered = file.attrs.get(DATA), ORDER in file.attrs
         if not isinstance(saved, dict) or folder(out, t) != newest:
             raise ValueError(f"it is of round {t}, or has no settings")
     except DAMAGE as error:
         raise _damaged(path, error) from None
+    of_0_1, saved = is_of_0_1(saved), own_settings(saved)
     # Shards may have been moved: ``refuse_other_digests`` compares the data themselves.
     if digest and not {saved.get("dataset"), config.dataset} <= {*DATASETS}:
         saved.pop("dataset", None)
     refuse_other_settings(out, saved, config)
-    _refuse_other_layout(out, saved, config)
+    if ":" not in config.model or not (ordered or of_0_1):  # else the orders are compared
+        _refuse_other_layout(out, saved, config)
     return t
 
 
@@ -209,9 +212,9 @@ def verify(path: Path, expected: int | None) -> None:
 
 
 def _refuse_other_layout(out: Path, saved: dict[str, Any], config: Config) -> None:
-    """Raise if the other engine wrote the checkpoint: it orders the parameters of a built-in model differently."""
+    """Raise if the other engine wrote the checkpoint: it orders the parameters differently."""
     before = saved.get("engine", config.engine)
-    if ":" not in config.model and "generic" in (before, config.engine) and before != config.engine:
+    if "generic" in (before, config.engine) and before != config.engine:
         raise UserError(
             f"--engine: got {config.engine}, but {out} was started with --engine {before}, which stores parameters in "
             f"another order: use --engine {before}, or another --out"
@@ -285,7 +288,8 @@ def refuse_other_digests(out: Path, t: int, digests: dict[str, str], directory: 
     try:
         with h5py.File(path) as file:
             saved = {name: str(file.attrs.get(name, "")) for name in digests}
-    except OSError as error:
+            record = json.loads(file.attrs["config"])
+    except DAMAGE as error:
         raise _damaged(path, error) from None
     if saved[DATA] and saved[DATA] != digests[DATA]:
         raise UserError(
@@ -297,6 +301,11 @@ def refuse_other_digests(out: Path, t: int, digests: dict[str, str], directory: 
             f"--resume: {out} was started with a model of other frozen parameters, buffers or shapes: use the code and "
             "the --init of that model, or another --out"
         )
+    # Version 0.1.0 trained models of users' own on the generic engine alone.
+    before = saved.get(ORDER) or ("generic" if is_of_0_1(record) and ":" in str(record.get("model")) else "")
+    if before and before != digests.get(ORDER, before):
+        engine = "--engine generic" if before == "generic" else "--engine auto and the torch that it was started with"
+        raise UserError(f"--resume: {out} has the model's parameters in another order: use {engine}, or another --out")
 
 
 def load(out: Path, t: int, s: Vectors, state: State, clients: set[int], world: World) -> None:

@@ -114,6 +114,7 @@ class Session:
         work = 0 if trains_alone(config) else self.network.work * self._images_per_step()
         limit_threads(world, self.device, work, threads)
         self.digests = {checkpoint.DATA: self.manifest.digest, checkpoint.MODEL: self.network.digest()}
+        self.digests |= {checkpoint.ORDER: self.network.layout.order}
         self.digests |= {RUN: self.data.run_id} if self.data.run_id else {}
         if ":" in config.model or config.lora:
             self._refuse_different_models()

@@ -6,6 +6,7 @@ from fedlada_mpi.algorithms import resolve          the settings of a run, with 
 
 from .checks import check_value, norm_groups, trimmed
 from .configurable import Configurable
+from .earlier import is_of_0_1, own_settings
 from .fields import DATASETS, MOST, SETTINGS, SHIPPED, TASKS, Config, Setting, coerce, flag, grouped, hyper
 from .files import CODE, COLUMNS, as_code, differences, dumps, fixes_result, is_record, load, recorded_code
 from .options import Parser, add_arguments
@@ -37,9 +38,11 @@ __all__ = [
     "flag",
     "grouped",
     "hyper",
+    "is_of_0_1",
     "is_record",
     "load",
     "norm_groups",
+    "own_settings",
     "not_in_paper",
     "recorded_code",
     "resolve",

@@ -11,6 +11,7 @@ from typing import Any
 from ..support.code_digest import Code
 from ..support.errors import UserError
 from ..support.inputs import check_path, read_json, read_toml, reason
+from .earlier import own_settings
 from .fields import SETTINGS, Config, shown
 
 CODE, COLUMNS = "code", "columns"  # in a record, next to the settings
@@ -32,7 +33,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         raise UserError(f"--config: {path} is not valid {path.suffix[1:].upper() or 'TOML'}: {error}") from None
     if not isinstance(data, dict):
         raise UserError(f"--config: {path} holds {type(data).__name__}, expected one table of settings")
-    return {name: value for name, value in data.items() if name not in (CODE, COLUMNS)} if is_record(path) else data
+    if not is_record(path):
+        return data
+    return own_settings({name: value for name, value in data.items() if name not in (CODE, COLUMNS)})
 
 
 def is_record(path: str | os.PathLike[str]) -> bool:

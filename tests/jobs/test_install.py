@@ -21,18 +21,26 @@ PACKAGES = ("fedlada_mpi", "data_prep")
 COMMANDS = {f"fedlada-{name}" for name in ("run", "grid", "bench", "doctor", "report", "prep", "predict")}
 
 
-@pytest.fixture(scope="session")
-def wheel(tmp_path_factory) -> zipfile.ZipFile:
-    # Built from a copy, because setuptools leaves its working files in the source tree.
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+def sources(folder: Path) -> Path:
+    """A copy to build from, because setuptools leaves its working files in the source tree."""
     for name in PACKAGES:
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def built(source: Path, out: Path) -> zipfile.ZipFile:
+    """The wheel of a folder, or of an sdist."""
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run([*command, "-w", str(out), str(source)], capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     return zipfile.ZipFile(next(out.glob("fedlada_mpi-*.whl")))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory) -> zipfile.ZipFile:
+    return built(sources(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("wheel"))
 
 
 def test_wheel_holds_every_file_of_the_packages(wheel):
@@ -68,6 +76,30 @@ def test_wheel_has_the_commands(wheel):
     assert set(commands) == COMMANDS
     for command, function in commands.items():
         assert callable(EntryPoint(command, function, "console_scripts").load()), command
+
+
+@pytest.mark.slow
+def test_an_sdist_installs_and_runs(wheel, tmp_path):
+    """In a folder of its own, with what is installed here in place of downloads, from yet another folder."""
+    code = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+    source, out, target = sources(tmp_path / "source"), tmp_path / "out", tmp_path / "installed"
+    done = subprocess.run([sys.executable, "-c", code, out], cwd=source, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    of_sdist = built(out / done.stdout.splitlines()[-1], out)
+    assert sorted(of_sdist.namelist()) == sorted(wheel.namelist())
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(target)]
+    subprocess.run([*pip, str(of_sdist.filename)], check=True, timeout=LIMIT)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PRTE_", "PMI"))}
+    env = {**clean, "PYTHONPATH": str(target)}
+    run = [sys.executable, "-m", "fedlada_mpi.run", "--dataset", "digits", "--rounds", "2"]
+    done = subprocess.run(run, cwd=elsewhere, env=env, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    assert (elsewhere / "runs/digits-fedlada-seed0/model.pt").is_file()
+    where = "import fedlada_mpi, data_prep; print(fedlada_mpi.__file__, data_prep.__file__)"
+    done = subprocess.run([sys.executable, "-c", where], cwd=elsewhere, env=env, capture_output=True, text=True)
+    assert all(Path(path).is_relative_to(target) for path in done.stdout.split())
 
 
 def script(name: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -117,7 +149,7 @@ def test_moved_environment_is_refused(tmp_path):
 def test_environment_for_mpirun_keeps_what_the_user_set(tmp_path):
     (tmp_path / "bin").mkdir()
     stub(tmp_path / "bin" / "mpirun", "")
-    text = f". {ROOT}/jobs/common.sh && use_bundled_mpi && env"
+    text = f". {ROOT}/jobs/common.sh && use_mpi && env"
     env = {"PATH": os.environ["PATH"], "FEDLADA_VENV": str(tmp_path), "OMPI_MCA_mpi_yield_when_idle": "0"}
     shown = subprocess.run(
         ["bash", "-c", text], env=env, capture_output=True, text=True, check=True

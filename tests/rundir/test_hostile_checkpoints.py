@@ -113,5 +113,14 @@ def test_the_other_engine_orders_parameters_otherwise(world, original, tmp_path)
         "order: use --engine auto, or another --out"
     )
     s = Vectors(x=torch.zeros(5))
-    save_checkpoint(world, tmp_path, 3, Config(engine="generic", model="own:model"), s, {})
-    assert checkpoint.latest(tmp_path, Config(engine="auto", model="own:model")) == 3
+    generic, auto = (Config(engine=engine, model="own:model") for engine in ("generic", "auto"))
+    save_checkpoint(world, tmp_path, 3, generic, s, {})
+    with pytest.raises(UserError, match="use --engine generic"):
+        checkpoint.latest(tmp_path, auto)
+    # A model that cannot be traced has one order on both.
+    save_checkpoint(world, tmp_path, 4, generic, s, {}, {checkpoint.ORDER: "generic"})
+    assert checkpoint.latest(tmp_path, auto) == 4
+    digests = {checkpoint.DATA: "", checkpoint.MODEL: "", checkpoint.ORDER: "generic"}
+    checkpoint.refuse_other_digests(tmp_path, 4, digests, tmp_path)
+    with pytest.raises(UserError, match="in another order: use --engine generic, or another --out"):
+        checkpoint.refuse_other_digests(tmp_path, 4, {**digests, checkpoint.ORDER: "3f0c"}, tmp_path)
