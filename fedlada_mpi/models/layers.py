@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from ..gpu.side_stream import SideStream
 from ..support.randomness import Draws
 from .cells import CellKernels
-from .columns import Window, col2im, im2col
+from .columns import ColumnBuffers, Window, col2im, im2col
 from .layout import Layout
 
 
@@ -124,7 +124,8 @@ class Stack:
         self.training = grads is not None
         self.draws: Draws | None = None  # the random numbers of a step, where layers draw some
         self.kernels = kernels
-        self.steps: LayerSteps = kernels or _Plain()
+        repeats = grads is not None and not self.on_gpu
+        self.steps: LayerSteps = kernels or (_Buffered() if repeats else _Plain())
         self.side_stream = side_stream or SideStream(values.device)
         # Ties layers whose input needs no gradient into the backward pass.
         self.anchor = torch.zeros((), dtype=values.dtype, device=values.device, requires_grad=grads is not None)
@@ -186,6 +187,9 @@ def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
     else:
         torch.bmm(a.mT, b, out=target)
 
+
+# On a CPU, maps of up to this many bytes have buffers: of larger ones, the arithmetic takes far longer than the views.
+BUFFERED = 1 << 20
 
 # On a CPU, columns of more bytes per client than this cost more than the library's convolution, client by client.
 LARGE = 1 << 21
@@ -511,6 +515,28 @@ class _Plain:
     scale = staticmethod(scale_channels)
     group_norm = staticmethod(group_norm)
     group_norm_backward = staticmethod(group_norm_backward)
+
+
+class _Buffered(_Plain):
+    """The steps on a CPU that come again and again, with buffers for small maps."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[Window, torch.Size], ColumnBuffers] = {}
+
+    def im2col(self, x: Tensor, window: Window, width: int) -> Tensor:  # type: ignore[override]
+        if window.pointwise or x.nbytes > BUFFERED:
+            return im2col(x, window, width)
+        return self._of(window, x.shape, x).im2col(x, width)
+
+    def col2im(self, cols: Tensor, window: Window, shape: torch.Size) -> Tensor:  # type: ignore[override]
+        if window.pointwise or shape.numel() * cols.element_size() > BUFFERED or not cols.is_contiguous():
+            return col2im(cols, window, shape)
+        return self._of(window, shape, cols).col2im(cols)
+
+    def _of(self, window: Window, shape: torch.Size, like: Tensor) -> ColumnBuffers:
+        if (window, shape) not in self.buffers:
+            self.buffers[window, shape] = ColumnBuffers(window, shape, like)
+        return self.buffers[window, shape]
 
 
 # Those that kernels compute together with the bias before them.
