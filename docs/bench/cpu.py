@@ -26,7 +26,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from mpi4py import MPI
-from torch import Tensor
 
 from fedlada_mpi import Data
 from fedlada_mpi.mpi import World
@@ -195,7 +194,7 @@ def row(name: str, seconds: np.ndarray) -> str:
 
 
 HEADER = (
-    "             ranks |  run: median, shortest   loop: median, shortest, times the run's | the same of the processors "
+    "             ranks |  run: median, shortest   loop: median, shortest, times the run's | the same of processors "
     "| median of the ratios"
 )
 

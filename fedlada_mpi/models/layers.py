@@ -9,9 +9,9 @@ the specification of the GPU kernels in ``gpu/layer_kernels.py``, which replace 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,8 @@ from ..support.randomness import Draws
 from .cells import CellKernels
 from .columns import ColumnBuffers, Window, col2im, im2col
 from .layout import Layout
+
+Pool: TypeAlias = tuple[int, int, int]  # kernel, stride and padding, the same for rows and columns
 
 
 class LayerSteps(Protocol):
@@ -222,53 +224,121 @@ def torch_kernel(weight: Tensor, window: Window, channels: int) -> Tensor:
     return used.view(len(used), height, width, channels, -1).permute(0, 4, 3, 1, 2)
 
 
-class _LibraryConvolution(torch.autograd.Function):
-    """A convolution by torch's own, for every client in turn."""
+class _Library:
+    """A convolution by torch's own, of one client after another."""
 
+    def __init__(self, x: Tensor, weight: Tensor, window: Window, groups: int):
+        self.x, self.weight, self.window, self.groups = x, weight, window, groups
+
+    def _kernel(self, c: int) -> Tensor:
+        return torch_kernel(self.weight[c], self.window, self.x.shape[-1] // self.groups).flatten(0, 1)
+
+    def outputs(self, c: int, bias: Tensor | None) -> Tensor:
+        """[N, channels, rows, columns], channels last in memory."""
+        window, b = self.window, None if bias is None else bias[c]
+        steps = (window.stride, window.padding, window.dilation, self.groups)
+        return F.conv2d(self.x[c].permute(0, 3, 1, 2), self._kernel(c), b, *steps)
+
+    def gradients(
+        self, c: int, dout: Tensor, needs_input: bool, grad: Tensor | None, bias_grad: Tensor | None
+    ) -> Tensor | None:
+        """Those of the parameters into place; returns that of the inputs, [N, channels, rows, columns]."""
+        window, kernel = self.window, self._kernel(c)
+        steps = (window.stride, window.padding, window.dilation, False, [0, 0], self.groups)
+        wanted = (needs_input, grad is not None, bias_grad is not None)
+        image = self.x[c].permute(0, 3, 1, 2)
+        di, dk, db = torch.ops.aten.convolution_backward(dout, image, kernel, [len(kernel)], *steps, wanted)
+        if grad is not None:
+            target = torch_kernel(grad[c], window, self.x.shape[-1] // self.groups)
+            target.copy_(dk.view(target.shape))
+        if bias_grad is not None:
+            bias_grad[c] = db
+        return di if needs_input else None
+
+
+def _clients_maps(maps: Iterable[Tensor], count: int) -> Tensor:
+    """[C, N, rows, columns, channels] from each client's [N, channels, rows, columns], one after another."""
+    images = (each.permute(0, 2, 3, 1) for each in maps)
+    first = next(images)
+    if count == 1:
+        return first.unsqueeze(0)
+    out = first.new_empty(count, *first.shape)
+    out[0] = first
+    for c, image in enumerate(images, 1):
+        out[c] = image
+    return out
+
+
+class _LibraryConvolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
         bias_grad: Tensor | None, window: Window, groups: int, p: Stack,
     ) -> Tensor:  # fmt: skip
-        channels = x.shape[-1] // groups
-        steps = (window.stride, window.padding, window.dilation, groups)
-
-        def of(c: int) -> Tensor:
-            kernel = torch_kernel(weight[c], window, channels).flatten(0, 1)
-            b = None if bias is None else bias[c]
-            return F.conv2d(x[c].permute(0, 3, 1, 2), kernel, b, *steps).permute(0, 2, 3, 1)
-
         ctx.save_for_backward(x, weight)
-        ctx.window, ctx.groups, ctx.grads = window, groups, (grad, bias_grad)
-        if len(x) == 1:
-            return of(0).unsqueeze(0)
-        first = of(0)
-        out = x.new_empty(len(x), *first.shape)
-        out[0] = first
-        for c in range(1, len(x)):
-            out[c] = of(c)
+        ctx.about, ctx.grads = (window, groups), (grad, bias_grad)
+        library = _Library(x, weight, window, groups)
+        return _clients_maps((library.outputs(c, bias) for c in range(len(x))), len(x))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        library, needs_input = _Library(*ctx.saved_tensors, *ctx.about), ctx.needs_input_grad[0]
+        parts = (library.gradients(c, d.permute(0, 3, 1, 2), needs_input, *ctx.grads) for c, d in enumerate(dout))
+        return _input_gradient(parts, len(dout), needs_input), *(None,) * 8
+
+
+def _input_gradient(parts: Iterable[Tensor | None], count: int, needed: bool) -> Tensor | None:
+    """Of all clients, from what is computed for each; None where it is not needed."""
+    if needed:
+        return _clients_maps((part for part in parts if part is not None), count)
+    for _ in parts:
+        pass
+    return None
+
+
+class _PooledLibraryConvolution(torch.autograd.Function):
+    """A convolution by torch's own, then max-pooling, then ReLU if asked, for one client after another.
+
+    ReLU keeps the order of numbers, so that it may act on the largest alone: the bits are the same. No whole map is
+    copied.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
+        bias_grad: Tensor | None, window: Window, groups: int, pool: Pool, rectify: bool, p: Stack,
+    ) -> Tensor:  # fmt: skip
+        library, maps, places = _Library(x, weight, window, groups), list[Tensor](), list[Tensor]()
+
+        def pooled(c: int) -> Tensor:
+            whole = library.outputs(c, bias)
+            largest, which = F.max_pool2d_with_indices(whole, *pool)
+            maps.append(whole)
+            places.append(which)
+            return largest.relu_() if rectify else largest
+
+        out = _clients_maps((pooled(c) for c in range(len(x))), len(x))
+        ctx.save_for_backward(x, weight, out if rectify else None, *maps, *places)
+        ctx.about, ctx.pool, ctx.grads = (window, groups), pool, (grad, bias_grad)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), (grad, bias_grad), window = ctx.saved_tensors, ctx.grads, ctx.window
-        channels = x.shape[-1] // ctx.groups
-        wanted = (ctx.needs_input_grad[0], grad is not None, bias_grad is not None)
-        steps = (window.stride, window.padding, window.dilation, False, [0, 0], ctx.groups)
-        dx = torch.empty_like(x) if wanted[0] else None
-        for c in range(len(x)):
-            image, d = x[c].permute(0, 3, 1, 2), dout[c].permute(0, 3, 1, 2)
-            kernel = torch_kernel(weight[c], window, channels).flatten(0, 1)
-            di, dk, db = torch.ops.aten.convolution_backward(d, image, kernel, [len(kernel)], *steps, wanted)
-            if grad is not None:
-                target = torch_kernel(grad[c], window, channels)
-                target.copy_(dk.view(target.shape))
-            if dx is not None:
-                dx[c] = di.permute(0, 2, 3, 1)
-            if bias_grad is not None:
-                bias_grad[c] = db
-        return dx, None, None, None, None, None, None, None, None
+        x, weight, out, *each = ctx.saved_tensors
+        library, needs_input = _Library(x, weight, *ctx.about), ctx.needs_input_grad[0]
+        kernel, stride, padding = ((side, side) for side in ctx.pool)
+
+        def gradient(c: int) -> Tensor | None:
+            d = dout[c] if out is None else torch.ops.aten.threshold_backward(dout[c], out[c], 0)
+            whole, which = each[c], each[len(x) + c]
+            whole_gradient = torch.ops.aten.max_pool2d_with_indices_backward(
+                d.permute(0, 3, 1, 2), whole, kernel, stride, padding, (1, 1), False, which
+            )
+            return library.gradients(c, whole_gradient, needs_input, *ctx.grads)
+
+        return _input_gradient((gradient(c) for c in range(len(x))), len(x), needs_input), *(None,) * 10
 
 
 def _groups_as_models(x: Tensor, groups: int) -> Tensor:
@@ -569,6 +639,19 @@ def conv(
     if p.kernels is not None and bias is not None and groups == 1:
         return _Convolution.apply(x, anchor, *parameters, window, groups, activation, p)
     return after(_Convolution.apply(x, anchor, *parameters, window, groups, "", p))
+
+
+def pooled_conv(
+    p: Stack, x: Tensor, weight: str, bias: str | None, window: Window, groups: int, activation: str, pool: Pool
+) -> Tensor:
+    """A convolution, its activation ("" or ``relu``) and max-pooling; ReLU acts last, unless a kernel adds it."""
+    if p.kernels is not None:
+        return max_pool(p, conv(p, x, weight, bias, window, groups, activation), *pool)
+    if not x.is_cuda and use_library(x, window, groups) and not (len(x) > 1 and {weight, bias} <= p.frozen):
+        parameters = (p.value[weight], p.grad[weight], p.value.get(bias or ""), p.grad.get(bias or ""))
+        about = (window, groups, pool, bool(activation), p)
+        return _PooledLibraryConvolution.apply(x, p.anchor_of(weight, bias), *parameters, *about)
+    return ACTIVATIONS[activation](max_pool(p, conv(p, x, weight, bias, window, groups), *pool))
 
 
 def linear(p: Stack, x: Tensor, weight: str, bias: str | None, activation: str = "") -> Tensor:
