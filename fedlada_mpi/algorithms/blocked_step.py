@@ -7,6 +7,7 @@ The same numbers to the bit: hooks of built-in methods act on every element by i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -34,15 +35,23 @@ class _Blocks:
 
     def __post_init__(self) -> None:
         clients, size = self.c.x.shape
-        width = max(1, BLOCK // clients // ALIGN) * ALIGN
-        self.where = [slice(first, first + width) for first in range(0, size, width)]
-        self.parts = [(_elements(self.c, where), _elements(self.s, where)) for where in self.where]
+        self.width = max(1, BLOCK // clients // ALIGN) * ALIGN
+        count = -(-size // self.width)
+        of_clients, of_server = (_blocks(vectors, self.width, count) for vectors in (self.c, self.s))
+        self.parts = list(zip(of_clients, of_server, strict=True))
 
 
-def _elements(vectors: Vectors, where: slice) -> Vectors:
-    """Some elements of all vectors; numbers of clients, such as K_i, as they are."""
-    named = vars(vectors).items()
-    return type(vectors)(**{n: v if v is None or v.shape[-1] == 1 else v[..., where] for n, v in named})
+_V = TypeVar("_V", bound=Vectors)
+
+
+def _blocks(vectors: _V, width: int, count: int) -> list[_V]:
+    """Blocks of all vectors; numbers of clients, such as K_i, as they are."""
+    kind = type(vectors)
+    pieces = {
+        name: [vector] * count if vector is None or vector.shape[-1] == 1 else vector.split(width, -1)
+        for name, vector in vars(vectors).items()
+    }
+    return [kind(**dict(zip(pieces, block, strict=True))) for block in zip(*pieces.values(), strict=True)]
 
 
 class BlockedStep:
@@ -62,8 +71,8 @@ class BlockedStep:
         g = gradient(algorithm, c, s, gradient_free, preserve_g)
         clip = algorithm.config.clip
         factor = clip_factor(algorithm, g) if clip and not _certainly_below(g, CERTAIN * clip) else None
-        for where, (elements, of_server) in zip(self.last.where, self.last.parts, strict=True):
-            move(algorithm, elements, of_server, g[:, where], factor, lr)
+        for block, parts in zip(g.split(self.last.width, -1), self.last.parts, strict=True):
+            move(algorithm, *parts, block, factor, lr)
 
 
 def _certainly_below(g: Tensor, limit: float) -> bool:

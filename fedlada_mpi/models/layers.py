@@ -133,6 +133,10 @@ class Stack:
         self.anchor = torch.zeros((), dtype=values.dtype, device=values.device, requires_grad=grads is not None)
         self.fixed = self.anchor.detach()
 
+    def rectifies(self, activation: str) -> bool:
+        """Whether products apply this activation, ReLU, themselves: on a CPU, a step of its own takes as long."""
+        return activation == "relu" and self.kernels is None and not self.on_gpu
+
     @property
     def of_one_client(self) -> Stack:
         """With the first client's parameters alone, for what all clients have in common."""
@@ -222,6 +226,10 @@ def torch_kernel(weight: Tensor, window: Window, channels: int) -> Tensor:
     grouped = weight if weight.dim() == 3 else weight.unsqueeze(0)
     used = grouped[:, : height * width * channels]
     return used.view(len(used), height, width, channels, -1).permute(0, 4, 3, 1, 2)
+
+
+_threshold_backward = torch.ops.aten.threshold_backward.default  # the gradient of ReLU, from its output
+_max_pool_backward = torch.ops.aten.max_pool2d_with_indices_backward.default
 
 
 class _Library:
@@ -331,14 +339,34 @@ class _PooledLibraryConvolution(torch.autograd.Function):
         kernel, stride, padding = ((side, side) for side in ctx.pool)
 
         def gradient(c: int) -> Tensor | None:
-            d = dout[c] if out is None else torch.ops.aten.threshold_backward(dout[c], out[c], 0)
+            d = dout[c] if out is None else _threshold_backward(dout[c], out[c], 0)
             whole, which = each[c], each[len(x) + c]
-            whole_gradient = torch.ops.aten.max_pool2d_with_indices_backward(
-                d.permute(0, 3, 1, 2), whole, kernel, stride, padding, (1, 1), False, which
-            )
+            d = d.permute(0, 3, 1, 2)
+            whole_gradient = _max_pool_backward(d, whole, kernel, stride, padding, (1, 1), False, which)
             return library.gradients(c, whole_gradient, needs_input, *ctx.grads)
 
         return _input_gradient((gradient(c) for c in range(len(x))), len(x), needs_input), *(None,) * 10
+
+
+class _RectifiedPool(torch.autograd.Function):
+    """Max-pooling, then ReLU, of [C, N, rows, columns, channels] on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
+        images = x.flatten(0, 1).permute(0, 3, 1, 2)
+        largest, which = F.max_pool2d_with_indices(images, kernel, stride, padding)
+        out = largest.relu_().permute(0, 2, 3, 1)
+        ctx.save_for_backward(images, which, out)
+        ctx.pool, ctx.clients = ((kernel, kernel), (stride, stride), (padding, padding), (1, 1), False), x.shape[:2]
+        return out.view(*x.shape[:2], *out.shape[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        images, which, out = ctx.saved_tensors
+        d = _threshold_backward(dout.reshape(out.shape), out, 0).permute(0, 3, 1, 2)
+        dx = _max_pool_backward(d, images, *ctx.pool, which)
+        return dx.permute(0, 2, 3, 1).unflatten(0, ctx.clients), None, None, None
 
 
 def _groups_as_models(x: Tensor, groups: int) -> Tensor:
@@ -351,18 +379,30 @@ def _models_as_groups(x: Tensor, groups: int) -> Tensor:
     return x.unflatten(0, (-1, groups)).movedim(1, -2).flatten(-2)
 
 
+def _rows(x: Tensor, width: int) -> Tensor:
+    """[C, N, ..., in] -> [C, rows, width], zero-padded."""
+    rows = x.reshape(x.shape[0], -1, x.shape[-1])
+    return rows if x.shape[-1] == width else F.pad(rows, (0, width - x.shape[-1]))
+
+
+def _of_rows(rows: Tensor, shape: torch.Size) -> Tensor:
+    """The inverse of ``_rows``."""
+    return rows[..., : shape[-1]].reshape(shape)
+
+
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
-        bias_grad: Tensor | None, window: Window, groups: int, activation: str, p: Stack,
+        bias_grad: Tensor | None, window: Window | None, groups: int, activation: str, p: Stack,
     ) -> Tensor:  # fmt: skip
+        """Without a window, x is [C, N, ..., in]: a linear layer."""
         shape = x.shape
         before = None  # the product, where a kernel adds the bias and applies the activation
         if groups > 1:
             x = _groups_as_models(x, groups)
             weight = weight.flatten(0, 1)
-        cols = p.steps.im2col(x, window, weight.shape[1])
+        cols = _rows(x, weight.shape[1]) if window is None else p.steps.im2col(x, window, weight.shape[1])
         fused = p.kernels if activation else None
         ctx.window, ctx.shape, ctx.groups, ctx.p, ctx.grads = window, x.shape, groups, p, (grad, bias_grad)
         if groups > 1:
@@ -377,16 +417,21 @@ class _Convolution(torch.autograd.Function):
         else:
             before = torch.bmm(cols, weight)
             out = fused.bias_activation(before, bias, activation)
-        ctx.save_for_backward(cols, weight, before, bias)
+        # Kernels have the other activations; here there is ReLU alone, whose gradient follows from its output.
+        rectified = out.relu_() if activation and fused is None else None
+        ctx.save_for_backward(cols, weight, before, bias, rectified)
         ctx.activation = activation
-        return out.view(*shape[:2], *window.out, out.shape[-1])
+        return out.view(*(shape[:-1] if window is None else (*shape[:2], *window.out)), out.shape[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        cols, weight, before, bias = ctx.saved_tensors
+        cols, weight, before, bias, rectified = ctx.saved_tensors
         (grad, bias_grad), groups = ctx.grads, ctx.groups
-        dout = each = rows = dout.reshape(dout.shape[0], -1, dout.shape[-1])  # the bias's gradient is the sum of rows
+        dout = dout.reshape(dout.shape[0], -1, dout.shape[-1])
+        if rectified is not None:
+            dout = _threshold_backward(dout, rectified, 0)
+        each = rows = dout  # the bias's gradient is the sum of rows
         if before is not None:
             dout, rows = ctx.p.kernels.bias_activation_backward(dout, before, bias, ctx.activation)
             each = dout
@@ -406,7 +451,8 @@ class _Convolution(torch.autograd.Function):
             ctx.p.side_stream.submit(of_parameters, cols, each, rows)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = ctx.p.steps.col2im(torch.bmm(each, weight.mT), ctx.window, ctx.shape)
+            dcols, window = torch.bmm(each, weight.mT), ctx.window
+            dx = _of_rows(dcols, ctx.shape) if window is None else ctx.p.steps.col2im(dcols, window, ctx.shape)
             if groups > 1:
                 dx = _models_as_groups(dx, groups)
         return dx, None, None, None, None, None, None, None, None, None
@@ -636,7 +682,7 @@ def conv(
         return after(_LibraryConvolution.apply(x, anchor, *parameters, window, groups, p))
     if depthwise:
         return after(_Depthwise.apply(x, anchor, *parameters, window, p.kernels, p.side_stream))
-    if p.kernels is not None and bias is not None and groups == 1:
+    if p.rectifies(activation) or (p.kernels is not None and bias is not None and groups == 1):
         return _Convolution.apply(x, anchor, *parameters, window, groups, activation, p)
     return after(_Convolution.apply(x, anchor, *parameters, window, groups, "", p))
 
@@ -651,12 +697,21 @@ def pooled_conv(
         parameters = (p.value[weight], p.grad[weight], p.value.get(bias or ""), p.grad.get(bias or ""))
         about = (window, groups, pool, bool(activation), p)
         return _PooledLibraryConvolution.apply(x, p.anchor_of(weight, bias), *parameters, *about)
-    return ACTIVATIONS[activation](max_pool(p, conv(p, x, weight, bias, window, groups), *pool))
+    whole = conv(p, x, weight, bias, window, groups)
+    if p.rectifies(activation):
+        return _RectifiedPool.apply(whole, *pool)
+    return ACTIVATIONS[activation](max_pool(p, whole, *pool))
 
 
 def linear(p: Stack, x: Tensor, weight: str, bias: str | None, activation: str = "") -> Tensor:
     """[C, N, ..., in] -> [C, N, ..., out]: a product of 1x1 columns."""
     pixels = x.reshape(*x.shape[:2], -1, 1, x.shape[-1])
+    alone = len(x) == 1 or not {weight, bias} <= p.frozen
+    if not p.on_gpu and alone and not use_library(pixels, _of_pixels(pixels.shape[2])):
+        # Of a small layer, what turns it into a map and back takes as long as its product.
+        parameters = (p.value[weight], p.grad[weight], p.value.get(bias or ""), p.grad.get(bias or ""))
+        fused, after = ("relu", "") if p.rectifies(activation) else ("", activation)
+        return ACTIVATIONS[after](_Convolution.apply(x, p.anchor_of(weight, bias), *parameters, None, 1, fused, p))
     return conv(p, pixels, weight, bias, _of_pixels(pixels.shape[2]), activation=activation).view(*x.shape[:-1], -1)
 
 

@@ -33,6 +33,7 @@ from .batches import Batch, LocalData, Normaliser, Plan, PlanBuffer, all_batches
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .costs import chunk_count, stack_width
 from .gradients import Engine
+from .vectors import is_finite
 
 
 class Trainer:
@@ -261,7 +262,7 @@ class Trainer:
                     norms = _row_norms(vectors[name])
                     norms2 += norms.square()
                 else:
-                    norms = _largest(vectors[name])
+                    norms = _checked(vectors[name])
                 total += norms
             for values in scalars.values():
                 total += values
@@ -291,11 +292,11 @@ def _row_norms(rows: Tensor) -> Tensor:
     return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in rows])
 
 
-def _largest(rows: Tensor) -> Tensor:
-    """The largest magnitude of each row, as its infinity norm, which takes three times as long on a CPU."""
-    if rows.is_cuda:
+def _checked(rows: Tensor) -> Tensor:
+    """A number for each row that is finite where all of the row is."""
+    if rows.is_cuda:  # without waiting for the host
         return torch.linalg.vector_norm(rows, torch.inf, dim=1)
-    return torch.stack([row.abs().max() for row in rows])
+    return torch.tensor([0.0 if is_finite(row) else torch.inf for row in rows])
 
 
 def chunks(rows: np.ndarray, steps: np.ndarray, limit: int, alike: bool = False) -> Iterator[np.ndarray]:
