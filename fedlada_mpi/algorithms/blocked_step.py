@@ -37,7 +37,7 @@ class _Blocks:
         clients, size = self.c.x.shape
         self.width = max(1, BLOCK // clients // ALIGN) * ALIGN
         count = -(-size // self.width)
-        of_clients, of_server = (_blocks(vectors, self.width, count) for vectors in (self.c, self.s))
+        of_clients, of_server = _blocks(self.c, self.width, count), _blocks(self.s, self.width, count)
         self.parts = list(zip(of_clients, of_server, strict=True))
 
 

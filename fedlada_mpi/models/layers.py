@@ -319,9 +319,11 @@ class _PooledLibraryConvolution(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         library, maps, places = _Library(x, weight, window, groups), list[Tensor](), list[Tensor]()
 
+        kernel, stride, padding = ((side, side) for side in pool)
+
         def pooled(c: int) -> Tensor:
             whole = library.outputs(c, bias)
-            largest, which = F.max_pool2d_with_indices(whole, *pool)
+            largest, which = F.max_pool2d_with_indices(whole, kernel, stride, padding)
             maps.append(whole)
             places.append(which)
             return largest.relu_() if rectify else largest
@@ -354,7 +356,7 @@ class _RectifiedPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
         images = x.flatten(0, 1).permute(0, 3, 1, 2)
-        largest, which = F.max_pool2d_with_indices(images, kernel, stride, padding)
+        largest, which = F.max_pool2d_with_indices(images, (kernel, kernel), (stride, stride), (padding, padding))
         out = largest.relu_().permute(0, 2, 3, 1)
         ctx.save_for_backward(images, which, out)
         ctx.pool, ctx.clients = ((kernel, kernel), (stride, stride), (padding, padding), (1, 1), False), x.shape[:2]
@@ -639,12 +641,12 @@ class _Buffered(_Plain):
     def __init__(self) -> None:
         self.buffers: dict[tuple[Window, torch.Size], ColumnBuffers] = {}
 
-    def im2col(self, x: Tensor, window: Window, width: int) -> Tensor:  # type: ignore[override]
+    def im2col(self, x: Tensor, window: Window, width: int) -> Tensor:
         if window.pointwise or x.nbytes > BUFFERED:
             return im2col(x, window, width)
         return self._of(window, x.shape, x).im2col(x, width)
 
-    def col2im(self, cols: Tensor, window: Window, shape: torch.Size) -> Tensor:  # type: ignore[override]
+    def col2im(self, cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
         if window.pointwise or shape.numel() * cols.element_size() > BUFFERED or not cols.is_contiguous():
             return col2im(cols, window, shape)
         return self._of(window, shape, cols).col2im(cols)
