@@ -26,12 +26,30 @@ def local_step(
 
     ``gradient_free`` parameters have no ``c.g`` and nothing to clip.
     """
-    config = algorithm.config
+    g = gradient(algorithm, c, s, gradient_free, preserve_g)
+    clips = bool(algorithm.config.clip) and not gradient_free
+    move(algorithm, c, s, g, clip_factor(algorithm, g) if clips else None, lr)
+
+
+def gradient(algorithm: Algorithm, c: ClientVectors, s: Vectors, gradient_free: bool, preserve_g: bool) -> Tensor:
+    """What is clipped."""
     g = torch.zeros_like(c.x) if gradient_free else c.g.to(c.x.dtype, copy=preserve_g)
-    g = algorithm.before_clip(c, s, g)
-    if config.clip and not gradient_free:
-        norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
-        g = g.mul_((config.clip / norm).clamp_(max=1))
+    return algorithm.before_clip(c, s, g)
+
+
+def clip_factor(algorithm: Algorithm, g: Tensor) -> Tensor:
+    """Of each client, [C, 1]."""
+    norm = torch.linalg.vector_norm(g, dim=1, keepdim=True)
+    return (algorithm.config.clip / norm).clamp_(max=1)
+
+
+def move(
+    algorithm: Algorithm, c: ClientVectors, s: Vectors, g: Tensor, factor: Tensor | None, lr: Tensor
+) -> None:  # fmt: skip
+    """The step from the gradients ``g``, which it overwrites, times ``factor``."""
+    config = algorithm.config
+    if factor is not None:
+        g = g.mul_(factor)
     if algorithm.decay and config.decay_mode == "l2":
         g = g.add_(algorithm.decaying(c.x, s), alpha=algorithm.decay)
     d = algorithm.direction(c, s, g)

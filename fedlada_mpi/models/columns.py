@@ -112,3 +112,56 @@ def col2im(cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
         for j in range(c1 - c0):
             x[:, :, i : i + s * h : s, j : j + s * w : s].add_(cols[:, :, :, :, i, j])
     return x[:, :, top : top + rows, left : left + columns].contiguous()
+
+
+class ColumnBuffers:
+    """``im2col`` and ``col2im`` for maps of one shape, on buffers that are kept with the views of their taps.
+
+    Of a small map, making these views takes longer than the arithmetic. Every element is the same to the bit: taps are
+    added up in the same order.
+    """
+
+    def __init__(self, window: Window, shape: torch.Size, like: Tensor):
+        self.shape, self.window = shape, window
+        count, n, rows, columns, channels = shape
+        (r0, r1), (c0, c1), (h, w) = *window.taps, window.out
+        s, (pr, pc) = window.stride[0], window.padding
+        self.height, self.length = r1 - r0, c1 - c0
+        top, left = pr - r0, pc - c0
+        size = (max((h - 1) * s + self.height, top + rows), max((w - 1) * s + self.length, left + columns))
+        self.inside = (..., slice(top, top + rows), slice(left, left + columns), slice(None))
+        self.maps, self.gradients = (like.new_zeros(count, n, *size, channels) for _ in range(2))
+        self.map, self.gradient = self.maps[self.inside], self.gradients[self.inside]
+        self.patches = self._patches(self.maps)
+        self.taps = [tap for row in self._patches(self.gradients).unbind(4) for tap in row.unbind(4)]
+        self.used = self.height * self.length * channels
+        self.wide: dict[int, tuple[Tensor, Tensor]] = {}  # by the width of the columns, where it is more than is used
+
+    def _patches(self, maps: Tensor) -> Tensor:
+        """[C, N, H', W', rows, columns, channels], of the live taps; a view."""
+        s, (h, w) = self.window.stride[0], self.window.out
+        windows = maps.unfold(2, self.height, s).unfold(3, self.length, s)[:, :, :h, :w]
+        return windows.permute(0, 1, 2, 3, 5, 6, 4)
+
+    def im2col(self, x: Tensor, width: int) -> Tensor:
+        self.map.copy_(x)
+        rows = self.patches.shape[:4].numel() // len(x)
+        if width == self.used:
+            return self.patches.reshape(len(x), rows, width)
+        if width not in self.wide:
+            columns = self.maps.new_zeros(len(x), rows, width)
+            self.wide[width] = columns, columns[..., : self.used].view(self.patches.shape)
+        columns, used = self.wide[width]
+        used.copy_(self.patches)
+        return columns.clone()
+
+    def col2im(self, cols: Tensor) -> Tensor:
+        channels, width = self.shape[-1], cols.shape[-1]
+        n, h, w = self.patches.shape[1:4]
+        of_taps = cols.as_strided(
+            (len(cols), n, h, w, self.height * self.length, channels),
+            (n * h * w * width, h * w * width, w * width, width, channels, 1),
+        )
+        self.gradients.zero_()
+        torch._foreach_add_(self.taps, list(of_taps.unbind(4)))
+        return self.gradient.clone(memory_format=torch.contiguous_format)

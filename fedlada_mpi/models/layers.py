@@ -9,9 +9,9 @@ the specification of the GPU kernels in ``gpu/layer_kernels.py``, which replace 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -21,8 +21,10 @@ from torch.autograd.function import once_differentiable
 from ..gpu.side_stream import SideStream
 from ..support.randomness import Draws
 from .cells import CellKernels
-from .columns import Window, col2im, im2col
+from .columns import ColumnBuffers, Window, col2im, im2col
 from .layout import Layout
+
+Pool: TypeAlias = tuple[int, int, int]  # kernel, stride and padding, the same for rows and columns
 
 
 class LayerSteps(Protocol):
@@ -131,11 +133,16 @@ class Stack:
         self.training = grads is not None
         self.draws: Draws | None = None  # the random numbers of a step, where layers draw some
         self.kernels = kernels
-        self.steps: LayerSteps = kernels or _Plain()
+        repeats = grads is not None and not self.on_gpu
+        self.steps: LayerSteps = kernels or (_Buffered() if repeats else _Plain())
         self.side_stream = side_stream or SideStream(values.device)
         # Ties layers whose input needs no gradient into the backward pass.
         self.anchor = torch.zeros((), dtype=values.dtype, device=values.device, requires_grad=grads is not None)
         self.fixed = self.anchor.detach()
+
+    def rectifies(self, activation: str) -> bool:
+        """Whether products apply this activation, ReLU, themselves: on a CPU, a step of its own takes as long."""
+        return activation == "relu" and self.kernels is None and not self.on_gpu
 
     @property
     def of_one_client(self) -> Stack:
@@ -194,6 +201,9 @@ def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
         torch.bmm(a.mT, b, out=target)
 
 
+# On a CPU, maps of up to this many bytes have buffers: of larger ones, the arithmetic takes far longer than the views.
+BUFFERED = 1 << 20
+
 # On a CPU, columns of more bytes per client than this cost more than the library's convolution, client by client.
 LARGE = 1 << 21
 
@@ -225,53 +235,147 @@ def torch_kernel(weight: Tensor, window: Window, channels: int) -> Tensor:
     return used.view(len(used), height, width, channels, -1).permute(0, 4, 3, 1, 2)
 
 
-class _LibraryConvolution(torch.autograd.Function):
-    """A convolution by torch's own, for every client in turn."""
+_threshold_backward = torch.ops.aten.threshold_backward.default  # the gradient of ReLU, from its output
+_max_pool_backward = torch.ops.aten.max_pool2d_with_indices_backward.default
 
+
+class _Library:
+    """A convolution by torch's own, of one client after another."""
+
+    def __init__(self, x: Tensor, weight: Tensor, window: Window, groups: int):
+        self.x, self.weight, self.window, self.groups = x, weight, window, groups
+
+    def _kernel(self, c: int) -> Tensor:
+        return torch_kernel(self.weight[c], self.window, self.x.shape[-1] // self.groups).flatten(0, 1)
+
+    def outputs(self, c: int, bias: Tensor | None) -> Tensor:
+        """[N, channels, rows, columns], channels last in memory."""
+        window, b = self.window, None if bias is None else bias[c]
+        steps = (window.stride, window.padding, window.dilation, self.groups)
+        return F.conv2d(self.x[c].permute(0, 3, 1, 2), self._kernel(c), b, *steps)
+
+    def gradients(
+        self, c: int, dout: Tensor, needs_input: bool, grad: Tensor | None, bias_grad: Tensor | None
+    ) -> Tensor | None:
+        """Those of the parameters into place; returns that of the inputs, [N, channels, rows, columns]."""
+        window, kernel = self.window, self._kernel(c)
+        steps = (window.stride, window.padding, window.dilation, False, [0, 0], self.groups)
+        wanted = (needs_input, grad is not None, bias_grad is not None)
+        image = self.x[c].permute(0, 3, 1, 2)
+        di, dk, db = torch.ops.aten.convolution_backward(dout, image, kernel, [len(kernel)], *steps, wanted)
+        if grad is not None:
+            target = torch_kernel(grad[c], window, self.x.shape[-1] // self.groups)
+            target.copy_(dk.view(target.shape))
+        if bias_grad is not None:
+            bias_grad[c] = db
+        return di if needs_input else None
+
+
+def _clients_maps(maps: Iterable[Tensor], count: int) -> Tensor:
+    """[C, N, rows, columns, channels] from each client's [N, channels, rows, columns], one after another."""
+    images = (each.permute(0, 2, 3, 1) for each in maps)
+    first = next(images)
+    if count == 1:
+        return first.unsqueeze(0)
+    out = first.new_empty(count, *first.shape)
+    out[0] = first
+    for c, image in enumerate(images, 1):
+        out[c] = image
+    return out
+
+
+class _LibraryConvolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
         bias_grad: Tensor | None, window: Window, groups: int, p: Stack,
     ) -> Tensor:  # fmt: skip
-        channels = x.shape[-1] // groups
-        steps = (window.stride, window.padding, window.dilation, groups)
-
-        def of(c: int) -> Tensor:
-            kernel = torch_kernel(weight[c], window, channels).flatten(0, 1)
-            b = None if bias is None else bias[c]
-            return F.conv2d(x[c].permute(0, 3, 1, 2), kernel, b, *steps).permute(0, 2, 3, 1)
-
         ctx.save_for_backward(x, weight)
-        ctx.window, ctx.groups, ctx.grads = window, groups, (grad, bias_grad)
-        if len(x) == 1:
-            return of(0).unsqueeze(0)
-        first = of(0)
-        out = x.new_empty(len(x), *first.shape)
-        out[0] = first
-        for c in range(1, len(x)):
-            out[c] = of(c)
+        ctx.about, ctx.grads = (window, groups), (grad, bias_grad)
+        library = _Library(x, weight, window, groups)
+        return _clients_maps((library.outputs(c, bias) for c in range(len(x))), len(x))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        library, needs_input = _Library(*ctx.saved_tensors, *ctx.about), ctx.needs_input_grad[0]
+        parts = (library.gradients(c, d.permute(0, 3, 1, 2), needs_input, *ctx.grads) for c, d in enumerate(dout))
+        return _input_gradient(parts, len(dout), needs_input), *(None,) * 8
+
+
+def _input_gradient(parts: Iterable[Tensor | None], count: int, needed: bool) -> Tensor | None:
+    """Of all clients, from what is computed for each; None where it is not needed."""
+    if needed:
+        return _clients_maps((part for part in parts if part is not None), count)
+    for _ in parts:
+        pass
+    return None
+
+
+class _PooledLibraryConvolution(torch.autograd.Function):
+    """A convolution by torch's own, then max-pooling, then ReLU if asked, for one client after another.
+
+    ReLU keeps the order of numbers, so that it may act on the largest alone: the bits are the same. No whole map is
+    copied.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
+        bias_grad: Tensor | None, window: Window, groups: int, pool: Pool, rectify: bool, p: Stack,
+    ) -> Tensor:  # fmt: skip
+        library, maps, places = _Library(x, weight, window, groups), list[Tensor](), list[Tensor]()
+
+        kernel, stride, padding = ((side, side) for side in pool)
+
+        def pooled(c: int) -> Tensor:
+            whole = library.outputs(c, bias)
+            largest, which = F.max_pool2d_with_indices(whole, kernel, stride, padding)
+            maps.append(whole)
+            places.append(which)
+            return largest.relu_() if rectify else largest
+
+        out = _clients_maps((pooled(c) for c in range(len(x))), len(x))
+        ctx.save_for_backward(x, weight, out if rectify else None, *maps, *places)
+        ctx.about, ctx.pool, ctx.grads = (window, groups), pool, (grad, bias_grad)
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), (grad, bias_grad), window = ctx.saved_tensors, ctx.grads, ctx.window
-        channels = x.shape[-1] // ctx.groups
-        wanted = (ctx.needs_input_grad[0], grad is not None, bias_grad is not None)
-        steps = (window.stride, window.padding, window.dilation, False, [0, 0], ctx.groups)
-        dx = torch.empty_like(x) if wanted[0] else None
-        for c in range(len(x)):
-            image, d = x[c].permute(0, 3, 1, 2), dout[c].permute(0, 3, 1, 2)
-            kernel = torch_kernel(weight[c], window, channels).flatten(0, 1)
-            di, dk, db = torch.ops.aten.convolution_backward(d, image, kernel, [len(kernel)], *steps, wanted)
-            if grad is not None:
-                target = torch_kernel(grad[c], window, channels)
-                target.copy_(dk.view(target.shape))
-            if dx is not None:
-                dx[c] = di.permute(0, 2, 3, 1)
-            if bias_grad is not None:
-                bias_grad[c] = db
-        return dx, None, None, None, None, None, None, None, None
+        x, weight, out, *each = ctx.saved_tensors
+        library, needs_input = _Library(x, weight, *ctx.about), ctx.needs_input_grad[0]
+        kernel, stride, padding = ((side, side) for side in ctx.pool)
+
+        def gradient(c: int) -> Tensor | None:
+            d = dout[c] if out is None else _threshold_backward(dout[c], out[c], 0)
+            whole, which = each[c], each[len(x) + c]
+            d = d.permute(0, 3, 1, 2)
+            whole_gradient = _max_pool_backward(d, whole, kernel, stride, padding, (1, 1), False, which)
+            return library.gradients(c, whole_gradient, needs_input, *ctx.grads)
+
+        return _input_gradient((gradient(c) for c in range(len(x))), len(x), needs_input), *(None,) * 10
+
+
+class _RectifiedPool(torch.autograd.Function):
+    """Max-pooling, then ReLU, of [C, N, rows, columns, channels] on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: int, stride: int, padding: int) -> Tensor:
+        images = x.flatten(0, 1).permute(0, 3, 1, 2)
+        largest, which = F.max_pool2d_with_indices(images, (kernel, kernel), (stride, stride), (padding, padding))
+        out = largest.relu_().permute(0, 2, 3, 1)
+        ctx.save_for_backward(images, which, out)
+        ctx.pool, ctx.clients = ((kernel, kernel), (stride, stride), (padding, padding), (1, 1), False), x.shape[:2]
+        return out.view(*x.shape[:2], *out.shape[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        images, which, out = ctx.saved_tensors
+        d = _threshold_backward(dout.reshape(out.shape), out, 0).permute(0, 3, 1, 2)
+        dx = _max_pool_backward(d, images, *ctx.pool, which)
+        return dx.permute(0, 2, 3, 1).unflatten(0, ctx.clients), None, None, None
 
 
 def _groups_as_models(x: Tensor, groups: int) -> Tensor:
@@ -284,18 +388,30 @@ def _models_as_groups(x: Tensor, groups: int) -> Tensor:
     return x.unflatten(0, (-1, groups)).movedim(1, -2).flatten(-2)
 
 
+def _rows(x: Tensor, width: int) -> Tensor:
+    """[C, N, ..., in] -> [C, rows, width], zero-padded."""
+    rows = x.reshape(x.shape[0], -1, x.shape[-1])
+    return rows if x.shape[-1] == width else F.pad(rows, (0, width - x.shape[-1]))
+
+
+def _of_rows(rows: Tensor, shape: torch.Size) -> Tensor:
+    """The inverse of ``_rows``."""
+    return rows[..., : shape[-1]].reshape(shape)
+
+
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, bias: Tensor | None,
-        bias_grad: Tensor | None, window: Window, groups: int, activation: str, p: Stack,
+        bias_grad: Tensor | None, window: Window | None, groups: int, activation: str, p: Stack,
     ) -> Tensor:  # fmt: skip
+        """Without a window, x is [C, N, ..., in]: a linear layer."""
         shape = x.shape
         before = None  # the product, where a kernel adds the bias and applies the activation
         if groups > 1:
             x = _groups_as_models(x, groups)
             weight = weight.flatten(0, 1)
-        cols = p.steps.im2col(x, window, weight.shape[1])
+        cols = _rows(x, weight.shape[1]) if window is None else p.steps.im2col(x, window, weight.shape[1])
         fused = p.kernels if activation else None
         ctx.window, ctx.shape, ctx.groups, ctx.p, ctx.grads = window, x.shape, groups, p, (grad, bias_grad)
         if groups > 1:
@@ -310,16 +426,21 @@ class _Convolution(torch.autograd.Function):
         else:
             before = torch.bmm(cols, weight)
             out = fused.bias_activation(before, bias, activation)
-        ctx.save_for_backward(cols, weight, before, bias)
+        # Kernels have the other activations; here there is ReLU alone, whose gradient follows from its output.
+        rectified = out.relu_() if activation and fused is None else None
+        ctx.save_for_backward(cols, weight, before, bias, rectified)
         ctx.activation = activation
-        return out.view(*shape[:2], *window.out, out.shape[-1])
+        return out.view(*(shape[:-1] if window is None else (*shape[:2], *window.out)), out.shape[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        cols, weight, before, bias = ctx.saved_tensors
+        cols, weight, before, bias, rectified = ctx.saved_tensors
         (grad, bias_grad), groups = ctx.grads, ctx.groups
-        dout = each = rows = dout.reshape(dout.shape[0], -1, dout.shape[-1])  # the bias's gradient is the sum of rows
+        dout = dout.reshape(dout.shape[0], -1, dout.shape[-1])
+        if rectified is not None:
+            dout = _threshold_backward(dout, rectified, 0)
+        each = rows = dout  # the bias's gradient is the sum of rows
         if before is not None:
             dout, rows = ctx.p.kernels.bias_activation_backward(dout, before, bias, ctx.activation)
             each = dout
@@ -339,7 +460,8 @@ class _Convolution(torch.autograd.Function):
             ctx.p.side_stream.submit(of_parameters, cols, each, rows)
         dx = None
         if ctx.needs_input_grad[0]:
-            dx = ctx.p.steps.col2im(torch.bmm(each, weight.mT), ctx.window, ctx.shape)
+            dcols, window = torch.bmm(each, weight.mT), ctx.window
+            dx = _of_rows(dcols, ctx.shape) if window is None else ctx.p.steps.col2im(dcols, window, ctx.shape)
             if groups > 1:
                 dx = _models_as_groups(dx, groups)
         return dx, None, None, None, None, None, None, None, None, None
@@ -520,6 +642,28 @@ class _Plain:
     group_norm_backward = staticmethod(group_norm_backward)
 
 
+class _Buffered(_Plain):
+    """The steps on a CPU that come again and again, with buffers for small maps."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[Window, torch.Size], ColumnBuffers] = {}
+
+    def im2col(self, x: Tensor, window: Window, width: int) -> Tensor:
+        if window.pointwise or x.nbytes > BUFFERED:
+            return im2col(x, window, width)
+        return self._of(window, x.shape, x).im2col(x, width)
+
+    def col2im(self, cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
+        if window.pointwise or shape.numel() * cols.element_size() > BUFFERED or not cols.is_contiguous():
+            return col2im(cols, window, shape)
+        return self._of(window, shape, cols).col2im(cols)
+
+    def _of(self, window: Window, shape: torch.Size, like: Tensor) -> ColumnBuffers:
+        if (window, shape) not in self.buffers:
+            self.buffers[window, shape] = ColumnBuffers(window, shape, like)
+        return self.buffers[window, shape]
+
+
 # Those that kernels compute together with the bias before them.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
@@ -547,14 +691,36 @@ def conv(
         return after(_LibraryConvolution.apply(x, anchor, *parameters, window, groups, p))
     if depthwise:
         return after(_Depthwise.apply(x, anchor, *parameters, window, p.kernels, p.side_stream))
-    if p.kernels is not None and bias is not None and groups == 1:
+    if p.rectifies(activation) or (p.kernels is not None and bias is not None and groups == 1):
         return _Convolution.apply(x, anchor, *parameters, window, groups, activation, p)
     return after(_Convolution.apply(x, anchor, *parameters, window, groups, "", p))
+
+
+def pooled_conv(
+    p: Stack, x: Tensor, weight: str, bias: str | None, window: Window, groups: int, activation: str, pool: Pool
+) -> Tensor:
+    """A convolution, its activation ("" or ``relu``) and max-pooling; ReLU acts last, unless a kernel adds it."""
+    if p.kernels is not None:
+        return max_pool(p, conv(p, x, weight, bias, window, groups, activation), *pool)
+    if not x.is_cuda and use_library(x, window, groups) and not (len(x) > 1 and {weight, bias} <= p.frozen):
+        parameters = (p.value[weight], p.grad[weight], p.value.get(bias or ""), p.grad.get(bias or ""))
+        about = (window, groups, pool, bool(activation), p)
+        return _PooledLibraryConvolution.apply(x, p.anchor_of(weight, bias), *parameters, *about)
+    whole = conv(p, x, weight, bias, window, groups)
+    if p.rectifies(activation):
+        return _RectifiedPool.apply(whole, *pool)
+    return ACTIVATIONS[activation](max_pool(p, whole, *pool))
 
 
 def linear(p: Stack, x: Tensor, weight: str, bias: str | None, activation: str = "") -> Tensor:
     """[C, N, ..., in] -> [C, N, ..., out]: a product of 1x1 columns."""
     pixels = x.reshape(*x.shape[:2], -1, 1, x.shape[-1])
+    alone = len(x) == 1 or not {weight, bias} <= p.frozen
+    if not p.on_gpu and alone and not use_library(pixels, _of_pixels(pixels.shape[2])):
+        # Of a small layer, what turns it into a map and back takes as long as its product.
+        parameters = (p.value[weight], p.grad[weight], p.value.get(bias or ""), p.grad.get(bias or ""))
+        fused, after = ("relu", "") if p.rectifies(activation) else ("", activation)
+        return ACTIVATIONS[after](_Convolution.apply(x, p.anchor_of(weight, bias), *parameters, None, 1, fused, p))
     return conv(p, pixels, weight, bias, _of_pixels(pixels.shape[2]), activation=activation).view(*x.shape[:-1], -1)
 
 

@@ -60,6 +60,8 @@ class Operations(General):
         self.dead: dict[str, list[int]] = {}
         # Adapted layers with activations that only one operation uses, what they take, and their steps, by slots.
         self.activated: dict[int, tuple[AdaptedLayer, str, Value, Step]] = {}
+        # Convolutions that a pooling may join, by slots: their steps, what they read, and how they run with it.
+        self.poolable: dict[int, tuple[Step, Value, Callable[..., Tensor]]] = {}
         self.additions: dict[int, Step] = {}  # of two tensors of one shape, by the slot of their sum
 
     def stacked(self, node: fx.Node, arguments: Any, options: dict[str, Any]) -> Any:
@@ -104,7 +106,7 @@ class Operations(General):
             return self.reduce(x, REDUCING[function], *others, **options)
         if function in ON_IMAGES and not options.get("return_indices"):
             pool = POOLING.get(function)
-            pooled = None if pool is None else pool(self, x, *others, **options)
+            pooled = None if pool is None else pool(self, node, x, *others, **options)
             on_maps = repeatable(function)
             return pooled or self.on_images(node, x, lambda images: on_maps(images, *others, **options))
         return None
@@ -222,6 +224,7 @@ class Operations(General):
         return self._product(
             node, image, weight, bias, axes,
             lambda p, v, w, b, activation: layers.conv(p, v, w, b, window, groups, activation), shape,
+            lambda p, v, w, b, activation, pool: layers.pooled_conv(p, v, w, b, window, groups, activation, pool),
         )  # fmt: skip
 
     def linear(self, node: fx.Node, x: Value, weight: Any, bias: Any = None) -> Value | None:
@@ -266,13 +269,18 @@ class Operations(General):
 
     def _product(
         self, node: fx.Node, x: Value, weight: Value, bias: Value | None, axes: Axes, run: Callable[..., Tensor],
-        shape: Sequence[int] | None = None,
+        shape: Sequence[int] | None = None, pooled: Callable[..., Tensor] | None = None,
     ) -> Value | None:  # fmt: skip
-        """A step that may apply the activation behind it; its result is seen in this shape."""
+        """A step that may apply the activation behind it; its result is seen in this shape.
+
+        ``pooled``: runs it with a pooling that follows, where it can.
+        """
         w, b = self.used_name(weight), self.used_name(bias)
 
         def emit(residual: Value | None, activation: str) -> Value:
             value = self.emit(lambda p, v: run(p, v, w, b, activation), [x], axes)
+            if pooled is not None and activation in ("", "relu"):
+                self.poolable[value.slot] = (self.steps[-1], x, lambda p, v, pool: pooled(p, v, w, b, activation, pool))
             return value if shape is None else self.regrouped(value, shape)
 
         return self.fusion.add(node, FusableStep(emit))
@@ -399,7 +407,7 @@ class Operations(General):
         return self.emit(run, [x], x.axes)
 
     def max_pool(
-        self, x: Value, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+        self, node: fx.Node, x: Value, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
         ceil_mode: bool = False, return_indices: bool = False,
     ) -> Value | None:  # fmt: skip
         image = self._map(x)
@@ -409,9 +417,15 @@ class Operations(General):
         (side, _), (step, _), (border, _), _ = sizes
         channels, rows, columns = x.axes.shape
         axes = Axes.channels_last(channels, *Window(rows, columns, *sizes[:3]).out)
-        return self.emit(lambda p, v: layers.max_pool(p, v, side, step, border), [image], axes)
+        pool = (side, step, border)
+        before = node.args[0] if node.args else None
+        if image.slot in self.poolable and isinstance(before, fx.Node) and len(before.users) == 1:
+            joined, source, run = self.poolable.pop(image.slot)
+            self.steps = [other for other in self.steps if other is not joined]
+            return self.emit(lambda p, v: run(p, v, pool), [source], axes)
+        return self.emit(lambda p, v: layers.max_pool(p, v, *pool), [image], axes)
 
-    def average_pool(self, x: Value, output_size: Any) -> Value | None:
+    def average_pool(self, node: fx.Node, x: Value, output_size: Any) -> Value | None:
         """Where the whole map becomes one pixel."""
         if output_size not in (1, (1, 1), [1, 1]) or len(x.axes.shape) != 3:
             return None

@@ -221,11 +221,27 @@ class Normaliser:
     mean: Tensor
     std: Tensor
 
+    def __post_init__(self) -> None:
+        self._expanded: dict[tuple[torch.Size, torch.dtype], tuple[Tensor, Tensor, Tensor]] = {}
+
     def __call__(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        """Of images [..., rows, columns, channels]."""
         wide = dtype if dtype == torch.float64 else torch.float32
-        # A tensor, not a number: for a number a GPU multiplies by the rounded inverse, and the last bit differs.
-        white = torch.full_like(self.mean, 255, dtype=wide)
-        return ((images.to(wide) / white - self.mean.to(wide)) / self.std.to(wide)).to(dtype)
+        if images.is_cuda:
+            # A tensor, not a number: for a number a GPU multiplies by the rounded inverse, and the last bit differs.
+            white = torch.full_like(self.mean, 255, dtype=wide)
+            return ((images.to(wide) / white - self.mean.to(wide)) / self.std.to(wide)).to(dtype)
+        white, mean, std = self._pixels(images.shape[-3:], wide)
+        pixels = images.reshape(-1, len(mean)).to(wide, copy=True)
+        return pixels.div_(white).sub_(mean).div_(std).to(dtype).view(images.shape)
+
+    def _pixels(self, shape: torch.Size, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """White, mean and deviation of every element of an image: a CPU is slow where it repeats a few channels."""
+        if (shape, dtype) not in self._expanded:
+            values = (torch.full_like(self.mean, 255), self.mean, self.std)
+            white, mean, std = (value.to(dtype).expand(shape).flatten() for value in values)
+            self._expanded[shape, dtype] = white, mean, std
+        return self._expanded[shape, dtype]
 
 
 Normalise: TypeAlias = Callable[[Tensor, torch.dtype], Tensor]
@@ -234,7 +250,11 @@ Normalise: TypeAlias = Callable[[Tensor, torch.dtype], Tensor]
 def gather(images: Tensor, batch: Plan | Batch, normalise: Normalise, dtype: torch.dtype, augment: bool) -> Tensor:
     """The batch [C, B, H, W, ch]: flipped, then cropped out of the zero-padded image, in normalised space."""
     if not augment:
-        return normalise(images[batch.index], dtype)
+        if images.is_cuda:
+            return normalise(images[batch.index], dtype)
+        # Whole images are copied, not single pixels.
+        picked = images.index_select(0, batch.index.flatten())
+        return normalise(picked, dtype).view(*batch.index.shape, *images.shape[1:])
     n, rows, columns, channels = images.shape
     row = torch.arange(rows, device=images.device) + batch.down.unsqueeze(-1)
     column = torch.arange(columns, device=images.device) + batch.right.unsqueeze(-1)

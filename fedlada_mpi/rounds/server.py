@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..algorithms import Round
@@ -19,6 +17,7 @@ from .costs import bytes_of
 from .evaluate import parts_due
 from .rates import local_rate
 from .silo import MAX_EMPTY_ROUNDS, Silo
+from .vectors import is_finite
 from .watcher import Finished, Order, Watcher
 
 MEMORY_SHARE = 0.25  # of the machine's memory, the most that copies for a checkpoint may take
@@ -154,7 +153,7 @@ class Server:
             watcher.before_step(means)
         with server_draws(self.algorithm, "server", r.t, silo.trainer.buffers.real):
             self.algorithm.server(s, means, r)
-        return math.isfinite(float(torch.linalg.vector_norm(s.x, dtype=torch.float64)))
+        return is_finite(s.x)
 
     def refuse_divergence(self, t: int, finite: bool, any_nonfinite: bool, is_empty: bool) -> None:
         """End the run where it has left the finite numbers, or has had no finite client for many rounds."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..algorithms import Algorithm, ClientVectors, Round, Vectors
 from ..algorithms.base import rows
+from ..algorithms.blocked_step import BlockedStep, is_elementwise
 from ..algorithms.hook_draws import client_draws, client_keys
 from ..algorithms.step import local_step
 from ..gpu.graphs import Capture
@@ -32,6 +33,7 @@ from .batches import Batch, LocalData, Normaliser, Plan, PlanBuffer, all_batches
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .costs import chunk_count, stack_width
 from .gradients import Engine
+from .vectors import is_finite
 
 
 class Trainer:
@@ -64,6 +66,8 @@ class Trainer:
             from ..gpu.fuse import Fused  # which imports Triton
 
             self.local_step = Fused(local_step)
+        elif device.type == "cpu" and is_elementwise(algorithm):
+            self.local_step = BlockedStep()
 
     @torch.no_grad()
     def round(self, s: Vectors, r: Round, participants: np.ndarray, collector: Collector) -> list[int]:
@@ -258,7 +262,7 @@ class Trainer:
                     norms = _row_norms(vectors[name])
                     norms2 += norms.square()
                 else:
-                    norms = torch.linalg.vector_norm(vectors[name], torch.inf, dim=1)
+                    norms = _checked(vectors[name])
                 total += norms
             for values in scalars.values():
                 total += values
@@ -286,6 +290,13 @@ def _values(c: ClientVectors) -> Tensor:
 def _row_norms(rows: Tensor) -> Tensor:
     """Row by row: in double, all rows at once would take twice their memory."""
     return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in rows])
+
+
+def _checked(rows: Tensor) -> Tensor:
+    """A number for each row that is finite where all of the row is."""
+    if rows.is_cuda:  # without waiting for the host
+        return torch.linalg.vector_norm(rows, torch.inf, dim=1)
+    return torch.tensor([0.0 if is_finite(row) else torch.inf for row in rows])
 
 
 def chunks(rows: np.ndarray, steps: np.ndarray, limit: int, alike: bool = False) -> Iterator[np.ndarray]:
