@@ -42,9 +42,10 @@ IN_THE_INTERPRETER = (
     "test_language_kernels.py",
     "test_chacha.py",
     "test_digests.py",
+    "test_private_rounds.py",
     "test_fuse.py",
 )
-PARTLY_FOR_A_GPU = ("test_chacha.py", "test_digests.py")
+PARTLY_FOR_A_GPU = ("test_chacha.py", "test_digests.py", "test_private_rounds.py")
 
 
 def flat_views(count: int, channels: int, *, dtype=torch.float32) -> list[torch.Tensor]:
