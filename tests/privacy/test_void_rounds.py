@@ -42,6 +42,9 @@ def test_a_line_that_was_cut_off_counts_for_nothing(tmp_path):
     path = tmp_path / ROUNDS
     path.write_bytes(path.read_bytes()[:-9])
     assert SiloFiles(tmp_path, "a", "s", "fewer").void_until == 1
+    # Nor does it take the next one with it, of a run that goes on.
+    SiloFiles(tmp_path, "a", "s", "all").begun(2)
+    assert SiloFiles(tmp_path, "a", "s", "fewer").void_until == 2
 
 
 def test_files_are_the_silos_own(tmp_path):
