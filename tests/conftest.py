@@ -13,13 +13,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from limits import LIMIT
 from rank_plugin import RankPlugin
-from ranks import SIZE, barrier, communicator, find_mpirun, is_root, python
+from ranks import SIZE, barrier, communicator, find_mpirun, is_root, python, tolerant_mpirun
 from repository import ROOT
 
 LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_FIRST_", "PMIX_", "PMI_", "PRTE_LAUNCHED")
@@ -109,6 +110,22 @@ def digits_dir(shared_tmp) -> Path:
         prepare(PrepareSettings("digits", out=out, silos=4))
     barrier()
     return out
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    """Of runs that lose ranks, as in ``campaigns/departures.py``."""
+    if SIZE > 1:
+        pytest.skip("starts ranks of its own")
+    tolerant_mpirun()
+    sys.path.append(str(ROOT / "tests" / "campaigns"))
+    from departures import Campaign
+
+    before = dict(os.environ)
+    os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "helpers")))
+    yield Campaign(tmp_path_factory.mktemp("departures"), 0)
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")

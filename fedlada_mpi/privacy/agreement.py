@@ -8,6 +8,7 @@ anything is noticed. A pair of neighbours (``graph``) then has a secret of its o
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import os
 import resource
@@ -46,14 +47,8 @@ class Epoch:
         ``what`` and ``number`` name the message, once in an epoch; ``received`` is a digest of what the silo has got
         from the server: masks of silos that were sent different models do not cancel.
         """
-        from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
-
         info = struct.pack("<q", number) + struct.pack("<q", len(what)) + what.encode() + received
-        return [
-            (HKDFExpand(SHA256(), 32, info).derive(key), 1 if self.own < other else -1)
-            for other, key in self.keys.items()
-        ]
+        return [(_expanded(key, info), 1 if self.own < other else -1) for other, key in self.keys.items()]
 
     @cached_property
     def description(self) -> str:
@@ -62,6 +57,11 @@ class Epoch:
             return f"the sums of {len(self.silos)} silos are not masked (--secure-neighbours 0)"
         signed = "signed keys" if self.signed else "keys that nobody has signed"
         return f"the sums of {len(self.silos)} silos are masked, {self.degree} masks each, {self.cipher}, {signed}"
+
+
+def _expanded(key: bytes, info: bytes) -> bytes:
+    """32 bytes of HKDF-Expand with SHA-256 (RFC 5869), which are its first block."""
+    return hmac.digest(key, info + b"\x01", "sha256")
 
 
 def agree(world: World, config: Config, name: str, gpu: bool) -> Epoch:

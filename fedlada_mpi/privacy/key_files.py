@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..support import disk
 from ..support.errors import PublicError
-from ..support.inputs import reason
+from ..support.inputs import reason, require_regular
 from .library import require_cryptography
 from .names import check_name
 
@@ -99,6 +99,7 @@ def names(directory: Path) -> list[str]:
 
 def _read(path: Path, expected: str) -> bytes:
     try:
+        require_regular(path)
         with open(path, "rb") as file:
             return file.read(LONGEST)
     except OSError as error:

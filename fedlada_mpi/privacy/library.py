@@ -1,14 +1,15 @@
-"""The library that keys and streams come from, which only runs with ``--secure`` need."""
+"""The library that keys, streams and noise come from, which only runs with ``--secure`` or ``--dp`` need."""
 
 from __future__ import annotations
 
 from ..support.errors import PublicError
 
 
-def require_cryptography() -> None:
+def require_cryptography(setting: str = "--secure") -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError:
         raise PublicError(
-            "--secure needs the package cryptography: pip install 'fedlada_mpi[privacy]', on the machine of every rank"
+            f"{setting} needs the package cryptography: pip install 'fedlada_mpi[privacy]', on the machine of every "
+            "rank"
         ) from None

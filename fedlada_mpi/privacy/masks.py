@@ -1,7 +1,7 @@
 """Masks: streams of random words that two silos both know, and that one of them adds and the other subtracts.
 
-They do not depend on the data, so that a thread makes them while clients train. The integers that a silo adds its
-clients' values to begin as its masks: what it will send is never in memory without them.
+They do not depend on the data: a thread makes them while clients train, or a GPU on its side stream. The integers that
+a silo adds its clients' values to begin as its masks: what it will send is never in memory without them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .agreement import AES, CHACHA, Epoch
+from ..gpu.side_stream import SideStream
+from .agreement import AES, Epoch
 
 BLOCK = 1 << 17  # words at a time, which stay in the cache
 MORE = 16  # bytes that a cipher asks for in addition
@@ -38,7 +40,8 @@ class Masks:
         self._numbers = 0
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self._on_device: list[tuple[Tensor, Streams]] = []
+        self._from_host: tuple[Tensor, Tensor] | None = None  # rows on a GPU, and their masks on the host
+        self._side: SideStream | None = None
 
     def start(self, what: str, number: int, rows: Tensor, received: Sequence[Tensor], about: Any = None) -> None:
         """Begin to overwrite the integer ``rows`` with the masks of a message, a stream for each row.
@@ -49,18 +52,31 @@ class Masks:
         rows.zero_()
         if not self.epoch.keys:
             return
+        if _has_kernels(rows):
+            self._start_on_device(what, number, rows, received_digest(received, about))
+        else:
+            self._start_thread(what, number, rows, received, about)
+
+    def _start_on_device(self, what: str, number: int, rows: Tensor, digest: bytes) -> None:
+        """Behind what the current stream has been given so far, and beside all that follows.
+
+        The rows are held by the caller; keys are memory of the side stream, which alone may get it again.
+        """
+        self._side = self._side or SideStream(rows.device)
+        streams = [self.epoch.streams(f"{what} {i}", number, digest) for i in range(len(rows))]
+        self._side.submit(partial(_add_on_device, rows, streams), rows)
+
+    def _start_thread(self, what: str, number: int, rows: Tensor, received: Sequence[Tensor], about: Any) -> None:
         # By the main thread where it is on a GPU: another must not call CUDA while a graph is captured.
         given = [leaves(vector) if vector.is_cuda else vector for vector in received]
+        host = torch.zeros(rows.shape, dtype=rows.dtype) if rows.is_cuda else rows
+        self._from_host = (rows, host) if rows.is_cuda else None
 
         def make() -> None:
             try:
                 digest = received_digest(given, about)
-                for i, row in enumerate(rows):
-                    streams = self.epoch.streams(f"{what} {i}", number, digest)
-                    if row.is_cuda:
-                        self._on_device.append((row, streams))
-                    else:
-                        add_streams(row.numpy(), streams, self.epoch.cipher)
+                for i, row in enumerate(host):
+                    add_streams(row.numpy(), self.epoch.streams(f"{what} {i}", number, digest), self.epoch.cipher)
             except BaseException as error:
                 self._failure = error
 
@@ -68,16 +84,19 @@ class Masks:
         self._thread.start()
 
     def ready(self) -> None:
-        """Wait until the rows that were given to ``start`` are masks."""
+        """Wait until the rows that were given to ``start`` are masks; a GPU's current stream waits in its order."""
+        if self._side is not None:
+            self._side.join()
         if self._thread is None:
             return
         self._thread.join()
         self._thread = None
         if self._failure is not None:
             raise self._failure
-        for row, streams in self._on_device:
-            _add_on_device(row, streams)
-        self._on_device.clear()
+        if self._from_host is not None:
+            rows, host = self._from_host
+            rows.copy_(host)
+            self._from_host = None
 
     def words(self, words: np.ndarray, received: Sequence[Tensor]) -> None:
         """Mask a short message, in place."""
@@ -135,14 +154,15 @@ def add_streams(words: np.ndarray, streams: Streams, cipher: str) -> None:
             add(part, values[: len(part)], out=part)
 
 
-def _add_on_device(row: Tensor, streams: Streams) -> None:
+def _has_kernels(rows: Tensor) -> bool:
+    """Whether streams are made where the rows are."""
     from ..gpu import triton_support
 
-    if triton_support.available():
-        from ..gpu import chacha_kernels
+    return rows.is_cuda and triton_support.available()
 
-        chacha_kernels.add_streams(row, [key for key, _ in streams], [sign for _, sign in streams], 0)
-        return
-    host = row.cpu()
-    add_streams(host.numpy(), streams, CHACHA)
-    row.copy_(host)
+
+def _add_on_device(rows: Tensor, streams: Sequence[Streams]) -> None:
+    from ..gpu import chacha_kernels
+
+    for row, several in zip(rows, streams, strict=True):
+        chacha_kernels.add_streams(row, [key for key, _ in several], [sign for _, sign in several])

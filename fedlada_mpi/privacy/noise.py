@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..support.errors import UserError
+from .library import require_cryptography
 
 BLOCK = 1 << 18  # numbers at a time
 FINE = 2.0**-32  # of the deviation: the grid that sums are rounded to before they get noise
@@ -26,12 +26,11 @@ class Noise:
     """
 
     def __init__(self) -> None:
-        try:
-            from cryptography.hazmat.primitives.ciphers import Cipher
-            from cryptography.hazmat.primitives.ciphers.algorithms import AES
-            from cryptography.hazmat.primitives.ciphers.modes import CTR
-        except ImportError:
-            raise UserError("--dp needs cryptography: pip install 'fedlada_mpi[privacy]'") from None
+        require_cryptography("--dp")
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import AES
+        from cryptography.hazmat.primitives.ciphers.modes import CTR
+
         self._stream = Cipher(AES(os.urandom(32)), CTR(bytes(16))).encryptor()
 
     def normal(self, count: int) -> np.ndarray:

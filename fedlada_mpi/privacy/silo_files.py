@@ -65,10 +65,8 @@ class SiloFiles:
             raise PublicError(f"round {number} was sent with other silos before: it must not be sent again")
         entry = {"settings": self.settings, "round": number, "silos": self.silos}
         path = self.folder / ROUNDS
-        with disk.writing(path), open(path, "ab", opener=_private) as file:
-            file.write(json.dumps(entry).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        with disk.writing(path):
+            disk.append_line(path, json.dumps(entry).encode())
         self.sent[number] = self.silos
 
     def log(self, text: str) -> None:

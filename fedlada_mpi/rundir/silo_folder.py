@@ -12,7 +12,6 @@ NAME is that of the run's own directory, and ID another one for each run that is
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -96,7 +95,7 @@ class SiloFolder:
 def log_error(path: Path, message: str) -> bool:
     """Tell the silo why its data was refused; whether that could be written."""
     try:
-        _append(path, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {message}")
+        disk.append_line(path, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {message}".encode())
     except OSError:
         return False
     return True
@@ -114,17 +113,9 @@ def added_up_with_others(silo: Path, data: str, silos: str) -> bool:
                 entry = json.loads(line)
                 known |= {entry["silos"]} if entry["data"] == data else set()
         if silos not in known:
-            _append(path, json.dumps({"data": data, "silos": silos}))
+            disk.append_line(path, json.dumps({"data": data, "silos": silos}).encode())
     except OSError as error:
         raise PublicError(
             f"{path}: cannot be written ({error.strerror}): the silo must note with whom it adds up"
         ) from None
     return bool(known - {silos})
-
-
-def _append(path: Path, line: str) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(handle, "w") as file:
-        file.write(line + "\n")
-        file.flush()
-        os.fsync(file.fileno())

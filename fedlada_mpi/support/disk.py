@@ -76,6 +76,20 @@ def write_new(path: Path, content: bytes) -> None:
         raise
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """A line of its own in a file that only its owner may read, on the disk when this returns.
+
+    Behind a line that a kill or a full disk has cut short, it begins a new one: glued to it, both would be lost.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, 0o600), "rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        whole = not size or os.pread(file.fileno(), 1, size - 1) == b"\n"
+        file.write((b"" if whole else b"\n") + line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def publish(temporary: Path, final: Path) -> None:
     """Rename a complete file or folder to its final name, and sync the directory to disk."""
     os.replace(temporary, final)

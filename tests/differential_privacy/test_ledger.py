@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 
@@ -13,6 +14,7 @@ from fedlada_mpi.privacy.budget import Budget, SiloBudget
 from fedlada_mpi.privacy.ledger import LEDGER, Ledger
 from fedlada_mpi.privacy.mechanism import Mechanism
 from fedlada_mpi.settings import Config
+from fedlada_mpi.support.disk import WriteError
 from fedlada_mpi.support.errors import PublicError, UserError
 
 NOISE = 0.6945
@@ -141,3 +143,32 @@ def test_a_silo_counts_the_noise_that_it_is_told(tmp_path):
     given = asked(tmp_path / "other", epsilon=0.0, noise_multiplier=1.0)
     with pytest.raises(PublicError, match=r"the server asks for noise 0\.5, and the settings for 1"):
         SiloBudget(given, tmp_path / "other", Mechanism.of(given, 0.5))
+
+
+class Full:
+    """A disk on which a line fits in part, as long as it is full."""
+
+    def __init__(self, monkeypatch):
+        self.real, self.room = os.fsync, 10**9
+        monkeypatch.setattr(os, "fsync", self.fsync)
+
+    def fsync(self, handle: int) -> None:
+        if self.room < 10**9:
+            os.ftruncate(handle, max(0, os.fstat(handle).st_size - self.room))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.real(handle)
+
+
+@pytest.mark.parametrize("missing", [1, 7, 30])
+def test_a_full_disk_permits_no_release(tmp_path, monkeypatch, missing):
+    """What is left of the line counts for nothing; when there is room again, the ledger has what was released."""
+    disk, ledger = Full(monkeypatch), Ledger(tmp_path)
+    ledger.add(ENTRY)
+    disk.room = missing
+    with pytest.raises(WriteError, match=r"No space left on device .*make room, then add --resume"):
+        ledger.add({**ENTRY, "round": 2})
+    assert ledger.rounds == Ledger(tmp_path).rounds == {1}
+    disk.room = 10**9
+    ledger.add({**ENTRY, "round": 3})
+    Ledger(tmp_path).add({**ENTRY, "round": 4})
+    assert [json.loads(line)["round"] for line in (tmp_path / LEDGER).read_text().splitlines()] == [1, 3, 4]

@@ -1,12 +1,11 @@
-"""ChaCha20 streams on the GPU against RFC 8439 and against ``cryptography``, on a CUDA device or in the interpreter."""
+"""ChaCha20 streams on the GPU against RFC 8439 and a reference in numpy, on a CUDA device or in the interpreter."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from chacha_reference import words as words_of
 from kernel_checks import CUDA, DEVICE, kernels_run
 
 from fedlada_mpi.gpu.chacha_kernels import BLOCK_WORDS, LANES, MAX_BLOCKS, add_streams
@@ -21,12 +20,6 @@ RFC_8439 = [
     ("00" * 31 + "01", 1, "3aeb5224ecf849929b9d828db1ced4dd"),
     ("00ff" + "00" * 30, 2, "72d54dfbf12ec44b362692df94137f32"),
 ]
-
-
-def words_of(key: bytes, length: int, first_block: int = 0) -> np.ndarray:
-    nonce = first_block.to_bytes(4, "little") + bytes(12)
-    stream = Cipher(ChaCha20(key, nonce), mode=None).encryptor().update(bytes(8 * length))
-    return np.frombuffer(stream, "<u8")
 
 
 def added(vector: np.ndarray, keys: list[bytes], signs: list[int], first_block: int = 0) -> np.ndarray:
@@ -44,6 +37,19 @@ def start(length: int) -> np.ndarray:
 def test_blocks_of_the_rfc(key, block, begin):
     stream = added(np.zeros(BLOCK_WORDS, np.uint64), [bytes.fromhex(key)], [1], block)
     assert stream.astype("<u8").tobytes().hex().startswith(begin)
+
+
+@pytest.mark.parametrize(("key", "block", "begin"), RFC_8439)
+def test_the_reference(key, block, begin):
+    assert words_of(bytes.fromhex(key), BLOCK_WORDS, block).tobytes().hex().startswith(begin)
+
+
+def test_the_reference_is_the_librarys():
+    ciphers = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
+    for key, first in zip(KEYS, (0, 5, 2**32 - 4), strict=True):
+        nonce = first.to_bytes(4, "little") + bytes(12)
+        stream = ciphers.Cipher(ciphers.algorithms.ChaCha20(key, nonce), mode=None).encryptor().update(bytes(8 * 29))
+        assert words_of(key, 29, first).tobytes() == stream
 
 
 @kernels_run

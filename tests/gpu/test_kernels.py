@@ -39,7 +39,7 @@ KERNELS = [
 IN_THE_INTERPRETER = (  # by processes, each of which takes seconds to start
     ("test_kernels.py",),
     ("test_sequence_kernels.py", "test_attention_kernels.py", "test_language_kernels.py", "test_fuse.py"),
-    ("test_chacha.py", "test_digests.py"),
+    ("test_chacha.py", "test_digests.py", "test_private_rounds.py"),
 )
 PARTLY_FOR_A_GPU = IN_THE_INTERPRETER[-1]
 

@@ -1,26 +1,33 @@
-"""A secure run whose server does not follow the protocol.
+"""Secure runs whose server does not follow the protocol, one after another on the same ranks.
 
-    python tests/helpers/dishonest.py WAY SEEN --secure --rounds 2 ...      SEEN: where it keeps the sums that it gets
+    python tests/helpers/dishonest.py model,keys FOLDER --secure --rounds 2 ...
 
 model         one silo is sent another model
 participants  only one silo's clients are asked to train
 settings      the silos are told that nothing is masked
 keys          one silo gets a key of the server's own in place of every other silo's
 honest        it follows the protocol
+
+FOLDER/WAY.npy is what the server sees, and FOLDER/WAY.json the status of every rank and what the first has printed.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import sys
+from contextlib import ExitStack, redirect_stderr
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
 VICTIM = 2  # rank
 
 
-def cheat(way: str, seen: str, rank: int) -> None:
+def cheat(way: str, seen: Path, rank: int) -> ExitStack:
+    """What is changed until the stack is closed."""
     from fedlada_mpi.rounds.aggregate.secure import SecureSums
 
     decode = SecureSums._decode
@@ -30,15 +37,14 @@ def cheat(way: str, seen: str, rank: int) -> None:
             np.save(seen, self.rows.cpu().numpy())
         decode(self, words, communicates)
 
-    SecureSums._decode = kept
-    globals()[f"_{way}"](rank)
+    changes = ExitStack()
+    changes.enter_context(patch.object(SecureSums, "_decode", kept))
+    if way != "honest":
+        changes.enter_context(patch.object(*globals()[f"_{way}"](rank)))
+    return changes
 
 
-def _honest(rank: int) -> None:
-    pass
-
-
-def _model(rank: int) -> None:
+def _model(rank: int) -> tuple[Any, str, Any]:
     """As if the server had sent it so: what differs is what this silo has received."""
     from fedlada_mpi.rounds.silo import Silo
 
@@ -49,10 +55,10 @@ def _model(rank: int) -> None:
             self.s.x[0] += 1
         return train(self, *arguments)
 
-    Silo.train = other
+    return Silo, "train", other
 
 
-def _participants(rank: int) -> None:
+def _participants(rank: int) -> tuple[Any, str, Any]:
     from fedlada_mpi.rounds.silo import Silo
 
     sample = Silo.sample
@@ -60,10 +66,10 @@ def _participants(rank: int) -> None:
     def few(self: Any, t: int) -> np.ndarray:
         return sample(self, t)[: None if rank else 1]
 
-    Silo.sample = few
+    return Silo, "sample", few
 
 
-def _settings(rank: int) -> None:
+def _settings(rank: int) -> tuple[Any, str, Any]:
     from fedlada_mpi.session import plan
 
     make = plan.make
@@ -73,10 +79,10 @@ def _settings(rank: int) -> None:
         made.settings["secure_neighbours"] = "0"
         return made
 
-    plan.make = open_sums
+    return plan, "make", open_sums
 
 
-def _keys(rank: int) -> None:
+def _keys(rank: int) -> tuple[Any, str, Any]:
     """As if the server had sent it so: what differs is what this silo has received."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
@@ -91,19 +97,23 @@ def _keys(rank: int) -> None:
             return [item if number == rank else {**other, "key": own} for number, other in enumerate(items)]
         return items
 
-    Messages.allgather_json = exchanged
+    return Messages, "allgather_json", exchanged
 
 
-def main(argv: list[str]) -> int:
-    way, seen, *arguments = argv
+def main(ways: str, folder: str, *arguments: str) -> None:
     from mpi4py import MPI
 
     from fedlada_mpi.run import main as run
 
-    cheat(way, seen, MPI.COMM_WORLD.rank)
-    return run(arguments)
+    world = MPI.COMM_WORLD
+    for way in ways.split(","):
+        path = Path(folder, way)
+        with cheat(way, path.with_suffix(".npy"), world.rank), redirect_stderr(io.StringIO()) as err:
+            status = run([*arguments, "--out", str(path)])
+        statuses = world.gather(status)
+        if world.rank == 0:
+            path.with_suffix(".json").write_text(json.dumps({"statuses": statuses, "err": err.getvalue()}))
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).unlink(missing_ok=True)
-    sys.exit(main(sys.argv[1:]))
+    main(*sys.argv[1:])

@@ -33,7 +33,8 @@ from pathlib import Path
 
 # Read when an interpreter starts or torch is loaded; a process that has others needs an interpreter of its own.
 SENSITIVE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "TORCH", "TRITON", "CUDA", "ATEN_", "ONEDNN_")
-HANDLED = ("PYTHONPATH", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH")  # the last is set by mpirun
+# LD_LIBRARY_PATH is set by mpirun; CUDA_VISIBLE_DEVICES is read at the first use of a GPU, and the server makes none.
+HANDLED = ("PYTHONPATH", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 PRELOADED = (
     "numpy", "numpy.ma", "numpy.random", "torch", "torch.fx", "torch.func", "torch.nested", "h5py", "mpi4py", "tqdm",
     "PIL.Image", "PIL.ImageOps", "multiprocessing.spawn", "multiprocessing.queues", "multiprocessing.synchronize",

@@ -1,8 +1,10 @@
-"""A run whose ranks record everything that leaves them, in the order in which it does.
+"""Runs whose ranks record everything that leaves them, in the order in which it does.
 
-    python tests/helpers/spying.py RECORDS --rounds 2 ...            RECORDS/rank-N.pickle, lists of ``Sent``
-    python tests/helpers/spying.py --fixed-keys RECORDS --rounds 2 ...    with the same secret keys in every run
-    python tests/helpers/spying.py --fixed-keys --leak Gather RECORDS --rounds 2 ...    a silo tells what it should not
+    python tests/helpers/spying.py '[{"where": "a", "records": "1", "fixed": true, "words": ["--rounds", "2"]}, ...]'
+
+Runs follow each other in the same processes, as starting these costs more than they do. Each takes place in the
+directory WHERE, and leaves RECORDS/rank-N.pickle there, lists of ``Sent``. A run with ``fixed`` keys has the same
+secrets as all others that have them; one with a ``leak`` tells what it should not.
 
 A spy stands in for every communicator and every window, as its own subclass of mpi4py's, so that no call can pass it:
 what is not known to be silent is recorded, and a call whose buffers the spy cannot tell is an error. A shared window is
@@ -11,17 +13,19 @@ recorded when others may read it. Besides, a rank may write to files, sockets an
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import itertools
+import json
 import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -57,6 +61,11 @@ class Sent:
 class Records:
     def __init__(self) -> None:
         self.sent: list[Sent] = []
+        self.windows: dict[int, bytes] = {}  # what they have shown, by handle
+
+    def clear(self) -> None:
+        self.sent.clear()
+        self.windows.clear()
 
     def add(self, call: str, value: Any) -> None:
         if isinstance(value, (tuple, list)):  # with counts or a type
@@ -123,7 +132,6 @@ def arm(before: Callable[[str], None] = lambda name: None) -> None:
     body = {**{name: spied(name) for name in others}, **{name: made(name) for name in MAKERS}}
     Spy = type("Spy", (MPI.Intracomm,), body)
     real_window = MPI.Win
-    shown: dict[int, bytes] = {}  # by window
 
     def sync(self: Any) -> None:
         before("Sync")
@@ -131,8 +139,8 @@ def arm(before: Callable[[str], None] = lambda name: None) -> None:
         if group.rank:  # into the first segment, others add what they could also add up themselves
             memory, _ = self.Shared_query(group.rank)
             content = np.frombuffer(memory, np.uint8)
-            if content.tobytes() != shown.get(self.handle):
-                shown[self.handle] = content.tobytes()
+            if content.tobytes() != RECORDS.windows.get(self.handle):
+                RECORDS.windows[self.handle] = content.tobytes()
                 RECORDS.add("window", content)
         real_window.Sync(self)
 
@@ -176,26 +184,32 @@ def _watch_files() -> None:
         stream.write = printed
 
 
-def fix_keys(rank: int) -> None:
-    """Secrets that depend on the rank and on how many were drawn before, and on nothing else."""
+@contextmanager
+def fixed_keys(rank: int) -> Iterator[None]:
+    """Secrets that depend on the rank, on who draws them and on how many it has drawn before, and on nothing else."""
     from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 
     from fedlada_mpi.privacy import masks
 
-    # From the second round on, runs with other data have other models, and would have other masks.
-    masks.received_digest = lambda *_: bytes(32)
-
-    count = itertools.count()
+    counts: Counter[str] = Counter()
 
     def draw(length: int) -> bytes:
-        return hashlib.shake_256(f"{rank} {next(count)}".encode()).digest(length)
+        purpose = sys._getframe(1).f_globals["__name__"]
+        counts[purpose] += 1
+        return hashlib.shake_256(f"{rank} {purpose} {counts[purpose]}".encode()).digest(length)
 
-    os.urandom = draw
-    for kind in (x25519.X25519PrivateKey, ed25519.Ed25519PrivateKey):
-        kind.generate = classmethod(lambda cls, kind=kind: kind.from_private_bytes(draw(32)))
+    with ExitStack() as patches:
+        patches.enter_context(patch.object(os, "urandom", draw))
+        # From the second round on, runs with other data have other models, and would have other masks.
+        patches.enter_context(patch.object(masks, "received_digest", lambda *_: bytes(32)))
+        for kind in (x25519.X25519PrivateKey, ed25519.Ed25519PrivateKey):
+            made = classmethod(lambda cls, kind=kind: kind.from_private_bytes(draw(32)))
+            patches.enter_context(patch.object(kind, "generate", made))
+        yield
 
 
-def leak(way: str) -> None:
+@contextmanager
+def leaking(way: str) -> Iterator[None]:
     """At the end of every round, let the silos show a number that depends on their images, and on nothing else."""
     from mpi4py import MPI
 
@@ -203,44 +217,44 @@ def leak(way: str) -> None:
 
     report = Silo.report
 
-    def leaking(self: Any, order: Any) -> Any:
+    def telling(self: Any, order: Any) -> Any:
         inputs, _ = self.trainer.data.examples.take(slice(0, 1))
         number = np.array([float(inputs.double().flatten()[:8].sum())])
         if way == "Gather":
             self.world.gather(number)
         elif way == "Reduce":  # as masked sums do, without the mask
-            words = number.astype(np.uint64)
+            words = number.astype(np.int64).view(np.uint64)
             self.world.comm.Reduce(words, np.empty_like(words) if self.world.rank == 0 else None, MPI.SUM)
         elif way == "print" and self.world.rank:
             print(number)
-        elif way == "gather":  # a pickled object
-            self.world.comm.gather(number)
         return report(self, order)
 
-    Silo.report = leaking
+    with patch.object(Silo, "report", telling):
+        yield
 
 
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--fixed-keys", action="store_true")
-    parser.add_argument("--leak", default="")
-    parser.add_argument("folder")
-    options, arguments = parser.parse_known_args(argv)
+def spied(run: Mapping[str, Any], rank: int) -> int:
+    from fedlada_mpi.run import main
+
+    os.chdir(run["where"])
+    RECORDS.clear()
+    with ExitStack() as changes:
+        if run.get("fixed", True):
+            changes.enter_context(fixed_keys(rank))
+        if run.get("leak"):
+            changes.enter_context(leaking(run["leak"]))
+        status = main(run["words"])
+    Path(run["records"]).mkdir(exist_ok=True)
+    records = [(sent.call, sent.kind, sent.content, sent.by) for sent in RECORDS.sent]
+    Path(run["records"], f"rank-{rank}.pickle").write_bytes(pickle.dumps(records))
+    return status
+
+
+def main(runs: Sequence[Mapping[str, Any]]) -> int:
     arm()
     from mpi4py import MPI
 
-    rank = MPI.COMM_WORLD.rank
-    if options.fixed_keys:
-        fix_keys(rank)
-    if options.leak:
-        leak(options.leak)
-    from fedlada_mpi.run import main as run
-
-    status = run(arguments)
-    Path(options.folder).mkdir(exist_ok=True)
-    records = [(sent.call, sent.kind, sent.content, sent.by) for sent in RECORDS.sent]
-    Path(options.folder, f"rank-{rank}.pickle").write_bytes(pickle.dumps(records))
-    return status
+    return max(spied(run, MPI.COMM_WORLD.rank) for run in runs)
 
 
 def read(folder: Path, ranks: int) -> list[list[Sent]]:
@@ -249,4 +263,4 @@ def read(folder: Path, ranks: int) -> list[list[Sent]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(json.loads(sys.argv[1])))

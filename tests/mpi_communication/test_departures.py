@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
 from mpi4py import MPI
-from ranks import tolerant_mpirun
-from repository import ROOT
 from tiers import slow
-
-sys.path.append(str(ROOT / "tests" / "campaigns"))
 
 BEFORE = 0.0
 two_losses = pytest.mark.skipif(
     MPI.get_vendor() >= ("Open MPI", (5, 0, 10)), reason="this Open MPI crashes at a loss while it makes a communicator"
 )
-
-
-@pytest.fixture(scope="module")
-def campaign(tmp_path_factory):
-    tolerant_mpirun()
-    from departures import Campaign
-
-    before = dict(os.environ)
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "helpers")))
-    yield Campaign(tmp_path_factory.mktemp("departures"), 0)
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @pytest.mark.parametrize(

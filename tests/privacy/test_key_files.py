@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import stat
 
 import pytest
@@ -44,6 +45,13 @@ def test_no_key_is_overwritten(tmp_path):
     with pytest.raises(UserError, match="is there already"):
         key_files.new(tmp_path, "a")
     assert (tmp_path / "a.key").read_bytes() == before
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    for name, read in (("a.key", key_files.private_key), ("a.pub", key_files.public_key)):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(UserError, match="it is not a regular file"):
+            read(tmp_path, "a")
 
 
 def test_damaged_and_open_keys(tmp_path):

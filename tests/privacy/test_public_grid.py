@@ -66,6 +66,14 @@ def test_sums_wrap_around_what_is_there():
     assert (int(total) - mask) % 2**64 == int(plain) % 2**64
 
 
+def test_sums_as_floats():
+    """By hand, in several blocks: 3 and -5 units of 2^-58, and what float32 keeps of a large one."""
+    grid, total = PublicGrid(16, 1), torch.tensor([3, -5, 2**60 + 1]).repeat(60_000)
+    found = torch.empty(len(total))
+    grid.decode(total, found)
+    assert torch.equal(found, torch.tensor([3 * 2.0**-58, -5 * 2.0**-58, 4.0]).repeat(60_000))
+
+
 def test_numbers_are_those_of_vectors():
     grid, random = PublicGrid(2.0**20, 50), np.random.default_rng(3)
     values, weights = random.normal(size=12) * 100, random.integers(1, 5, 12).astype(float)

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from ranks import SIZE, tolerant_mpirun
-from repository import ROOT
 
 from fedlada_mpi.data.owners import owned_clients
 from fedlada_mpi.privacy.silo_files import LOG, ROUNDS, SiloFiles
 from fedlada_mpi.run import main
 from fedlada_mpi.support import rng
 from fedlada_mpi.support.errors import UserError
-
-sys.path.append(str(ROOT / "tests" / "campaigns"))
 
 SECURE = ["--secure", "--participation", "0.8"]
 
@@ -47,6 +42,9 @@ def test_a_line_that_was_cut_off_counts_for_nothing(tmp_path):
     path = tmp_path / ROUNDS
     path.write_bytes(path.read_bytes()[:-9])
     assert SiloFiles(tmp_path, "a", "s", "fewer").void_until == 1
+    # Nor does it take the next one with it, of a run that goes on.
+    SiloFiles(tmp_path, "a", "s", "all").begun(2)
+    assert SiloFiles(tmp_path, "a", "s", "fewer").void_until == 2
 
 
 def test_files_are_the_silos_own(tmp_path):
@@ -56,20 +54,6 @@ def test_files_are_the_silos_own(tmp_path):
     files.begun(1)
     assert "error 1: label 3 of patient 17" in (tmp_path / "a" / LOG).read_text()
     assert [path.stat().st_mode & 0o077 for path in (tmp_path / "a", *(tmp_path / "a").iterdir())] == [0, 0, 0]
-
-
-@pytest.fixture(scope="module")
-def campaign(tmp_path_factory):
-    if SIZE > 1:
-        pytest.skip("starts ranks of its own")
-    tolerant_mpirun()
-    from departures import Campaign
-
-    before = dict(os.environ)
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests" / "helpers")))
-    yield Campaign(tmp_path_factory.mktemp("void"), 0)
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def records(out: Path) -> list[dict]:
@@ -94,53 +78,49 @@ def reference(campaign, monkeypatch, method: str, void: list[int], lost: dict[in
     return torch.load(out / "model.pt", weights_only=True)
 
 
-@pytest.mark.parametrize(
-    ("method", "fault", "void"),
-    [
-        ("fedlada", ("reduce", 3, 1e-3), [3]),
-        pytest.param("scaffold", ("evaluate", 3, 0.0), [3], marks=pytest.mark.slow),
-        pytest.param("scaffold", ("train", 5, 0.0), [], marks=pytest.mark.slow),
-    ],
-    ids=["in Reduce", "after it", "before it"],
-)
-def test_the_others_go_on(campaign, monkeypatch, method, fault, void):
-    words = campaign.words({2: fault}, method, False, *SECURE)
-    status, printed = campaign.run(5, words)
-    assert status == 0, printed
-    out = Path(words[-1])
-    assert [record["round"] for record in records(out) if record.get("void")] == void
-    (left,) = json.loads((out / "summary.json").read_text())["left"]
-    assert left["rank"] == 2
-    expected = reference(campaign, monkeypatch, method, void, {left["after"]: [2]}, ranks=5)
+def same(out: Path, expected: dict) -> bool:
     ours = torch.load(out / "model.pt", weights_only=True)
-    assert all(torch.equal(ours[name], value) for name, value in expected.items())
+    return all(torch.equal(ours[name], value) for name, value in expected.items())
+
+
+def void(out: Path) -> list[int]:
+    return [record["round"] for record in records(out) if record.get("void")]
+
+
+def test_the_others_go_on(campaign, monkeypatch):
+    """Silos leave in the sum of round 2, after that of round 4, which makes these void, and before one."""
+    faults = {2: ("reduce", 2, 1e-3), 4: ("evaluate", 3, 0.0), 6: ("train", 5, 0.0)}
+    words = campaign.words(faults, "scaffold", False, *SECURE)
+    status, printed = campaign.run(7, words)
+    assert status == 0, printed
+    out, left = Path(words[-1]), {}
+    assert void(out) == [2, 4]
+    for entry in json.loads((out / "summary.json").read_text())["left"]:
+        left.setdefault(entry["after"], []).append(entry["rank"])
+    assert sorted(rank for several in left.values() for rank in several) == [2, 4, 6]
+    assert same(out, reference(campaign, monkeypatch, "scaffold", [2, 4], left, ranks=7))
     for path in out.glob(f"silos/*/{ROUNDS}"):
         sent = {(entry["round"], entry["silos"]) for entry in map(json.loads, path.open())}
         assert len({number for number, _ in sent}) == len(sent), f"{path}: a round with two sets of silos"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("victim", "why"), [(0, "the server left"), (1, "2 silos left, and --min-silos is 3")])
-def test_the_run_stops_and_can_be_resumed(campaign, monkeypatch, victim, why):
-    words = campaign.words({victim: ("bcast", 6, 1e-3)}, "fedlada", False, *SECURE)
+def test_the_run_stops_and_can_be_resumed(campaign, monkeypatch):
+    """Without the server, and with too few silos; with the same silos as before no round is void, with others one."""
+    status, printed = campaign.run(4, campaign.words({0: ("bcast", 3, 1e-3)}, "fedlada", False, *SECURE))
+    assert status == 75, printed
+    assert "the server left" in printed
+    words = campaign.words({1: ("reduce", 4, 0.0)}, "fedlada", False, *SECURE)
     status, printed = campaign.run(4, words)
     assert status == 75, printed
-    assert why in printed
+    assert "2 silos left, and --min-silos is 3" in printed
     out = Path(words[-1])
+    other = shutil.copytree(out, campaign.out())
     status, printed = campaign.run(4, ["{}", "--resume", str(out)])
     assert status == 0, printed
-    assert not any(record.get("void") for record in records(out))  # the same silos as before
-    expected = reference(campaign, monkeypatch, "fedlada", [], {}, ranks=4)
-    ours = torch.load(out / "model.pt", weights_only=True)
-    assert all(torch.equal(ours[name], value) for name, value in expected.items())
-
-
-@pytest.mark.slow
-def test_resumed_with_other_silos(campaign):
-    words = campaign.words({1: ("reduce", 4, 0.0)}, "fedlada", False, *SECURE)
-    assert campaign.run(4, words)[0] == 75
-    out = Path(words[-1])
-    status, printed = campaign.run(6, ["{}", "--resume", str(out)])
+    assert void(out) == []
+    assert same(out, reference(campaign, monkeypatch, "fedlada", [], {}, ranks=4))
+    status, printed = campaign.run(6, ["{}", "--resume", str(other)])
     assert status == 0, printed
     assert "note: round 4 is void, as other silos have sent sums of the same models" in printed
-    assert [record["round"] for record in records(out) if record.get("void")] == [4]
+    assert void(other) == [4]

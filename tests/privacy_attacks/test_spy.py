@@ -7,7 +7,8 @@ number, a text, a file or a time: a collective that is added without a mask fail
 
 from __future__ import annotations
 
-import shutil
+import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,6 @@ import pytest
 import spying
 from repository import ROOT
 from spying import Sent
-from tiers import slow
 from training_runs import make_data
 from uniformity import HIGHEST, LOWEST, chi_square, lag_correlation
 
@@ -23,23 +23,26 @@ RANKS, EXCHANGED = 4, 2  # the rank whose images are exchanged
 SPYING = str(ROOT / "tests" / "helpers" / "spying.py")
 SIZES, OTHER_SIZES = [8, 7, 6, 8, 5, 7], [8, 7, 4, 10, 5, 7]
 SETTINGS = (
-    "--secure --dataset shards --out out --rounds 2 --participation 1 --batch-size 4 --local-steps 3 --device cpu "
-    "--model linear --eval-every 1 --checkpoint-every 1 --partition natural --clients 6"
+    "--dataset shards --rounds 2 --participation 1 --batch-size 4 --local-steps 3 --device cpu --model linear "
+    "--eval-every 1 --checkpoint-every 1 --partition natural --clients 6"
 )
+SECURE, UNMASKED = "--secure", "--secure --secure-neighbours 0"
+DP = "--dp client --noise-multiplier 1 --delta 0.01 --clip-norm 1 --participation 0.7"
 
 
 class Runs:
-    """Secure runs of the same silos: in ``b`` one silo has other images than in ``a``, in ``c`` clients of other sizes.
+    """Runs of the same silos: in ``b`` one silo has other images than in ``a``, in ``c`` clients of other sizes.
 
     Silos have as many images in all.
     """
 
-    def __init__(self, folder: Path, mpirun):
-        self.folder, self.mpirun = folder, mpirun
+    def __init__(self, folder: Path):
+        self.folder = folder
         make_data(folder / "a", SIZES, silos=RANKS - 1)
         self._exchange(folder / "a", folder / "b")
         make_data(folder / "c", OTHER_SIZES, silos=RANKS - 1, seed=6)
-        self.known: dict[tuple[object, ...], list[list[Sent]]] = {}
+        self.asked: list[dict[str, object]] = []
+        self.numbers: dict[str, int] = {}
 
     @staticmethod
     def _exchange(source: Path, target: Path) -> None:
@@ -61,25 +64,29 @@ class Runs:
             )
         )  # fmt: skip
 
-    def records(
-        self, which: str, method: str, masks: bool = True, fixed: bool = True, leak: str = ""
-    ) -> list[list[Sent]]:  # fmt: skip
-        """What left the ranks of a run. The runs have the same paths, so that those make no difference."""
-        asked = (which, method, masks, fixed, leak)
-        if asked not in self.known:
-            where = self.folder / which
-            for name in ("out", "records"):
-                shutil.rmtree(where / name, ignore_errors=True)
-            options = [*(["--fixed-keys"] if fixed else []), *(["--leak", leak] if leak else [])]
-            words = [*SETTINGS.split(), *method.split(), *([] if masks else ["--secure-neighbours", "0"])]
-            self.mpirun(RANKS, *options, "records", *words, command=(SPYING,), cwd=where, check=True)
-            self.known[asked] = spying.read(where / "records", RANKS)
-        return self.known[asked]
+    def ask(self, which: str, words: str, **more: object) -> Path:
+        """A run of the next launch; where its records will be. Paths are the same for all data."""
+        number = self.numbers.setdefault(f"{words} {more}", len(self.numbers))
+        where, words = self.folder / which, f"{SETTINGS} {words} --out out-{number}"
+        records = where / f"records-{number}"
+        self.asked.append({"where": str(where), "records": str(records), "words": words.split(), **more})
+        return records
+
+    def pair(self, words: str, **more: object) -> tuple[Path, Path]:
+        """A run, and one with other images."""
+        return self.ask("a", words, **more), self.ask("b", words, **more)
+
+    def launch(self, mpirun) -> None:
+        mpirun(RANKS, json.dumps(self.asked), command=(SPYING,), cwd=self.folder, check=True)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory, mpirun) -> Runs:
-    return Runs(tmp_path_factory.mktemp("spied"), mpirun)
+@pytest.fixture
+def runs(tmp_path) -> Runs:
+    return Runs(tmp_path)
+
+
+def by_rank(records: Iterable[Path], rank: int) -> list[list[Sent]]:
+    return [spying.read(each, RANKS)[rank] for each in records]
 
 
 def messages(sent: list[Sent]) -> list[Sent]:
@@ -119,65 +126,73 @@ def leaks(masked: list[tuple[Sent, Sent]], plain: list[tuple[Sent, Sent]]) -> li
     return found
 
 
-CASES = ["--algorithm fedlada", slow("--algorithm fedlada --transport shared"), slow("--algorithm scaffold"),
-         slow("--algorithm fednova --weighting size")]  # fmt: skip
+CASES = ["--algorithm scaffold --transport shared", f"--algorithm fedlada --adaptive-clip {DP}"]
 
 
-@pytest.mark.parametrize("method", CASES)
-def test_what_depends_on_a_silos_images_is_masked(runs, method):
-    masked, plain = ((runs.records("a", method, masks), runs.records("b", method, masks)) for masks in (True, False))
+def check_masked(masked: tuple[Path, Path], plain: tuple[Path, Path]) -> None:
+    """What differs between the runs of a pair differs by what it does without masks."""
+    first = {}
     for rank in range(1, RANKS):
-        apart = different(masked[0][rank], masked[1][rank])
-        assert not leaks(apart, different(plain[0][rank], plain[1][rank])), f"rank {rank}"
+        pair = by_rank(masked, rank)
+        apart = different(*pair)
+        assert not leaks(apart, different(*by_rank(plain, rank))), f"rank {rank}"
         assert apart, "the exchanged images made no difference: nothing was tested"
+        first[rank] = places(*pair)[0]
     # In the first round the others have the same model and the same images in both runs.
-    first = {rank: places(masked[0][rank], masked[1][rank])[0] for rank in range(1, RANKS)}
-    assert all(first[EXCHANGED] < place for rank, place in first.items() if rank != EXCHANGED)
+    if masked[1].parent.name == "b":
+        assert all(first[EXCHANGED] < place for rank, place in first.items() if rank != EXCHANGED)
 
 
-@pytest.mark.slow
-def test_how_many_images_clients_have_is_masked(runs):
-    method = "--algorithm fedavg --weighting size"
-    masked, plain = ((runs.records("a", method, masks), runs.records("c", method, masks)) for masks in (True, False))
-    for rank in range(1, RANKS):
-        apart = different(masked[0][rank], masked[1][rank])
-        assert not leaks(apart, different(plain[0][rank], plain[1][rank])), f"rank {rank}"
-
-
-@pytest.mark.parametrize("method", CASES)
-def test_a_silo_writes_only_files_of_its_own(runs, method):
-    own = (Path("out/silos") / f"silo_{EXCHANGED:04d}", runs.folder / "a/out/silos" / f"silo_{EXCHANGED:04d}")
-    for sent in runs.records("a", method)[EXCHANGED]:
+def check_written(records: Path) -> None:
+    """A silo writes only files of its own, and nothing elsewhere."""
+    number, where = records.name.removeprefix("records-"), records.parent
+    own = Path(f"out-{number}", "silos", f"silo_{EXCHANGED:04d}")
+    for sent in spying.read(records, RANKS)[EXCHANGED]:
         assert sent.call not in ("socket", "printed"), sent
         if sent.call == "file":
             path = Path(sent.content.decode())
-            in_run = {"out", "shards"} & {*path.parts[:1], *path.parts[len(runs.folder.parts) + 1 :][:1]}
-            assert not in_run or path.is_relative_to(own[0]) or path.is_relative_to(own[1]), sent
+            in_run = {f"out-{number}", "shards"} & {*path.parts[:1], *path.parts[len(where.parts) :][:1]}
+            assert not in_run or path.is_relative_to(own) or path.is_relative_to(where / own), sent
 
 
-@pytest.mark.parametrize("way", ["Gather", slow("Reduce"), slow("print")])
-def test_a_leak_is_found(runs, way):
-    """Of one number in a round, by a collective that is not masked."""
-    method = "--algorithm fedlada"
-    a, b = (runs.records(which, method, leak=way)[EXCHANGED] for which in "ab")
-    plain = [runs.records(which, method, masks=False)[EXCHANGED] for which in "ab"]
-    assert leaks(different(a, b), different(*plain))
-
-
-@pytest.mark.slow
-def test_a_call_that_the_spy_does_not_know_is_refused(runs):
-    with pytest.raises(pytest.fail.Exception, match="gather: the spy does not know what this call sends"):
-        runs.records("a", "--algorithm fedlada", leak="gather")
-
-
-def test_masked_messages_look_random(runs):
-    method = "--algorithm fedlada"
+def check_random(drawn: Path, masked: tuple[Path, Path], plain: tuple[Path, Path]) -> None:
     for rank in range(1, RANKS):
-        masked = places(*(runs.records(which, method)[rank] for which in "ab"))
-        sent = messages(runs.records("a", method, fixed=False)[rank])  # with keys that were drawn
-        content = b"".join(sent[i].content for i in masked)
+        sent = messages(spying.read(drawn, RANKS)[rank])
+        content = b"".join(sent[i].content for i in places(*by_rank(masked, rank)))
         assert len(content) > 5 * 256 * 8
         assert LOWEST < chi_square(content) < HIGHEST
         assert abs(lag_correlation(content)) < 5 / np.sqrt(len(content))
-        plain = different(*(runs.records(which, method, masks=False)[rank] for which in "ab"))
-        assert chi_square(b"".join(p.content for p, _ in plain)) > 100
+        assert chi_square(b"".join(p.content for p, _ in different(*by_rank(plain, rank)))) > 100
+
+
+def test_what_depends_on_a_silos_images_is_masked(runs, mpirun):
+    """And looks random; a number that is not masked is found, by whichever way it leaves the silo."""
+    method = "--algorithm fedlada"
+    masked, plain = (runs.pair(f"{method} {how}") for how in (SECURE, UNMASKED))
+    drawn = runs.ask("a", f"{method} {SECURE}", fixed=False)
+    leaky = [runs.pair(f"{method} {SECURE}", leak=way) for way in ("Gather", "Reduce", "print")]
+    runs.launch(mpirun)
+    check_masked(masked, plain)
+    check_written(masked[0])
+    check_random(drawn, masked, plain)
+    for pair in leaky:
+        assert leaks(different(*by_rank(pair, EXCHANGED)), different(*by_rank(plain, EXCHANGED)))
+
+
+@pytest.mark.slow
+def test_the_same_with_other_methods_and_noise_and_of_sizes(runs, mpirun):
+    asked = [tuple(runs.pair(f"{method} {how}") for how in (SECURE, UNMASKED)) for method in CASES]
+    sized = [runs.pair(f"--algorithm fednova --weighting size {how}") for how in (SECURE, UNMASKED)]
+    of_sizes = [(a, runs.ask("c", f"--algorithm fednova --weighting size {how}"))
+                for (a, _), how in zip(sized, (SECURE, UNMASKED), strict=True)]  # fmt: skip
+    runs.launch(mpirun)
+    for masked, plain in (*asked, sized, of_sizes):
+        check_masked(masked, plain)
+        check_written(masked[0])
+
+
+def test_a_call_that_the_spy_does_not_know_is_refused(mpirun):
+    script = "import spying; spying.arm(); from mpi4py import MPI; MPI.COMM_WORLD.gather(1)"
+    done = mpirun(1, command=("-c", script), env={"PYTHONPATH": str(ROOT / "tests" / "helpers")})
+    assert done.returncode != 0
+    assert "gather: the spy does not know what this call sends" in done.stderr

@@ -65,7 +65,7 @@ def test_sums_with_other_silos_are_noticed(tmp_path):
     assert len((tmp_path / "sums.jsonl").read_text().splitlines()) == 1
     assert not added_up_with_others(tmp_path, "d2", "ab")  # of other data
     with (tmp_path / "sums.jsonl").open("a") as file:
-        file.write('{"data"\n[]\n')
+        file.write('[]\n{"data"')  # killed
     assert added_up_with_others(tmp_path, "d1", "ab")
     assert added_up_with_others(tmp_path, "d1", "abc")
     assert stat.S_IMODE((tmp_path / "sums.jsonl").stat().st_mode) == 0o600

@@ -16,6 +16,7 @@ from silo_dirs import CLASS_NAMES, NAMES, make_silos
 
 from data_prep import PrepareSettings
 from fedlada_mpi.data.silos.prepare import prepare_silo
+from fedlada_mpi.run import main
 
 pytestmark = pytest.mark.skipif(SIZE > 1, reason="starts ranks of its own")
 
@@ -69,21 +70,38 @@ def own_folder(made: Path, silo: str, run: str) -> Path:
     return found
 
 
-def test_as_on_data_prepared_together(made, tmp_path, launch):
-    """The same clients with the same draws: the same bits, with masks and without; and the same results."""
+def test_runs_of_silos(made, tmp_path, launch):
+    """As on data prepared together, resumed with the silos on other ranks, and with noise."""
     joint = ["--dataset", made / "joint", "--silo-per-rank", "--participation", "1"]
-    lines = [
+    masked = [*COMMON, "--secure", "--weighting", "size"]
+    kept = ["--algorithm", "scaffold", *COMMON, "--checkpoint-every", "1"]
+    dp = ["--dp", "client", "--noise-multiplier", "1", "--delta", "0.01", "--clip-norm", "1", "--secure"]
+    noisy = ["--algorithm", "fedavg", "--local-steps", "2", "--batch-size", "3", "--rounds", "1", *dp]
+    statuses, done = launch(
+        4,
         [*silos(made), *COMMON, "--out", tmp_path / "own"],
         [*joint, *COMMON, "--out", tmp_path / "together"],
-        [*silos(made), *COMMON, "--secure", "--weighting", "size", "--out", tmp_path / "masked"],
-        [*joint, *COMMON, "--secure", "--weighting", "size", "--out", tmp_path / "masked-together"],
-    ]
-    statuses, done = launch(4, *lines, NUMBERED="2,1,3")
-    assert statuses == [0] * 4, done.stderr
-    assert same(tmp_path / "own", tmp_path / "together")
-    assert same(tmp_path / "masked", tmp_path / "masked-together")
-    assert not same(tmp_path / "own", tmp_path / "masked")
-    ours, theirs = (records(tmp_path / name / "metrics.jsonl")[-1] for name in ("own", "together"))
+        [*silos(made), *masked, "--out", tmp_path / "masked"],
+        [*joint, *masked, "--out", tmp_path / "masked-together"],
+        [*silos(made), *kept, "--out", tmp_path / "whole"],
+        [*silos(made), *kept, "--out", tmp_path / "cut", "--rounds", "1"],
+        ["--resume", tmp_path / "cut", "--silos", "cairo,ankara,berlin", "--rounds", "2"],
+        [*silos(made), *noisy, "--out", tmp_path / "noisy"],
+        NUMBERED="2,1,3",
+    )
+    assert statuses == [0] * 8, done.stderr
+    assert "run as the same account" in done.stdout
+    check_as_together(made, tmp_path)
+    check_resumed(made, tmp_path)
+    check_noisy(made, tmp_path)
+
+
+def check_as_together(made: Path, folder: Path) -> None:
+    """The same clients with the same draws: the same bits, with masks and without; and the same results."""
+    assert same(folder / "own", folder / "together")
+    assert same(folder / "masked", folder / "masked-together")
+    assert not same(folder / "own", folder / "masked")
+    ours, theirs = (records(folder / name / "metrics.jsonl")[-1] for name in ("own", "together"))
     for name in ("test_acc", "train_acc", "test_loss", "train_loss", "local_loss"):
         assert ours[name] == pytest.approx(theirs[name], rel=1e-6), name
     # Each silo has results of its own, whose mean is that of all.
@@ -91,31 +109,32 @@ def test_as_on_data_prepared_together(made, tmp_path, launch):
     assert [part["train_examples"] for part in parts] == [11, 5, 13]
     correct = sum(part["test_acc"] * part["test_examples"] for part in parts)
     assert ours["test_acc"] == pytest.approx(correct / sum(part["test_examples"] for part in parts))
-    masked = records(tmp_path / "masked" / "metrics.jsonl")[-1]
+    masked = records(folder / "masked" / "metrics.jsonl")[-1]
     own = [records(own_folder(made, name, "masked") / "metrics.jsonl")[-1] for name in NAMES]
     assert masked["test_loss"] == pytest.approx(sum(part["test_loss"] * 6 for part in own) / 18, rel=1e-6)
-    about = json.loads((tmp_path / "own" / "summary.json").read_text())["data"]
-    theirs = json.loads((tmp_path / "together" / "summary.json").read_text())["data"]
+    about, theirs = (json.loads((folder / name / "summary.json").read_text())["data"] for name in ("own", "together"))
     assert (about["mean"], about["std"], about["class_names"]) == (theirs["mean"], theirs["std"], CLASS_NAMES)
-    assert "run as the same account" in done.stdout
 
 
-def test_resumed_with_the_silos_on_other_ranks(made, tmp_path, launch):
+def check_resumed(made: Path, folder: Path) -> None:
     """What clients keep stays in their silos, and is found there again."""
-    run = ["--algorithm", "scaffold", *COMMON, "--checkpoint-every", "1"]
-    statuses, done = launch(
-        4,
-        [*silos(made), *run, "--out", tmp_path / "whole"],
-        [*silos(made), *run, "--out", tmp_path / "cut", "--rounds", "1"],
-        ["--resume", tmp_path / "cut", "--silos", "cairo,ankara,berlin", "--rounds", "2"],
-    )
-    assert statuses == [0, 0, 0], done.stderr
-    assert same(tmp_path / "whole", tmp_path / "cut")
-    assert not [*(tmp_path / "cut").rglob("clients_*")]
+    assert same(folder / "whole", folder / "cut")
+    assert not [*(folder / "cut").rglob("clients_*")]
     with h5py.File(own_folder(made, "berlin", "cut") / "checkpoint" / "round_000002.h5") as file:
         assert [*file] == ["2"]
     lines = records(own_folder(made, "berlin", "cut") / "metrics.jsonl")
     assert [line["round"] for line in lines] == [1, 2]
+
+
+def check_noisy(made: Path, folder: Path) -> None:
+    """No mean of its pixels leaves a silo, and no result on its test rows."""
+    (record,) = records(folder / "noisy" / "metrics.jsonl")
+    assert (record["test_acc"], record["test_loss"], record["participants"]) == (None, None, None)
+    about = json.loads((folder / "noisy" / "summary.json").read_text())["data"]
+    assert (about["mean"], about["std"]) == ([0.5] * 3, [0.5] * 3)
+    own = own_folder(made, "cairo", "noisy")
+    assert records(own / "metrics.jsonl")[0]["test_examples"] == 6
+    assert (own / "privacy.jsonl").is_file()
 
 
 @pytest.fixture
@@ -224,25 +243,7 @@ def test_a_run_goes_on_with_what_it_began(other, tmp_path, launch):
         assert message in error
 
 
-def test_with_noise_nothing_else_leaves_a_silo(made, tmp_path, launch):
-    """No mean of its pixels, and no result on its test rows."""
-    pytest.importorskip("dp_accounting")
-    private = ["--dp", "client", "--noise-multiplier", "1", "--delta", "0.01", "--clip-norm", "1", "--secure"]
-    run = ["--algorithm", "fedavg", "--local-steps", "2", "--batch-size", "3", "--rounds", "1", *private]
-    statuses, done = launch(4, [*silos(made), *run, "--out", tmp_path / "noisy"])
-    assert statuses == [0], done.stderr
-    (record,) = records(tmp_path / "noisy" / "metrics.jsonl")
-    assert (record["test_acc"], record["test_loss"], record["participants"]) == (None, None, None)
-    about = json.loads((tmp_path / "noisy" / "summary.json").read_text())["data"]
-    assert (about["mean"], about["std"]) == ([0.5] * 3, [0.5] * 3)
-    own = own_folder(made, "cairo", "noisy")
-    assert records(own / "metrics.jsonl")[0]["test_examples"] == 6
-    assert (own / "privacy.jsonl").is_file()
-
-
-def test_one_rank_is_no_silo(made, tmp_path, mpirun):
-    done = mpirun(1, *silos(made), "--out", tmp_path / "x")
-    assert done.returncode == 2
-    assert "got one rank, which is the server" in done.stderr
-    done = mpirun(1, *silos(made), "--print-config")
-    assert done.returncode == 0, done.stderr
+def test_one_rank_is_no_silo(made, tmp_path, capsys):
+    assert main([*silos(made), "--out", str(tmp_path / "x")]) == 2
+    assert "got one rank, which is the server" in capsys.readouterr().err
+    assert main([*silos(made), "--print-config"]) == 0

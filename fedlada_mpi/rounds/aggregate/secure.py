@@ -164,7 +164,7 @@ class SecureSums(Aggregation):
         self.scalars = {name: self.grids[name].real(total[name]) for name in self.scalars}
         if communicates:
             for row, (name, vector) in zip(self.rows, self.vectors.items(), strict=True):
-                vector.copy_(row[: self.transport.size].double().mul_(self.grids[name].step))
+                self.grids[name].decode(row[: self.transport.size], vector)
 
     def _check(self) -> None:
         if self.silos_counted != len(self.masks.epoch.silos):
