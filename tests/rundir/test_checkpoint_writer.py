@@ -162,7 +162,7 @@ def test_a_run_that_ends_by_an_error_has_the_checkpoint_that_was_begun(data, hel
 
 
 def test_a_run_that_diverges_names_the_checkpoint_that_was_begun(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedlada_mpi.rounds.server.math.isfinite", lambda value: len(names(tmp_path / "run")) == 0)
+    monkeypatch.setattr("fedlada_mpi.rounds.server.is_finite", lambda value: len(names(tmp_path / "run")) == 0)
     with pytest.raises(DivergedError, match=r"round 3: .*the last checkpoint is .*round_000002"):
         train(data, tmp_path / "run")
 
@@ -180,7 +180,8 @@ def test_a_failure_in_the_thread_is_made_up_for_after_the_next_round(data, tmp_p
     seen = {}
     monkeypatch.setattr(checkpoint, "write_vectors", full)
     train(data, tmp_path / "run", lambda record: seen.setdefault(record["round"], names(tmp_path / "run")))
-    assert set(seen[6]) <= {"round_000003", "round_000004", "round_000005"}
+    complete = {name for name in seen[6] if not name.endswith(".tmp")}  # others are being written
+    assert complete <= {"round_000003", "round_000004", "round_000005"}
     assert names(tmp_path / "run")[-1] == "round_000006"
     failing.add("main")
     with pytest.raises(UserError, match=r"cannot write .*round_00000[34]\.tmp/server\.h5: no room"):
