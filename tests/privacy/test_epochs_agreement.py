@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import struct
 from copy import deepcopy
 
 import pytest
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from pretend_world import on_ranks
 
 from fedlada_mpi.privacy import key_files
@@ -51,6 +54,13 @@ def test_neighbours_on_the_ring():
     assert {epoch.own: sorted(epoch.keys) for epoch in silos} == {
         "a": ["b", "d"], "b": ["a", "c"], "c": ["b", "d"], "d": ["a", "c"],
     }  # fmt: skip
+
+
+def test_keys_of_masks_are_expanded_as_in_rfc_5869():
+    _, c, *_ = epochs()
+    info = struct.pack("<qq", 3, 7) + b"round 0" + b"x"
+    expected = {HKDFExpand(SHA256(), 32, info).derive(key) for key in c.keys.values()}
+    assert {key for key, _ in c.streams("round 0", 3, b"x")} == expected
 
 
 def test_streams_of_a_pair_are_the_same_with_opposite_signs():
