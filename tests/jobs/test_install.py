@@ -18,7 +18,7 @@ from ranks import find_mpirun, python
 from repository import ROOT
 
 PACKAGES = ("fedlada_mpi", "data_prep")
-COMMANDS = {f"fedlada-{name}" for name in ("run", "grid", "bench", "doctor", "report", "prep", "predict")}
+COMMANDS = {f"fedlada-{name}" for name in ("run", "grid", "bench", "doctor", "report", "prep", "predict", "tune")}
 
 
 def sources(folder: Path) -> Path:
