@@ -6,8 +6,8 @@ A page has a table between two comments, by the table's id:
     <!-- end -->
 
 a picture by the name that the report gives it, in any folder: ![text](folder/paper_all_methods.png); and with
-``<!-- report: figures folder -->`` all other figures of the paper, as far as there are runs for them. A note that several
-tables have is under the first of them.
+``<!-- report: figures folder -->`` all other figures of the paper, as far as there are runs for them. A note that
+several tables have is under the first of them.
 """
 
 from __future__ import annotations
