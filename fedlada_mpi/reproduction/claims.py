@@ -14,9 +14,9 @@ ABOUT, POINTS = 0.1, 0.5  # how far from a value that the text calls approximate
 NOTE = (
     "“About” is two-sided: within a tenth of the value or, for accuracies, half a point, whichever is wider. Ours are "
     "means over seeds; where runs end below a level, the rounds they had are a bound. “Undecided”: the bound says "
-    "neither, or some seeds are still at work. The last column is the same from the paper's own tables, where they "
-    "have it, with the same verdict. The factors of speed over LocalAdam and the SGD-based methods are not held "
-    "against CIFAR-10, of which the text says only that the speed is similar to that of many SGD-based methods."
+    "neither, or some seeds are unfinished. The last column has the value and the verdict by the paper's own tables. "
+    "Of CIFAR-10 the text says only that the speed is similar to that of many SGD-based methods, so that its factors "
+    "over these and LocalAdam are not checked there."
 )
 
 

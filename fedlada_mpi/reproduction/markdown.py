@@ -6,14 +6,15 @@ A page has a table between two comments, by the table's id:
     <!-- end -->
 
 a picture by the name that the report gives it, in any folder: ![text](folder/paper_all_methods.png); and with
-``<!-- report: figures folder -->`` all other figures of the paper, as far as there are runs for them.
+``<!-- report: figures folder -->`` all other figures of the paper, as far as there are runs for them. A note that
+several tables have is under the first of them.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -60,18 +61,22 @@ def filled(text: str, tables: Sequence[Table], figures: Sequence[Figure]) -> str
     known = {table.id: table for table in tables}
     by_hand = {name for _, name in _PICTURE.findall(_BLOCK.sub("", text))}
     others = [figure for figure in figures if figure.name not in by_hand]
+    above: set[str] = set()
 
     def block(match: re.Match[str]) -> str:
         what, _, folder = match[2].partition(" ")
-        content = _figures(others, folder) if what == "figures" else _table(match[2], known)
+        content = _figures(others, folder) if what == "figures" else _table(match[2], known, above)
         return f"{match[1]}\n{content}\n{match[3]}"
 
     return _BLOCK.sub(block, text)
 
 
-def _table(name: str, known: Mapping[str, Table]) -> str:
+def _table(name: str, known: Mapping[str, Table], above: set[str]) -> str:
+    """The table, without those of its notes that the page has ``above``, to which its own are added."""
     if name in known:
-        return compact(known[name])
+        text = compact(known[name], above)
+        above.update(known[name].notes)
+        return text
     if name.removesuffix(f"_{TUNED}") in known:  # a table that there are no tuned runs for
         return f"{NOT_RUN.capitalize()}.\n"
     raise UserError(f"--update: got the table {name!r}{did_you_mean(name, known)}, expected one of {', '.join(known)}")
@@ -90,10 +95,13 @@ def _figures(figures: Sequence[Figure], folder: str) -> str:
     return text + (f"Not run, or only one curve of it:\n\n{others}" if others else "")
 
 
-def compact(table: Table) -> str:
-    """A table for a page: ours with the paper's value in brackets, in bold where it is worse; then its notes."""
+def compact(table: Table, above: Container[str] = ()) -> str:
+    """A table for a page: ours with the paper's value in brackets, in bold where it is worse; then its notes.
+
+    Notes that are ``above`` it are left out.
+    """
     columns, rows = _merged(table) if table.paper else (table.columns, table.rows)
-    text = markdown_rows(columns, rows) + "".join(f"\n{note}\n" for note in table.notes)
+    text = markdown_rows(columns, rows) + "".join(f"\n{note}\n" for note in table.notes if note not in above)
     return text.replace("(*)", "(\\*)")
 
 

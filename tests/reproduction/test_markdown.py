@@ -112,6 +112,17 @@ def test_ours_and_the_papers_value_share_a_cell():
     )
 
 
+def test_a_note_is_under_the_first_table_that_has_it():
+    first = Table("a", "A", [Column("x")], [[Cell("1")]], notes=["In bf16.", "Of a."])
+    second = Table("b", "B", [Column("x")], [[Cell("2")]], notes=["Of b.", "In bf16."])
+    page = "".join(f"<!-- report: {name} -->\n<!-- end -->\n" for name in "ab")
+    text = markdown.filled(page, [first, second], [])
+    assert text.count("In bf16.") == 1
+    assert text.index("In bf16.") < text.index("report: b")
+    assert "| 2 |\n\nOf b.\n\n<!-- end -->" in text
+    assert markdown.filled(text, [first, second], []) == text
+
+
 def test_a_page_gets_tables_and_pictures(tmp_path):
     for method in ("fedavg", "scaffold", "localadam"):
         write_run(tmp_path / "runs" / method, {"dataset": "cifar10", "algorithm": method, "rounds": 3}, 3)
