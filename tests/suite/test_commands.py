@@ -15,7 +15,12 @@ from fedlada_mpi.settings import flag, grouped
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs").glob("*/*.md"))]
 GENERATED = ROOT / "docs/reference.md"
 INSTALLED = {name: module for module, name in COMMANDS.items() if name}
-JOBS = {"prepare": "data_prep", "train": "fedlada_mpi.run", "report": "fedlada_mpi.report", "bench": "fedlada_mpi.bench"}
+JOBS = {
+    "prepare": "data_prep",
+    "train": "fedlada_mpi.run",
+    "report": "fedlada_mpi.report",
+    "bench": "fedlada_mpi.bench",
+}
 COMMAND = re.compile(
     r"(?:python3? -m (?P<module>fedlada_mpi\.\w+|data_prep(?:\.\w+)?)"
     rf"|(?P<installed>{'|'.join(INSTALLED)})"
@@ -47,7 +52,9 @@ def unknown(page: str) -> list[str]:
     for command in commands(page):
         module = command["module"] or INSTALLED.get(command["installed"] or "") or JOBS[command["job"]]
         known = options(module) | (own if module == "fedlada_mpi.run" else set())
-        found += [f"{module} {option}" for option in OPTION.findall(QUOTED.sub("", command["rest"])) if option not in known]
+        found += [
+            f"{module} {option}" for option in OPTION.findall(QUOTED.sub("", command["rest"])) if option not in known
+        ]
     return found
 
 
