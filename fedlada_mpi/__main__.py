@@ -11,6 +11,7 @@ from .support.version import __version__
 COMMANDS = {
     "fedlada_mpi.run": "train a model, alone, with -n on several ranks, or under srun and mpirun",
     "fedlada_mpi.grid": "list and run the runs of an experiment",
+    "fedlada_mpi.tune": "choose settings on validation data",
     "fedlada_mpi.report": "compare runs: tables, figures, one HTML page",
     "fedlada_mpi.predict": "the class of image files, by the model of a run",
     "fedlada_mpi.doctor": "what works on this machine, and how to fix the rest",

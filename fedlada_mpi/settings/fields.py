@@ -148,7 +148,9 @@ class Config:
     norm: str = _method(
         "", "exchange BatchNorm by group:N, layer, instance or none (torchvision:NAME: group:2 unless given)"
     )
-    activation: str = _method("relu", "activation of lenet, lenet3 and cnn", choices=("relu", "gelu", "smu"))
+    activation: str = _method(
+        "relu", "activation of cnn, lenet, lenet3, mlp, fcn and causal_cnn", choices=("relu", "gelu", "smu")
+    )
     smu_mu: float = _method(2.5, "mu of --activation smu; the larger, the closer to ReLU", above=0)
     init: str = _method("", "start from this model.pt instead of a fresh initialisation", path=True)
     init_partial: bool = _method(False, "take from --init what fits by name and shape, and leave the rest")
