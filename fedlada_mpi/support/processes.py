@@ -14,9 +14,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from .errors import UserError
-
-WORKER_POOLS = 2  # of a map: the second one where a worker of the first was ended
 ENDED = "ZX"  # states of processes that have ended, as ``state`` has them
 
 T = TypeVar("T")
@@ -178,8 +175,8 @@ def process_map(function: Callable[[T], R], items: Sequence[T], workers: int) ->
     """``map(function, items)`` over worker processes, results in order; in this process where one worker is enough.
 
     Workers are new processes, not forks: a fork of a process that uses MPI, CUDA or threads may hang. They do not
-    import the caller's main module, so a script needs no ``if __name__ == "__main__"``. Where one of them is ended from
-    outside, new ones take over what is left: ``function`` may be called twice for an item.
+    import the caller's main module, so a script needs no ``if __name__ == "__main__"``. Where they cannot start, or one
+    is ended from outside, this process does what is left: ``function`` may be called twice for an item.
     """
     workers = min(workers, len(items))
     if workers <= 1:
@@ -188,20 +185,15 @@ def process_map(function: Callable[[T], R], items: Sequence[T], workers: int) ->
     from loky import BrokenProcessPool, ProcessPoolExecutor
 
     done = 0
-    for attempt in range(WORKER_POOLS):
-        pool = ProcessPoolExecutor(workers)
-        try:
-            # Not pool.map: after a Ctrl-C it cancels what is pending, and loky's thread then fails with a traceback.
-            pending = deque(pool.submit(function, item) for item in items[done:])
-            while pending:
-                yield pending.popleft().result()
-                done += 1
-            return
-        except BrokenProcessPool:
-            if attempt + 1 == WORKER_POOLS:
-                raise UserError(
-                    f"{WORKER_POOLS} times a worker process was ended from outside, as systems do where memory is "
-                    "short: free some, or give this program more"
-                ) from None
-        finally:
-            pool.shutdown(kill_workers=True)
+    pool = ProcessPoolExecutor(workers)
+    try:
+        # Not pool.map: after a Ctrl-C it cancels what is pending, and loky's thread then fails with a traceback.
+        pending = deque(pool.submit(function, item) for item in items)
+        while pending:
+            yield pending.popleft().result()
+            done += 1
+    except BrokenProcessPool:
+        pass
+    finally:
+        pool.shutdown(kill_workers=True)
+    yield from map(function, items[done:])
