@@ -33,9 +33,22 @@ for line in (ROOT / "jobs" / "mpi.env").read_text().splitlines():
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+class FailuresAtOnce:
+    """Names tests as they fail: a run of many processes that is cut off has no summary."""
+
+    def __init__(self, config: pytest.Config):
+        self.terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})", red=True)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     if SIZE == 1:
+        if config.pluginmanager.has_plugin("dsession"):  # of pytest-xdist, in the process that prints
+            config.pluginmanager.register(FailuresAtOnce(config))
         return
     if communicator().size == 1:
         os.write(
