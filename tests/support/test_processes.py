@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
 from limits import LIMIT
@@ -45,7 +44,7 @@ def test_one_worker_is_this_process(items, workers):
 def test_workers_of_a_plain_script_keep_the_order(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")],
+        [python(), str(tmp_path / "script.py")],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=tmp_path,
         capture_output=True,
