@@ -1,13 +1,16 @@
-"""APPFL over its MPI communicator: rank 0 serves, the others have the clients, one or several each.
+"""APPFL, its agents in one process, or on ranks: the first serves, the others have the clients, one or several each.
 
-``WAY`` is ``default``, or ``lean``: without the garbage collections that APPFL does at every step unless it is told
-``optimize_memory: false``. Its synchronous scheduler draws no clients: ``digits`` has the first four of them alone.
+``WAY`` is ``lean``, or ``default`` with the garbage collections that APPFL does at every step unless it is told
+``optimize_memory: false``. In one process the loop over clients is the user's, who draws them; over MPI, all clients
+take part in every round, so that ``digits`` has the first four of them alone.
 """
 
 from __future__ import annotations
 
 import copy
 import os
+import random
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from omegaconf import OmegaConf
 PARTS = str(Path(__file__).parent / "appfl_parts.py")
 
 
-def serve(work: Job, lean: dict[str, bool], logs: dict[str, str]) -> None:
+def server_agent(work: Job, lean: dict[str, bool], logs: dict[str, str]) -> ServerAgent:
     moving = work.workload == MOVING
     training = {
         "trainer": "VanillaTrainer", "mode": "epoch", "num_local_epochs": 1, "optim": "SGD", "optim_args": {"lr": RATE},
@@ -51,8 +54,36 @@ def serve(work: Job, lean: dict[str, bool], logs: dict[str, str]) -> None:
         return aggregated
 
     aggregator.aggregate = timed
+    return agent
+
+
+def in_one_process(work: Job, lean: dict[str, bool], logs: dict[str, str]) -> None:
+    server, draw = server_agent(work, lean, logs), random.Random(0)
+    clients = [client_agent(work, client, lean, logs) for client in range(work.clients)]
+    for client in clients:
+        client.load_config(copy.deepcopy(server.get_client_configs()))
+        server.set_sample_size(client.get_id(), client.get_sample_size())
+    x = server.get_parameters(serial_run=True)
+    while not server.training_finished():
+        futures = []
+        for client in draw.sample(clients, work.participants):
+            client.load_parameters(x)
+            client.train()
+            futures.append(update(client, server))
+        x = futures[-1].result()
+    work.finish(server.scheduler.aggregator.model)
+
+
+def update(client: ClientAgent, server: ServerAgent) -> Future:
+    sent = client.get_parameters()
+    model, about = sent if isinstance(sent, tuple) else (sent, {})
+    return server.global_update(client_id=client.get_id(), local_model=model, blocking=False, **about)
+
+
+def serve(work: Job, lean: dict[str, bool], logs: dict[str, str]) -> None:
+    agent = server_agent(work, lean, logs)
     MPIServerCommunicator(MPI.COMM_WORLD, agent, logger=agent.logger, **lean).serve()
-    work.finish(aggregator.model)
+    work.finish(agent.scheduler.aggregator.model)
 
 
 def client_agent(work: Job, client: int, lean: dict[str, bool], logs: dict[str, str]) -> ClientAgent:
@@ -101,7 +132,8 @@ def main() -> None:
     work = job()
     lean = {"optimize_memory": False} if work.way == "lean" else {}
     logs = {"logging_output_dirname": os.environ["PEERS_FOLDER"], "logging_output_filename": "log"}
-    (serve if MPI.COMM_WORLD.rank == 0 else train)(work, lean, logs)
+    comm = MPI.COMM_WORLD
+    (in_one_process if comm.size == 1 else serve if comm.rank == 0 else train)(work, lean, logs)
 
 
 if __name__ == "__main__":

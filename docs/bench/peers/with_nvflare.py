@@ -1,6 +1,6 @@
-"""NVIDIA FLARE's simulator with its FedAvg recipe; ``WAY`` is the number of clients that run at a time.
+"""NVIDIA FLARE's simulator with its FedAvg recipe; ``WAY`` is how models travel, as ``numpy`` or ``torch``.
 
-With as many as there are clients, every client keeps its process; with fewer, a new process starts at every client's
+Every client has a process, as by default: with fewer than clients (``num_threads``), a new one starts at every client's
 turn. Rounds end where the server's log says that the new model has been written.
 """
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from common import MOVING, job
 from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+from nvflare.client.config import ExchangeFormat
 from nvflare.recipe.sim_env import SimEnv
 
 ENDED = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+).*End persist model", re.MULTILINE)
@@ -25,8 +26,9 @@ def main() -> None:
         name="peers", min_clients=work.participants, num_rounds=work.rounds,
         model={"class_path": "common.resnet" if work.workload == MOVING else "common.CNN", "args": {}},
         train_script=str(here / "nvflare_client.py"), train_args=work.workload,
+        server_expected_format=ExchangeFormat.PYTORCH if work.way == "torch" else ExchangeFormat.NUMPY,
     )  # fmt: skip
-    recipe.execute(SimEnv(num_clients=work.clients, num_threads=int(work.way), workspace_root=str(folder)))
+    recipe.execute(SimEnv(num_clients=work.clients, workspace_root=str(folder)))
     (log,) = (path for path in folder.rglob("log.txt") if "server" in path.parts)
     for moment in ENDED.findall(log.read_text()):
         work.round_ended(datetime.strptime(moment, "%Y-%m-%d %H:%M:%S,%f").timestamp())
