@@ -15,15 +15,16 @@ import argparse
 import functools
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from frameworks import DIGITS, MOVING
 from torch import Tensor, nn
 
-MOVING, DIGITS = "moving", "digits"
 CLIENTS = {MOVING: 10, DIGITS: 20}
 PARTICIPANTS = {MOVING: 10, DIGITS: 4}
 PARAMETERS = {MOVING: 11_181_642, DIGITS: 6_090}
@@ -110,8 +111,25 @@ def flat(model: nn.Module) -> Tensor:
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
+@torch.no_grad()
 def load_flat(model: nn.Module, vector: Tensor) -> None:
-    torch.nn.utils.vector_to_parameters(vector, model.parameters())
+    for parameter, values in _pieces(model, vector):
+        parameter.copy_(values)
+
+
+@torch.no_grad()
+def add_to_flat(vector: Tensor, model: nn.Module) -> None:
+    """In place, as new memory of this size costs more than the addition."""
+    for parameter, values in _pieces(model, vector):
+        values.add_(parameter)
+
+
+def _pieces(model: nn.Module, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Every parameter, and its place in a flat vector."""
+    first = 0
+    for parameter in model.parameters():
+        yield parameter, vector[first : first + parameter.numel()].view_as(parameter)
+        first += parameter.numel()
 
 
 def error_of_mean(x: Tensor, start: Tensor, rounds: int) -> float:

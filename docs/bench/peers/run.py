@@ -32,8 +32,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from common import DIGITS, MOVING
-from frameworks import BASE, FRAMEWORKS, ROOT, ROUNDS, WARM_UP, Framework, Way
+from frameworks import BASE, DIGITS, FRAMEWORKS, MOVING, ROOT, ROUNDS, WARM_UP, Framework, Way
 from table import table
 
 HERE = Path(__file__).resolve().parent
@@ -54,25 +53,26 @@ def python_of(environment: Path) -> Path:
     return environment / "bin" / "python"
 
 
-def install(environment: Path, packages: tuple[str, ...], base: Path | None) -> str:
+def install(
+    environment: Path, packages: tuple[str, ...], base: Path | None = None, afterwards: tuple[str, ...] = ()
+) -> str:
     """Make an environment unless it is there; returns why that failed, or nothing."""
-    stamp = environment / "installed.json"
-    if stamp.exists() and json.loads(stamp.read_text()) == list(packages):
+    stamp, wanted = environment / "installed.json", [*packages, *afterwards]
+    if stamp.exists() and json.loads(stamp.read_text()) == wanted:
         return ""
-    print(f"installing {environment.name}: {' '.join(packages) or 'nothing'}", file=sys.stderr, flush=True)
+    print(f"installing {environment.name}: {' '.join(wanted) or 'nothing'}", file=sys.stderr, flush=True)
     shutil.rmtree(environment, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", environment], check=True)
     if base is not None:
         (site,) = environment.glob("lib/python*/site-packages")
         (shared,) = base.glob("lib/python*/site-packages")
         (site / "shared_base.pth").write_text(f"{shared}\n")
-    if packages:
-        command = [python_of(environment), "-m", "pip", "install", *packages]
+    for names in filter(None, (packages, afterwards)):
+        command = [python_of(environment), "-m", "pip", "install", *names]
         done = subprocess.run(command, capture_output=True, text=True)
-        (environment / "pip.log").write_text(done.stdout + done.stderr)
         if done.returncode:
             return "pip: " + last_line(done.stderr)
-    stamp.write_text(json.dumps(packages))
+    stamp.write_text(json.dumps(wanted))
     return ""
 
 
@@ -222,15 +222,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10**6, help="at most, of each run")
     parser.add_argument("--workload", choices=(MOVING, DIGITS), help="only this one")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # not without ending the run
     folder = options.environments.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    if why := install(folder / "base", BASE, None):
+    if why := install(folder / "base", BASE):
         raise SystemExit(f"base: {why}")
     report: dict[str, Any] = {**machine(), "versions": {}, "not_installed": {}, "results": []}
     report["base"] = versions(folder / "base", BASE)
     chosen = [each for each in FRAMEWORKS if not options.only or each.name in options.only]
     for each in chosen:
-        if why := install(folder / each.name, each.packages, folder / "base"):
+        if why := install(folder / each.name, each.packages, folder / "base", each.afterwards):
             report["not_installed"][each.name] = why
         else:
             report["versions"][each.name] = versions(folder / each.name, ("torch", each.distribution, *each.also))

@@ -12,8 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from common import DIGITS, MOVING
-from frameworks import FRAMEWORKS, ROOT, Framework
+from frameworks import DIGITS, FRAMEWORKS, MOVING, ROOT, Framework
 
 RESULTS = Path(__file__).resolve().parent / "x86-64.json"
 BEGIN, END = "<!-- docs/bench/peers/table.py writes this -->", "<!-- to here -->"

@@ -5,20 +5,21 @@ from __future__ import annotations
 import random
 
 import torch
-from common import flat, job, load_flat
+from common import add_to_flat, flat, job, load_flat
 
 
 def main() -> None:
     work, draw = job(), random.Random(0)
     model = work.model()
     x = flat(model)
+    total = torch.empty_like(x)
     for _ in range(work.rounds):
-        total = torch.zeros_like(x)
+        total.zero_()
         for client in draw.sample(range(work.clients), work.participants):
-            load_flat(model, x.clone())
+            load_flat(model, x)
             work.work(model, client)
-            total += flat(model)
-        x = total.div_(work.participants)
+            add_to_flat(total, model)
+        torch.div(total, work.participants, out=x)
         work.round_ended()
     load_flat(model, x)
     work.finish(model)
