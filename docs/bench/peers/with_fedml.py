@@ -5,6 +5,7 @@ Its classes are called directly: ``fedml.init`` logs in to a platform, and what 
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from types import SimpleNamespace
@@ -26,7 +27,10 @@ class NoReports:
     """In place of the module that reports to the platform."""
 
     def __getattr__(self, name):
-        return lambda *arguments, **named: None
+        return self
+
+    def __call__(self, *arguments, **named):
+        return None
 
 
 def loader(work: Job, client: int) -> DataLoader:
@@ -63,6 +67,15 @@ def in_one_process(work: Job, model: torch.nn.Module, data: list) -> None:
     if work.workload == MOVING:
         fedavg_api.create_model_trainer = AddingTrainer
     api = TimedAPI(settings(work), torch.device("cpu"), data, model)
+    # The parameters that the first round starts from are those of the one model that all clients train, so that each
+    # client would start from the result of the one before. Later rounds have their own.
+    trainer, start = api.model_trainer, copy.deepcopy(model.state_dict())
+
+    def start_of_first_round():
+        del trainer.get_model_params
+        return start
+
+    trainer.get_model_params = start_of_first_round
     api.train()
     work.finish(api.model_trainer.model)
 
