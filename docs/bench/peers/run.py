@@ -3,6 +3,7 @@
     python docs/bench/peers/run.py --environments DIR                           install what is missing, then run all
     python docs/bench/peers/run.py --environments DIR --only flower pfl
     python docs/bench/peers/run.py --environments DIR --json docs/bench/peers/x86-64.json
+    python docs/bench/peers/run.py --environments DIR --json FILE --again       the rounds of another session as well
     python docs/bench/peers/run.py --environments DIR --install                 only install
     python docs/bench/peers/run.py --environments DIR --rounds 4                a trial
 
@@ -38,7 +39,9 @@ from table import table
 
 HERE = Path(__file__).resolve().parent
 MARK = "PEERS_RUN"  # in the environment of every process that a run starts
-LEAST_ACCURACY = 0.85
+# Below what a right run may end with: the plain loop ends between 0.785 and 0.906 with 30 seeds for clients and batches,
+# between 0.747 and 0.899 with four clients in all. Of five rounds it has at most 0.5.
+LEAST_ACCURACY = 0.7
 
 # What ``jobs/mpi.env`` has: more ranks than cores, a waiting rank yields its core.
 MPI_SETTINGS = {
@@ -168,6 +171,7 @@ def measured(framework: Framework, way: Way, workload: str, environment: Path, m
             row["total_seconds"] = round(time.monotonic() - start, 1)
             row["left_behind"] = end_all(mark)
             process.wait()
+            time.sleep(2)  # while the system frees their memory
     found = json.loads(record.read_text()) if record.exists() else {"rounds": 0, "seconds": []}
     row |= judged(found, workload, rounds)
     if "problem" not in row and found["rounds"] < rounds:
@@ -206,6 +210,20 @@ def judged(found: dict[str, Any], workload: str, rounds: int) -> dict[str, Any]:
     return row
 
 
+def pooled(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Two sessions of the same run: all rounds of both, and the worse of their results."""
+    if not (first.get("right") and second.get("right")):
+        return first if "problem" in first else second
+    seconds = first["seconds"] + second["seconds"]
+    worse = {name: max(first[name], second[name]) for name in ("busy_before", "left_behind", "total_seconds")}
+    if "accuracy" in first:
+        worse["accuracy"] = min(first["accuracy"], second["accuracy"])
+    else:
+        worse["error"] = max(first["error"], second["error"])
+    times = {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
+    return {**first, **worse, **times, "seconds": seconds, "sessions": first.get("sessions", 1) + 1}
+
+
 def machine() -> dict[str, Any]:
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
@@ -214,6 +232,10 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def key(row: dict[str, Any]) -> tuple[str, ...]:
+    return row["framework"], row["workload"], row["way"]
 
 
 def line(row: dict[str, Any]) -> str:
@@ -229,6 +251,7 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, required=True, metavar="DIR")
     parser.add_argument("--only", nargs="+", choices=[each.name for each in FRAMEWORKS], metavar="NAME")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all results there")
+    parser.add_argument("--again", action="store_true", help="add the rounds to those that the file of --json has")
     parser.add_argument("--install", action="store_true", help="only install")
     parser.add_argument("--rounds", type=int, default=10**6, help="at most, of each run")
     parser.add_argument("--limit", type=int, help="seconds of each run, on a slow machine")
@@ -241,13 +264,16 @@ def main() -> int:
         raise SystemExit(f"base: {why}")
     report: dict[str, Any] = {**machine(), "versions": {}, "not_installed": {}, "results": []}
     report["base"] = versions(folder / "base", BASE)
+    if options.again:
+        report = json.loads(options.json.read_text())
     chosen = [each for each in FRAMEWORKS if not options.only or each.name in options.only]
     for each in chosen:
         if why := install(folder / each.name, each.packages, folder / "base", each.afterwards):
             report["not_installed"][each.name] = why
         else:
             report["versions"][each.name] = versions(folder / each.name, ("torch", each.distribution, *each.also))
-    report["load_before"] = [round(value, 2) for value in os.getloadavg()]
+    report.setdefault("load_before", []).append(round(os.getloadavg()[0], 2))
+    before = {key(row): row for row in report["results"]}
     for workload in (MOVING, DIGITS) if not options.install else ():
         if options.workload not in (None, workload):
             continue
@@ -255,8 +281,11 @@ def main() -> int:
             for way in each.ways[workload] if each.name in report["versions"] else ():
                 limited = replace(way, limit=options.limit or way.limit)
                 row = measured(each, limited, workload, folder / each.name, options.rounds)
-                report["results"].append(row)
                 print(line(row), file=sys.stderr, flush=True)
+                if (known := before.get(key(row))) is not None:
+                    report["results"][report["results"].index(known)] = pooled(known, row)
+                else:
+                    report["results"].append(row)
                 if options.json:
                     options.json.write_text(json.dumps(report, indent=1) + "\n")
     if options.install:
