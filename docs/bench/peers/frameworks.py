@@ -1,7 +1,7 @@
 """The frameworks: what is installed for each, in which ways it is started, and what it could not do.
 
 Every framework has two ways where it offers them, one process and several. One process has two threads for ``moving``
-and one for ``digits``, whose steps are too small for two; the plain torch loop is timed with both.
+and one for ``digits``; the plain torch loop is timed with both, and hardly differs in ``digits``.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ FRAMEWORKS = (
         {
             MOVING: (
                 Way("10 processes and the server", "numpy", rounds=6),
-                Way("the same, torch's format", "torch", rounds=6),
+                Way("10 processes and the server, torch's format", "torch", rounds=6),
             ),
             DIGITS: (Way("20 processes and the server", "numpy", limit=240),),
         },

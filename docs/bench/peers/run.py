@@ -39,8 +39,8 @@ from table import table
 
 HERE = Path(__file__).resolve().parent
 MARK = "PEERS_RUN"  # in the environment of every process that a run starts
-# Below what a right run may end with: the plain loop ends between 0.785 and 0.906 with 30 seeds for clients and batches,
-# between 0.747 and 0.899 with four clients in all. Of five rounds it has at most 0.5.
+# Less than a right run may end with: with 30 seeds for clients and batches, the plain loop ends between 0.785 and
+# 0.906, and between 0.747 and 0.899 with four clients in all. After five rounds it has at most 0.5.
 LEAST_ACCURACY = 0.7
 
 # What ``jobs/mpi.env`` has: more ranks than cores, a waiting rank yields its core.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ OWN = "fedlada_mpi"
 REFERENCES = ("torch", "mpi4py")  # loops without a framework
 
 Row = dict[str, Any]
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def rows_of(report: Row, framework: str, workload: str) -> list[Row]:
@@ -90,7 +95,7 @@ def table(report: Row) -> str:
 def remarks(report: Row) -> str:
     """What frameworks could not do, as a list."""
     return "\n".join(
-        f"- **{each.label}**: {each.could_not}"
+        wrapped(f"- **{each.label}**: {each.could_not}", "  ")
         for each in order(report)
         if each.could_not and each.name not in REFERENCES
     )
@@ -109,7 +114,7 @@ def versions(report: Row) -> str:
 def section(report: Row) -> str:
     """All that stands between the marks in docs/performance.md."""
     about = f"{report['machine']}, Python {report['python']}, {versions(report)}, {report['date']}."
-    return "\n\n".join((about, table(report), remarks(report)))
+    return "\n\n".join((wrapped(about), table(report), remarks(report)))
 
 
 def sentence(report: Row) -> str:
@@ -122,7 +127,7 @@ def sentence(report: Row) -> str:
         fast = sorted((row["median"], label) for row, label in found if row)
         return ", ".join(f"{label} {seconds(value)}" for value, label in fast)
 
-    return (
+    return wrapped(
         f"On two CPU cores, a round that moves 10 x 11.2 M parameters takes {seconds(own[MOVING]['median'])} s "
         f"({listed(MOVING)}), one of the digits' CNN with 4 of 20 clients {seconds(own[DIGITS]['median'])} s "
         f"({listed(DIGITS)}): [beside other frameworks](docs/performance.md#beside-other-frameworks)."
