@@ -58,7 +58,7 @@ def ask():
         return None
     if words[0] == "-c" and "os.exec" in words[1]:  # its caller, such as SLURM, must have the other program as a child
         return None
-    if words[0] in ("-m", "-c") and any(name in words[1] for name in ("loky", "multiprocessing")):  # is given open files
+    if words[0] in ("-m", "-c") and any(name in words[1] for name in ("loky", "multiprocessing")):  # has open files
         return None
     path = os.path.join(FOLDER, place())
     try:
