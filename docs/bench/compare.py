@@ -72,19 +72,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], metavar="NAME", help=" ".join(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--caches", type=Path, metavar="DIRECTORY", help="of kernels, kept for the next call [none]")
     own, more = sys.argv[1:], []
     if "--" in own:
         own, more = own[: own.index("--")], own[own.index("--") + 1 :]
     asked = parser.parse_args(own)
     versions = {name: Path(tree).absolute() for name, _, tree in (each.partition("=") for each in asked.versions)}
     results: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
-    with tempfile.TemporaryDirectory() as caches:
+    with tempfile.TemporaryDirectory() as temporary:
+        caches = asked.caches or Path(temporary)
         for workload, arguments in WORKLOADS.items():
             if not workload.startswith(tuple(asked.only)):
                 continue
             for _ in range(asked.repeats):
                 for name, tree in versions.items():
-                    results[workload][name].append(bench(tree, [*arguments, *more], Path(caches, name)))
+                    results[workload][name].append(bench(tree, [*arguments, *more], caches / name))
             for name in versions:
                 print(f"{workload:12} {name:12} {cell(results[workload][name])}", flush=True)
             if asked.json:

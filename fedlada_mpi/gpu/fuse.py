@@ -2,8 +2,9 @@
 
 ``local_step`` is run once on symbols instead of tensors; what it does to them becomes a Triton kernel that reads
 every vector once and writes what changed and, where gradients are clipped, another one before it that sums their
-squares. So a method is written once, in plain torch, and a new one is fused without any work of its own. Whatever
-is not understood here stops the tracing; the step then runs as written.
+squares. Gradient-free parameters take any number of steps in one kernel, as nothing reads them in between. So a method
+is written once, in plain torch, and a new one is fused without any work of its own. Whatever is not understood here
+stops the tracing; the step then runs as written.
 """
 
 from __future__ import annotations
@@ -34,16 +35,23 @@ class KernelProgram:
     """Statements in the order of execution."""
 
     def __init__(self) -> None:
+        self.loads: dict[str, str] = {}  # of every buffer that is read, where from
         self.lines: list[str] = []
         self.before_norm: list[str] | None = None
         self.squared = ""
-        self.loaded: dict[str, str] = {}
         self.stored: dict[str, Symbol] = {}
+
+    def load(self, buffer: str, at: str) -> str:
+        self.loads[buffer] = f"tl.load({buffer} + {at}).to(tl.float32)"
+        return f"in_{buffer}"
 
     def let(self, text: str) -> str:
         name = f"t{len(self.lines)}"
         self.lines.append(f"{name} = {text}")
         return name
+
+    def loaded(self) -> list[str]:
+        return [f"in_{buffer} = {text}" for buffer, text in self.loads.items()]
 
 
 def _text(value: Operand) -> str:
@@ -70,8 +78,7 @@ class Symbol:
                 else "row * size + at, mask=inside, other=0.0"
             )
             at = "row" if self.per_client else at
-            self.name = self.program.let(f"tl.load({self.buffer} + {at}).to(tl.float32)")
-            self.program.loaded[self.buffer] = self.name
+            self.name = self.program.load(self.buffer, at)
         return self.name
 
     def new(self, text: str) -> Symbol:
@@ -159,7 +166,7 @@ class Symbol:
             if len(args) > 1 or kwargs != {"dim": 1, "keepdim": True}:
                 raise Unfusable("a norm other than that of a client's whole vector")
             program.squared = str(first)
-            program.before_norm = list(program.lines)
+            program.before_norm = program.loaded() + program.lines
             return first.new("norm")
         if function is torch.zeros_like:
             return Symbol(first.program, "zero")
@@ -194,7 +201,8 @@ for _name in (
     setattr(Symbol, _name, _unfusable(_name))
 
 
-# Names of the vectors that the kernels take, the kernel that sums squares (where gradients are clipped), the update.
+# Names of the vectors that the kernels take, the kernel that sums squares (where gradients are clipped), and the one
+# that updates; of gradient-free parameters, by any number of steps.
 Made = tuple[tuple[str, ...], Any, Any]
 
 
@@ -208,27 +216,44 @@ class Fused:
     def __call__(
         self, algorithm: Algorithm, c: ClientVectors, s: Vectors, lr: Tensor, gradient_free: bool, preserve_g: bool
     ) -> None:
-        tensors = {f"c_{n}": v for n, v in vars(c).items() if v is not None} | {f"s_{n}": v for n, v in vars(s).items()}
-        key = (tuple(sorted(tensors)), gradient_free)
-        if key not in self._made:
-            try:
-                self._made[key] = self._make(algorithm, c, s, gradient_free)
-            except Unfusable as error:
-                warnings.warn(f"{algorithm.name}: {error} cannot be fused; its steps run as written", stacklevel=2)
-                self._made[key] = None
-        made = self._made[key]
+        made = self._find(algorithm, c, s, gradient_free)
         if made is None:
             self.step(algorithm, c, s, lr, gradient_free, preserve_g)
             return
+        if gradient_free:
+            self.repeat(algorithm, c, s, lr, 1)
+            return
         names, squares, update = made
         count, size = c.x.shape
-        pointers = [tensors[n] for n in names]
-        assert all(t.is_contiguous() and t.shape[-1] in (1, size) for t in pointers)
+        pointers = _pointers(names, c, s)
         partial = torch.empty(count, PARTS, dtype=torch.float32, device=c.x.device) if squares else lr
         if squares:
             steps = -(-size // (PARTS * TILE))
             squares[(PARTS, count)](*pointers, lr, partial, size, steps, TILE, num_warps=8)
         update[(triton.cdiv(size, TILE), count)](*pointers, lr, partial, size, PARTS, TILE, num_warps=8)
+
+    def repeats(self, algorithm: Algorithm, c: ClientVectors, s: Vectors) -> bool:
+        """Whether one kernel takes all steps of these gradient-free parameters."""
+        return self._find(algorithm, c, s, True) is not None
+
+    def repeat(self, algorithm: Algorithm, c: ClientVectors, s: Vectors, lr: Tensor, steps: int) -> None:
+        """``steps`` steps of gradient-free parameters; where they have an index, it is not moved on."""
+        made = self._find(algorithm, c, s, True)
+        assert made is not None
+        names, _, update = made
+        count, size = c.x.shape
+        update[(triton.cdiv(size, TILE), count)](*_pointers(names, c, s), lr, size, steps, TILE, num_warps=8)
+
+    def _find(self, algorithm: Algorithm, c: ClientVectors, s: Vectors, gradient_free: bool) -> Made | None:
+        """The kernels for vectors of these names; None if the step runs as written."""
+        key = (tuple(sorted(_tensors(c, s))), gradient_free)
+        if key not in self._made:
+            try:
+                self._made[key] = self._make(algorithm, c, s, gradient_free)
+            except Unfusable as error:
+                warnings.warn(f"{algorithm.name}: {error} cannot be fused; its steps run as written", stacklevel=3)
+                self._made[key] = None
+        return self._made[key]
 
     def _make(self, algorithm: Algorithm, c: ClientVectors, s: Vectors, gradient_free: bool) -> Made:
         program = KernelProgram()
@@ -240,15 +265,33 @@ class Fused:
         except Exception as error:
             # If the method itself is at fault, running it as written shows the same.
             raise Unfusable(f"{type(error).__name__} ({error})") from None
-        names = tuple(sorted({*program.loaded, *program.stored}))
+        names = tuple(sorted({*program.loads, *program.stored}))
+        stored = sorted(program.stored.items())
+        if gradient_free:
+            carried = [f"in_{b} = tl.where(inside, {v}, 0.0)" for b, v in stored]  # also a number, as a vector
+            carried += ["in_c_k = in_c_k + 1"] if "c_k" in program.loads else []
+            stores = [f"tl.store({b} + row * size + at, in_{b}, mask=inside)" for b, _ in stored]
+            loads = {**{b: "zero" for b, _ in stored}, **program.loads}
+            initial = [f"in_{b} = {text}" for b, text in loads.items()]
+            return names, None, _compile("steps", _STEPS, names, initial, [*program.lines, *carried], stores)
         squares = None
         if program.before_norm is not None:
-            squares = _compile(
-                "squares", _SQUARES, names, program.before_norm, f"total += {program.squared} * {program.squared}"
-            )
-        stores = [f"tl.store({b} + row * size + at, {v}, mask=inside)" for b, v in sorted(program.stored.items())]
+            total = f"total += {program.squared} * {program.squared}"
+            squares = _compile("squares", _SQUARES, names, [*program.before_norm, total])
+        stores = [f"tl.store({b} + row * size + at, {v}, mask=inside)" for b, v in stored]
         norm = ["norm = tl.sqrt_rn(tl.sum(tl.load(partial + row * PARTS + tl.arange(0, PARTS)), 0))"] if squares else []
-        return names, squares, _compile("update", _UPDATE, names, norm + program.lines, *stores)
+        return names, squares, _compile("update", _UPDATE, names, [*norm, *program.loaded(), *program.lines, *stores])
+
+
+def _tensors(c: ClientVectors, s: Vectors) -> dict[str, Tensor]:
+    return {f"c_{n}": v for n, v in vars(c).items() if v is not None} | {f"s_{n}": v for n, v in vars(s).items()}
+
+
+def _pointers(names: tuple[str, ...], c: ClientVectors, s: Vectors) -> list[Tensor]:
+    tensors = _tensors(c, s)
+    pointers = [tensors[n] for n in names]
+    assert all(t.is_contiguous() and t.shape[-1] in (1, c.x.shape[1]) for t in pointers)
+    return pointers
 
 
 def _symbols(program: KernelProgram, kind: str, vectors: Vectors) -> Any:
@@ -284,12 +327,29 @@ def update({names}, lr, partial, size, PARTS: tl.constexpr, TILE: tl.constexpr):
 """
 
 
-def _compile(name: str, template: str, names: tuple[str, ...], lines: list[str], *more: str) -> Any:
+_STEPS = """\
+def steps({names}, lr, size, count, TILE: tl.constexpr):
+    await_inputs()
+    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = at < size
+    zero = tl.zeros([TILE], tl.float32)
+    rate = tl.load(lr)
+    {body}
+    for step in range(count):
+        {body}
+    {body}
+"""
+
+
+def _compile(name: str, template: str, names: tuple[str, ...], *bodies: list[str]) -> Any:
     """The kernel of a source text; Triton reads the text back through linecache, and caches by it."""
-    indent = template.partition("{body}")[0].rpartition("\n")[2]
-    source = template.format(names=", ".join(names), body=f"\n{indent}".join((*lines, *more)))
+    source = template.replace("{names}", ", ".join(names))
+    for lines in bodies:
+        indent = source.partition("{body}")[0].rpartition("\n")[2]
+        source = source.replace("{body}", f"\n{indent}".join(lines), 1)
     file = f"<fedlada_mpi.gpu.fuse.{name} {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)
     space: dict[str, Any] = {"tl": tl, "await_inputs": await_inputs, "__name__": __name__}
     exec(compile(source, file, "exec"), space)
-    return jit(do_not_specialize=["steps"] if name == "squares" else [])(space[name])
+    return jit(do_not_specialize={"squares": ["steps"], "steps": ["count"]}.get(name, []))(space[name])

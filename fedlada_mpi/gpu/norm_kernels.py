@@ -119,8 +119,10 @@ def group_norm(
 
 
 @jit
-def _cotangent(dout, x, out, mean, rstd, at, mask, ACTIVATION: tl.constexpr):
+def _cotangent(dout, dmore, x, out, mean, rstd, at, mask, ACTIVATION: tl.constexpr):
     dy = tl.load(dout + at, mask=mask, other=0.0).to(tl.float32)
+    if dmore is not None:
+        dy += tl.load(dmore + at, mask=mask, other=0.0).to(tl.float32)
     if out is not None:
         after = tl.load(out + at, mask=mask, other=0.0)
         if ACTIVATION == "relu6":
@@ -140,8 +142,9 @@ def _gradient(dy, normal, scale, rstd, a, b, dx, dresidual, at, mask):
 
 @jit(do_not_specialize=["images"])
 def _group_norm_backward(
-    dout, x, gamma, mean, rstd, out, dx, dresidual, partial, images, stride, SIZE: tl.constexpr, CHANNELS: tl.constexpr,
-    GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    dout, dmore, x, gamma, mean, rstd, out, dx, dresidual, partial, images, stride, SIZE: tl.constexpr,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
     client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
@@ -160,6 +163,8 @@ def _group_norm_backward(
     average = tl.load(mean + statistic, mask=first + image < images, other=0.0)
     inverse = tl.load(rstd + statistic, mask=first + image < images, other=0.0)
     dout += start
+    if dmore is not None:
+        dmore += start
     x += start
     dx += start
     if out is not None:
@@ -168,7 +173,7 @@ def _group_norm_backward(
         dresidual += start
     if ROWS >= SIZE:
         mask = known & (row < SIZE)
-        dy, normal = _cotangent(dout, x, out, average, inverse, at, mask, ACTIVATION)
+        dy, normal = _cotangent(dout, dmore, x, out, average, inverse, at, mask, ACTIVATION)
         a = _group_sum(dy * scale) / COUNT
         b = _group_sum(dy * scale * normal) / COUNT
         _gradient(dy, normal, scale, inverse, a, b, dx, dresidual, at, mask)
@@ -179,14 +184,14 @@ def _group_norm_backward(
         dbeta = tl.zeros([1, 1, LANES], tl.float32)
         for begin in range(0, SIZE, ROWS):
             mask = known & (row < SIZE - begin)
-            dy, normal = _cotangent(dout, x, out, average, inverse, at + begin * CHANNELS, mask, ACTIVATION)
+            dy, normal = _cotangent(dout, dmore, x, out, average, inverse, at + begin * CHANNELS, mask, ACTIVATION)
             dgamma += tl.sum(dy * normal, 1, keep_dims=True)
             dbeta += tl.sum(dy, 1, keep_dims=True)
         a = tl.sum(dbeta * scale, 2, keep_dims=True) / COUNT
         b = tl.sum(dgamma * scale, 2, keep_dims=True) / COUNT
         for begin in range(0, SIZE, ROWS):
             mask = known & (row < SIZE - begin)
-            dy, normal = _cotangent(dout, x, out, average, inverse, at + begin * CHANNELS, mask, ACTIVATION)
+            dy, normal = _cotangent(dout, dmore, x, out, average, inverse, at + begin * CHANNELS, mask, ACTIVATION)
             _gradient(dy, normal, scale, inverse, a, b, dx, dresidual, at + begin * CHANNELS, mask)
     blocks = (images + IMAGES - 1) // IMAGES
     partial += (client * blocks + block) * (2 * CHANNELS) + group * (CHANNELS // GROUPS)
@@ -219,7 +224,7 @@ def _row_norm_backward(
         at, mask = row * CHANNELS + lane, (row < images) & (lane < CHANNELS)
         average = tl.load(mean + row, mask=row < images, other=0.0)
         inverse = tl.load(rstd + row, mask=row < images, other=0.0)
-        dy, normal = _cotangent(dout, x, None, average, inverse, at, mask, "")
+        dy, normal = _cotangent(dout, None, x, None, average, inverse, at, mask, "")
         a = tl.sum(dy * scale, 1, keep_dims=True) / CHANNELS
         b = tl.sum(dy * scale * normal, 1, keep_dims=True) / CHANNELS
         gradient = inverse * (dy * scale - a - normal * b)
@@ -254,9 +259,13 @@ def _add_partials(
 def group_norm_backward(
     dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
     activation: str, has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
+    dmore: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Where the result was used twice, the gradients are ``dout`` and ``dmore``."""
     count, n, *size, channels = x.shape
     x = x.contiguous()
+    if dmore is not None and ((out is None and has_residual) or groups == prod(size) == 1):
+        dout, dmore = dout + dmore, None
     if groups == prod(size) == 1 and not activation and power(channels) <= IN_REGISTERS // 4:
         dx = row_norm_backward(dout, None, x, gamma, mean, rstd, gamma_grad, beta_grad, side_stream)
         return dx, dout if has_residual else None
@@ -268,8 +277,8 @@ def group_norm_backward(
     blocks = triton.cdiv(n, images)
     partial = torch.empty(count, blocks, 2, channels, dtype=torch.float32, device=x.device)
     _group_norm_backward[(blocks * groups, count)](
-        dout, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels, groups,
-        activation, images, rows, lanes, num_warps=warps,
+        dout, dmore, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0), prod(size), channels,
+        groups, activation, images, rows, lanes, num_warps=warps,
     )  # fmt: skip
     _submit_parameters(partial, gamma_grad, beta_grad, side_stream)
     return dx, (dout if has_residual and out is None else dresidual)

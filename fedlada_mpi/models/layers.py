@@ -45,7 +45,7 @@ class LayerSteps(Protocol):
     def group_norm_backward(
         self, dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
         activation: str, has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None,
-        side_stream: SideStream,
+        side_stream: SideStream, dmore: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
 
 
@@ -501,26 +501,31 @@ class _Depthwise(torch.autograd.Function):
 
 
 class _GroupNorm(torch.autograd.Function):
-    """GroupNorm, then the residual if there is one, then one of NORM_ACTIVATIONS if asked."""
+    """GroupNorm, then the residual if there is one, then one of NORM_ACTIVATIONS if asked.
+
+    ``twice``: two results, the same, for the two layers that use it, whose gradients the kernel then adds.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, anchor: Tensor, gamma: Tensor, gamma_grad: Tensor | None, beta: Tensor,
         beta_grad: Tensor | None, groups: int, eps: float, residual: Tensor | None, activation: str, p: Stack,
-    ) -> Tensor:  # fmt: skip
+        twice: bool,
+    ) -> tuple[Tensor, Tensor] | Tensor:  # fmt: skip
         out, mean, rstd = p.steps.group_norm(x, gamma, beta, groups, residual, activation, eps)
         ctx.save_for_backward(x, gamma, mean, rstd, out if activation else None)
         ctx.form, ctx.p, ctx.grads = (groups, activation, residual is not None), p, (gamma_grad, beta_grad)
-        return out
+        return (out, out.view_as(out)) if twice else out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dout: Tensor, dmore: Tensor | None = None) -> tuple[Tensor | None, ...]:
         x, gamma, mean, rstd, out = ctx.saved_tensors
+        dmore = None if dmore is None else dmore.contiguous()
         dx, dresidual = ctx.p.steps.group_norm_backward(
-            dout.contiguous(), x, gamma, mean, rstd, out, *ctx.form, *ctx.grads, ctx.p.side_stream
+            dout.contiguous(), x, gamma, mean, rstd, out, *ctx.form, *ctx.grads, ctx.p.side_stream, dmore
         )
-        return dx, None, None, None, None, None, None, None, dresidual, None, None
+        return dx, None, None, None, None, None, None, None, dresidual, None, None, None
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -610,8 +615,11 @@ def group_norm(
 def group_norm_backward(
     dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
     activation: str, has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
+    dmore: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Where the result was used twice, the gradients are ``dout`` and ``dmore``."""
     count, n, *_, channels = x.shape
+    dout = dout if dmore is None else dout + dmore
     if out is not None:
         dout = dout * ((out > 0) if activation == "relu" else (out > 0) & (out < 6))
     grouped = (count, n, -1, groups, channels // groups)
@@ -732,12 +740,15 @@ def _of_pixels(count: int) -> Window:
 
 def norm(
     p: Stack, x: Tensor, weight: str | None, bias: str | None, groups: int, eps: float = 1e-5,
-    residual: Tensor | None = None, activation: str = "",
-) -> Tensor:  # fmt: skip
-    """Of each image and group of channels in x [C, N, rows, columns, channels]."""
+    residual: Tensor | None = None, activation: str = "", twice: bool = False,
+) -> Any:  # fmt: skip
+    """Of each image and group of channels in x [C, N, rows, columns, channels]; ``twice``: a pair of it."""
     channels = x.shape[-1]
     gamma, beta = p.affine(weight, channels, 1.0), p.affine(bias, channels, 0.0)
-    return _GroupNorm.apply(x, p.anchor_of(weight, bias), *gamma, *beta, groups, eps, residual, activation, p)
+    by_kernels = twice and p.kernels is not None
+    anchor = p.anchor_of(weight, bias)
+    out = _GroupNorm.apply(x, anchor, *gamma, *beta, groups, eps, residual, activation, p, by_kernels)
+    return (out, out) if twice and not by_kernels else out
 
 
 def layer_norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: float) -> Tensor:

@@ -11,6 +11,7 @@ import copy
 import operator
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -296,9 +297,9 @@ class Operations(General):
 
         def emit(residual: Value | None, activation: str) -> Value:
             reads = [image] if residual is None else [image, residual]
-            value = self.emit(
-                lambda p, v, r=None: layers.norm(p, v, w, b, groups, eps, r, activation), reads, image.axes
-            )
+            run = partial(_group_norm, weight=w, bias=b, groups=groups, eps=eps, activation=activation)
+            value = self.emit(run, reads, image.axes)
+            self.pairs[value.slot] = partial(run, twice=True)
             return self.regrouped(value, shape)
 
         if len(shape) != 3:
@@ -566,3 +567,10 @@ POOLING: dict[Any, Callable[..., Value | None]] = {
     F.max_pool2d: Operations.max_pool,
     F.adaptive_avg_pool2d: Operations.average_pool,
 }
+
+
+def _group_norm(
+    p: Stack, x: Tensor, residual: Tensor | None = None, *, weight: str | None, bias: str | None, groups: int,
+    eps: float, activation: str, twice: bool = False,
+) -> Any:  # fmt: skip
+    return layers.norm(p, x, weight, bias, groups, eps, residual, activation, twice)

@@ -88,18 +88,37 @@ class Builder:
     def __init__(self, inputs: Sequence[str] = ("",)) -> None:
         self.inputs, self.vmapped = list(inputs), list[str]()
         self.heads: dict[int, list[int]] = {}  # what a last layer over a large vocabulary reads, by its slot
+        self.pairs: dict[int, Run] = {}  # steps that can give their result twice, as they do where two others read it
         self.steps: list[Step] = []
         self.slots = len(inputs)  # the first hold the inputs
         self.used: set[str] = set()  # parameters
 
     def program(self, result: Value) -> StackedProgram:
         slot = self.seen(result).slot
+        for given, run in self.pairs.items():
+            if given != slot:
+                self._give_twice(given, run)
         last = {held: i for i, step in enumerate(self.steps) for held in (*step.reads, step.slot)}
         for held, i in last.items():
             if held != slot:
                 self.steps[i].last_use.append(held)
         head = self.heads.get(slot) if self.steps and self.steps[-1].slot == slot else None
         return StackedProgram(self.steps, self.slots, slot, self.inputs, self.vmapped, head)
+
+    def _give_twice(self, slot: int, run: Run) -> None:
+        """Let the two steps that read a slot have a result each, so that their gradients come to its step apart."""
+        at = next(i for i, step in enumerate(self.steps) if step.slot == slot)
+        readers = [step for step in self.steps for read in step.reads if read == slot]
+        if len(readers) != 2 or readers[0] is readers[1]:
+            return
+        pair, second = self.slots, self.slots + 1
+        self.slots += 2
+        readers[1].reads = [second if read == slot else read for read in readers[1].reads]
+        self.steps[at : at + 1] = [
+            Step(run, self.steps[at].reads, pair),
+            Step(lambda p, held: held[0], [pair], slot),
+            Step(lambda p, held: held[1], [pair], second),
+        ]
 
     def emit(self, run: Run, reads: Sequence[Value], axes: Axes) -> Value:
         """A step that gives activations."""

@@ -192,8 +192,6 @@ class StackedEngine(Engine):
         if key not in self._stacks:
             self._stacks[key] = self._stack(values, grads)
         stack = self._stacks[key]
-        if self.side_stream.streams:
-            self.side_stream.divide(weight.numel() * self.network.work)
         for unused in self.unused:
             unused.live(grads).zero_()
         stack.training = keys is not None

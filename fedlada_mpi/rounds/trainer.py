@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .costs import chunk_count, stack_width
 from .gradients import Engine
 from .vectors import is_finite
+
+if TYPE_CHECKING:
+    from ..gpu.fuse import Fused
 
 
 class Trainer:
@@ -62,10 +65,11 @@ class Trainer:
         self.plans_ahead = capture is not None and config.dp == "none"  # whose participants nobody knows yet
         self.ahead: tuple[int, list[int], Any] = (-1, [], None)  # round, rows of its first chunk, their plan
         self.local_step: LocalStep = local_step
+        self.fused: Fused | None = None
         if engine.kernels is not None and algorithm.fusable and not algorithm.traits.draws:
             from ..gpu.fuse import Fused  # which imports Triton
 
-            self.local_step = Fused(local_step)
+            self.local_step = self.fused = Fused(local_step)
         elif device.type == "cpu" and is_elementwise(algorithm):
             self.local_step = BlockedStep()
 
@@ -116,6 +120,7 @@ class Trainer:
             self._full_gradient(parts, s, batches if self.counts is None else by_counts(batches, self.counts))
         done = 0
         for running, length in schedule:
+            self._step_gradient_free(buffers.parts(s, running)[1:], length - done)
             for first, last in buffers.window.blocks(planned.index, done, length):
                 self.steps.run(self._step, s, running, first, last)
             done = length
@@ -206,7 +211,7 @@ class Trainer:
         """One local step of the clients in ``parts``."""
         (c, s), *gradient_free = parts
         lr = self.buffers.lr
-        for tail in gradient_free:
+        for tail in () if self._step_at_once(gradient_free) else gradient_free:
             self.side_stream.submit(partial(self.local_step, self.algorithm, *tail, lr, True, True))
         values, drawn = _values(c), self._drawn(batch)
         losses = None
@@ -225,8 +230,20 @@ class Trainer:
             self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
         self.side_stream.join()
         if self.algorithm.step_index:
-            for each, _ in parts:
+            for each, _ in parts[:1] if self._step_at_once(gradient_free) else parts:
                 each.k.add_(1)
+
+    def _step_at_once(self, gradient_free: Parts) -> bool:
+        """Whether these take all their steps before the others, in one kernel; no step reads them."""
+        return self.fused is not None and all(self.fused.repeats(self.algorithm, *tail) for tail in gradient_free)
+
+    def _step_gradient_free(self, gradient_free: Parts, steps: int) -> None:
+        if self.fused is None or not self._step_at_once(gradient_free):
+            return
+        for c, s in gradient_free:
+            self.fused.repeat(self.algorithm, c, s, self.buffers.lr, steps)
+            if self.algorithm.step_index:
+                c.k.add_(steps)
 
     def gather(self, b: Batch) -> Stored:
         """The batch of a step, augmented and normalised, in the type that products are computed in."""

@@ -62,6 +62,27 @@ def test_fused_step(name, gradient_free, changes, monkeypatch):
         agree(getattr(fused, n), getattr(plain, n))
 
 
+@kernels_run
+@pytest.mark.parametrize(("name", "changes"), [(name, more) for name, free, more in STEPS if free], ids=str)
+def test_many_steps_of_gradient_free_parameters_are_those_of_single_ones(name, changes):
+    chosen = method(name, **changes)
+    clients = {n: random(2, 3000).abs() for n in ("x", *chosen.slots, *chosen.client_state)}
+    clients |= {n: torch.tensor([[7.0], [3.0]], device=DEVICE) for n in ("steps", "k")}
+    clients |= {"g1": torch.zeros(2, 3000, device=DEVICE)} if chosen.gradients == 2 else {}
+    s = Vectors(**{n: random(3000).abs() for n in (*chosen.down, *chosen.derived)}, decays=(random(3000) > 0).float())
+    lr = torch.tensor(0.01, device=DEVICE)
+    once, singly = (ClientVectors(**{n: v.clone() for n, v in clients.items()}, compute_copy=None) for _ in range(2))
+    step = Fused(local_step)
+    assert step.repeats(chosen, once, s)
+    step.repeat(chosen, once, s, lr, 7)
+    for _ in range(7):
+        step(chosen, singly, s, lr, True, True)
+        singly.k.add_(1)
+    once.k.add_(7)
+    for n in clients:
+        assert torch.equal(getattr(once, n), getattr(singly, n)), n
+
+
 def test_a_step_that_cannot_be_fused_warns_and_runs_as_written():
     def step(algorithm, c, s, lr, gradient_free, preserve_g):
         c.x.sub_(c.g.cumsum(1))

@@ -199,6 +199,14 @@ def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
     if with_residual:
         kept = {"": lambda out: 1, "relu": lambda out: out > 0, "relu6": lambda out: (out > 0) & (out < 6)}[activation]
         assert torch.equal(dresidual, dout * kept(out))
+    if shape != PIECES:
+        half = (dout / 2, dout / 2)  # of a result that two layers used; exact in any type
+        again, more = layer_kernels.group_norm_backward(
+            half[0], x, gamma, mean, rstd, mask, 2, activation, with_residual, *grads, side_stream, half[1]
+        )
+        side_stream.join()
+        assert torch.equal(again, dx)
+        assert dresidual is None or torch.equal(more, dresidual)
 
 
 @kernels_run

@@ -47,29 +47,24 @@ def main(monkeypatch):
     return Stream.current
 
 
-@pytest.mark.parametrize(("work", "streams"), [(1, 3), (side_stream.SMALL, 3), (side_stream.SMALL + 1, 1)])
-def test_pieces_of_small_steps_take_turns(main, monkeypatch, work, streams):
+def test_what_a_piece_of_work_reads_is_held_until_it_was_waited_for(main, monkeypatch):
     monkeypatch.setattr(side_stream, "MAX_PENDING", 2)
-    monkeypatch.setattr(side_stream, "STREAMS", 3)
     side = SideStream("cuda")
-    side.divide(work)
     held = []
-    for piece in range(8):
+    for piece in range(5):
         read = torch.zeros(1)
         held.append(weakref.ref(read))
         side.submit(lambda piece=piece: Stream.current.ran.append(piece), read)
         del read
-        waiting = 2 * streams
-        assert [ref() is not None for ref in held] == [i > piece - waiting for i in range(piece + 1)]
-    assert [stream.ran for stream in side.streams[:streams]] == [list(range(i, 8, streams)) for i in range(streams)]
-    assert all(other is main for stream in side.streams for other in stream.waited)
+        assert [ref() is not None for ref in held] == [i > piece - 2 for i in range(piece + 1)]
+    assert side.stream.ran == list(range(5))
+    assert side.stream.waited == [main] * 5
     side.join()
-    assert main.waited == [(side.streams[i % streams], i // streams + 1) for i in range(8)]
+    assert main.waited == [(side.stream, i + 1) for i in range(5)]
     assert not side.pending
 
 
 def test_without_a_gpu_work_is_done_at_once():
     side, done = SideStream("cpu"), []
-    side.divide(1)
     side.submit(lambda: done.append(1))
     assert done == [1]
