@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..support.dispatch import DispatchMode
 from ..support.processes import usable_cores
 from .triton_support import triton
 
@@ -36,7 +36,7 @@ def compile_ahead(work: Callable[[], object]) -> None:
         work()
 
 
-class _ZeroedMemory(TorchDispatchMode):
+class _ZeroedMemory(DispatchMode):
     """What kernels would have written is zero: other operations might refuse, or index with, whatever was there."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

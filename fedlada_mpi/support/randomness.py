@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from .dispatch import DispatchMode
 from .errors import UserError
 
 # SplitMix64 (Steele, Lea and Flood 2014), in the two's complement of int64, whose products wrap around.
@@ -45,15 +45,10 @@ def mix(z: Tensor) -> Tensor:
     return z ^ _shifted(z, 31)
 
 
-class Draws(TorchDispatchMode):
+class Draws(DispatchMode):
     """Random operations of C clients at once (``keys`` [C]: their rows, or under vmap), or of one (``keys`` [1])."""
 
     example = ""  # of an operation with a row for each client
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """False, so that torch does not import its compiler, which takes seconds; nothing is compiled here."""
-        return False
 
     def __init__(self, keys: Tensor, stacked: bool, what: str = "--model", dropout: Dropout | None = None):
         """``what`` draws, for messages; ``dropout``: a kernel for up to 32 bits, with the same numbers."""

@@ -84,6 +84,10 @@ def test_memory_that_no_kernel_wrote_is_zero(compiled):
     assert not outputs[0].any()
 
 
+def test_it_does_without_torchs_compiler():
+    assert not hasattr(compile_ahead._ZeroedMemory.__torch_dispatch__, "__wrapped__")
+
+
 def test_kernels_of_others_run(compiled, monkeypatch):
     x = torch.ones(1, 3, 16)
     monkeypatch.setattr(channel_kernels._bias_activation, "module", "elsewhere")
