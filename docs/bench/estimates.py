@@ -43,11 +43,11 @@ CPU = [
     case("scaffold, mlp", 4, 60, "--algorithm scaffold --model mlp"),
 ]
 GPU = [
-    case("fedlada, resnet18, tf32", 1, 100, "--algorithm fedlada --dataset {images} --precision tf32"),
-    case("fedlada, resnet18, bf16", 1, 100, "--algorithm fedlada --dataset {images} --precision bf16"),
-    case("scaffold, resnet18, tf32", 1, 100, "--algorithm scaffold --dataset {images} --precision tf32"),
+    case("fedlada, resnet18, tf32", 1, 100, "--algorithm fedlada --model resnet18 --dataset {images} --precision tf32"),
+    case("fedlada, resnet18, bf16", 1, 100, "--algorithm fedlada --model resnet18 --dataset {images} --precision bf16"),
+    case("scaffold, resnet18, tf32", 1, 100, "--algorithm scaffold --model resnet18 --dataset {images} --precision tf32"),
     case("fedavg, lenet", 1, 100, "--algorithm fedavg --dataset {images} --model lenet"),
-    case("fedlada, resnet18, tf32", 4, 60, "--algorithm fedlada --dataset {images} --precision tf32"),
+    case("fedlada, resnet18, tf32", 4, 60, "--algorithm fedlada --model resnet18 --dataset {images} --precision tf32"),
 ]
 
 

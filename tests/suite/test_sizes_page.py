@@ -61,10 +61,11 @@ def test_the_commands(tmp_path):
     assert [line for line in shown if "bytes" in line] == [line for line in printed if "bytes" in line]
 
 
-def test_the_table_of_what_was_measured():
+@pytest.mark.parametrize("file", ["cpu-estimates.json", "h200-estimates.json"])
+def test_the_table_of_what_was_measured(file):
     path = ROOT / "docs" / "bench" / "estimates.py"
     namespace = runpy.run_path(str(path))
-    report = json.loads((path.parent / "cpu-estimates.json").read_text())
+    report = json.loads((path.parent / file).read_text())
     assert namespace["table"](report["results"]) in PAGE
     for row in report["results"]:
         for part in {"round", "total", "host_memory"} & row.keys():
