@@ -42,12 +42,13 @@ CPU = [
     case("fedlada, cnn", 2, 40, "--algorithm fedlada"),
     case("scaffold, mlp", 4, 60, "--algorithm scaffold --model mlp"),
 ]
+RESNET18 = "--model resnet18 --dataset {images}"
 GPU = [
-    case("fedlada, resnet18, tf32", 1, 100, "--algorithm fedlada --model resnet18 --dataset {images} --precision tf32"),
-    case("fedlada, resnet18, bf16", 1, 100, "--algorithm fedlada --model resnet18 --dataset {images} --precision bf16"),
-    case("scaffold, resnet18, tf32", 1, 100, "--algorithm scaffold --model resnet18 --dataset {images} --precision tf32"),
+    case("fedlada, resnet18, tf32", 1, 100, f"--algorithm fedlada {RESNET18} --precision tf32"),
+    case("fedlada, resnet18, bf16", 1, 100, f"--algorithm fedlada {RESNET18} --precision bf16"),
+    case("scaffold, resnet18, tf32", 1, 100, f"--algorithm scaffold {RESNET18} --precision tf32"),
     case("fedavg, lenet", 1, 100, "--algorithm fedavg --dataset {images} --model lenet"),
-    case("fedlada, resnet18, tf32", 4, 60, "--algorithm fedlada --model resnet18 --dataset {images} --precision tf32"),
+    case("fedlada, resnet18, tf32", 4, 60, f"--algorithm fedlada {RESNET18} --precision tf32"),
 ]
 
 

@@ -7,7 +7,7 @@ import torch
 from stacked_checks import built, check_stacked
 from torch import nn
 
-from fedlada_mpi.models import layers
+from fedlada_mpi.models import layers, library_convolution
 from fedlada_mpi.models.columns import Window
 from fedlada_mpi.tasks import About, Array
 
@@ -36,7 +36,7 @@ def results(clients: int, rectify: bool, joined: bool) -> list[torch.Tensor]:
 @pytest.mark.parametrize("by_library", [True, False])
 def test_bits(monkeypatch, clients, rectify, by_library):
     if by_library:
-        monkeypatch.setattr(layers, "LARGE", 0)
+        monkeypatch.setattr(library_convolution, "LARGE", 0)
     apart = results(clients, rectify, joined=False)
     assert all(torch.equal(a, b) for a, b in zip(apart, results(clients, rectify, joined=True), strict=True))
     assert all(bool(value.any()) for value in apart)
