@@ -223,7 +223,9 @@ class Algorithm(Configurable):
 
         It may overwrite the clients' vectors.
         """
-        return {"offset": c.x.neg_().add_(s.x)}
+        import torch  # here, as settings are read without it
+
+        return {"offset": torch.sub(s.x, c.x, out=c.x)}
 
     def server(self, s: Vectors, mean: dict[str, Tensor], r: Round) -> None:
         """The server's step, in place."""

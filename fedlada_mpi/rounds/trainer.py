@@ -33,7 +33,7 @@ from .batches import Batch, LocalData, Normaliser, Plan, PlanBuffer, all_batches
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .costs import chunk_count, stack_width
 from .gradients import Engine
-from .vectors import is_finite
+from .vectors import is_finite, row_norms
 
 if TYPE_CHECKING:
     from ..gpu.fuse import Fused
@@ -276,7 +276,7 @@ class Trainer:
         for vectors in sent:
             for name in self.algorithm.up:
                 if name == "offset":
-                    norms = _row_norms(vectors[name])
+                    norms = row_norms(vectors[name])
                     norms2 += norms.square()
                 else:
                     norms = _checked(vectors[name])
@@ -302,11 +302,6 @@ class Trainer:
 def _values(c: ClientVectors) -> Tensor:
     """``c.x`` in the type that products are computed in."""
     return c.x if c.compute_copy is None else c.compute_copy
-
-
-def _row_norms(rows: Tensor) -> Tensor:
-    """Row by row: in double, all rows at once would take twice their memory."""
-    return torch.stack([torch.linalg.vector_norm(row, dtype=torch.float64) for row in rows])
 
 
 def _checked(rows: Tensor) -> Tensor:

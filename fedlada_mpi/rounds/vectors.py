@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+
+# Elements that a CPU takes at a time, so that they stay in its cache, and of which it makes one sum. Whole instructions
+# of vectors, so that no element is computed otherwise than in the whole vector.
+SUM, BLOCK = 1 << 15, 1 << 17
 
 
 def named_rows(names: Sequence[str], size: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
@@ -19,4 +23,39 @@ def is_finite(vector: Tensor) -> bool:
     # On a CPU, a product takes a tenth of the time; its result can be infinite where no number is.
     if not vector.is_cuda and math.isfinite(float(torch.dot(vector, vector))):
         return True
-    return math.isfinite(float(torch.linalg.vector_norm(vector, dtype=torch.float64)))
+    return math.isfinite(float(norm(vector)))
+
+
+def norm(vector: Tensor) -> Tensor:
+    """In double; the same bits on any number of threads, and wherever the vector is in memory."""
+    if vector.is_cuda or len(vector) <= BLOCK:
+        return torch.linalg.vector_norm(vector, dtype=torch.float64)
+    # New memory for all of it in double would take longer than the norm. ``torch.dot`` would be faster than sums, but
+    # their order in it depends on the number of threads; these are one thread's each.
+    total, squares = 0.0, torch.empty(BLOCK // SUM, SUM, dtype=torch.float64)
+    for block in vector.split(BLOCK):
+        if len(block) < BLOCK:
+            squares.zero_()
+        squares.view(-1)[: len(block)].copy_(block)
+        total += sum(squares.mul_(squares).sum(1).tolist())
+    return torch.tensor(total, dtype=torch.float64).sqrt_()
+
+
+def row_norms(rows: Tensor) -> Tensor:
+    """In double, row by row: all rows at once would take twice their memory."""
+    return torch.stack([norm(row) for row in rows])
+
+
+def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Vectors of one size, in blocks on a CPU and whole on a GPU."""
+    if vectors[0].is_cuda:
+        yield vectors
+    else:
+        yield from zip(*(vector.split(BLOCK) for vector in vectors), strict=True)
+
+
+def add_weighted(total: Tensor, rows: Sequence[Tensor], weights: Sequence[float]) -> None:
+    """Add the rows one after another, ``total`` being read from memory once."""
+    for block, *parts in blocks(total, *rows):
+        for part, weight in zip(parts, weights, strict=True):
+            block.add_(part, alpha=weight)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..vectors import add_weighted
 from .base import Aggregation, Sent
 from .grid import GRIDS, Grid, block
 
@@ -153,8 +154,7 @@ class WeightedSums(Buffered):
             return
         for name, vector in self.vectors.items():
             vector.zero_()
-            for row, weight in zip(self.contributions.rows(name), weights[name], strict=True):
-                vector.add_(row, alpha=float(weight))
+            add_weighted(vector, list(self.contributions.rows(name)), weights[name].tolist())
         self.transport.reduce(list(self.vectors.values()))
 
     def _reduce_on_grid(self, grid: Grid, weights: dict[str, np.ndarray]) -> None:

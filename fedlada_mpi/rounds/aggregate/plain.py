@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..vectors import add_weighted
 from .base import Aggregation, Collector, Sent
 
 
@@ -21,9 +22,10 @@ class RankSums(Collector):
         for part in sent.parts:
             for name, total in self.vectors.items():
                 weights = self._weights(name, sent.weights)
-                rows = [(0, weights.sum())] if part.shared else zip(part.which, weights, strict=True)
-                for row, weight in rows:
-                    total[part.where].add_(part.rows[name][row], alpha=float(weight))
+                if part.shared:
+                    weights = weights.sum(keepdims=True)
+                rows = [part.rows[name][row] for row in ([0] if part.shared else part.which)]
+                add_weighted(total[part.where], rows, weights.tolist())
         for name, values in sent.scalars.items():
             self.scalars[name] += float((values * self._weights(name, sent.weights)).sum())
 

@@ -20,6 +20,7 @@ from ...privacy import clipping
 from ...privacy.mechanism import Mechanism
 from ...privacy.noise import Noise
 from ...support.errors import PublicError
+from ..vectors import norm
 from .base import Aggregation, Part, Sent
 from .plain import PlainSums
 from .secure import COUNTED, SecureSums
@@ -210,4 +211,4 @@ class PrivateSecureSums(PrivateSums, SecureSums):
 
 def _norm(row: Tensor, base: Tensor | None) -> float:
     change = row if base is None else row - base
-    return float(torch.linalg.vector_norm(change, dtype=torch.float64))
+    return float(norm(change))

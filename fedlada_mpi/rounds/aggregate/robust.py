@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...mpi.slices import over_participants
 from ...settings import trimmed
+from ..vectors import norm
 from .buffered import Buffered, WeightedSums
 
 
@@ -23,7 +24,7 @@ class ClippedSums(WeightedSums):
     is_plain_mean = False
 
     def _factors(self, name: str) -> np.ndarray:
-        norms = [[float(torch.linalg.vector_norm(row, dtype=torch.float64))] for row in self.contributions.rows(name)]
+        norms = [[float(norm(row))] for row in self.contributions.rows(name)]
         factors = self._clip(self._by_participant(norms, 1)[0])
         return factors[[self.columns[client] for client in self.contributions.clients]]
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...rundir.history import History
 from ..silo import Silo
+from ..vectors import blocks
 from ..watcher import Finished, Watcher
 
 
@@ -23,10 +24,15 @@ class Consistency(Watcher):
 
     def __init__(self, silo: Silo):
         self.silo = silo
-        self.offset: Tensor | None = None  # the mean, in double
+        self.offset: Tensor | None = None  # the mean, before the method may overwrite it
 
     def before_step(self, means: Mapping[str, Tensor]) -> None:
-        self.offset = means["offset"].double() if "offset" in means else None
+        if "offset" not in means:
+            self.offset = None
+        elif self.offset is None:
+            self.offset = means["offset"].clone()
+        else:
+            self.offset.copy_(means["offset"])
 
     def numbers(self) -> Sequence[float]:
         silo = self.silo
@@ -38,10 +44,13 @@ class Consistency(Watcher):
         silo, mean = self.silo, _mean(self.silo, done)
         if mean is None or not silo.aggregation.is_plain_mean:
             return {"consistency": mean}
-        step = (silo.x_previous - silo.s.x).double()
         assert self.offset is not None
+        change = 0.0
+        for x_previous, x, offset in blocks(silo.x_previous, silo.s.x, self.offset):
+            step = (x_previous - x).double()
+            change += float(torch.dot(step, step) - 2 * torch.dot(offset.double(), step))
         # Rounding can leave it just under zero.
-        return {"consistency": max(0.0, mean + float(torch.dot(step, step) - 2 * torch.dot(self.offset, step)))}
+        return {"consistency": max(0.0, mean + change)}
 
 
 def drift(silo: Silo, done: Finished) -> float | None:
