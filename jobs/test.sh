@@ -86,6 +86,11 @@ on_ranks() {
     unset FEDLADA_TEST_LOG
 }
 
+# Bytecode of the package and of the tests, once for the thousands of processes that follow, each of which would compile
+# them again where PYTHONDONTWRITEBYTECODE is set.
+"$python" -m compileall -q fedlada_mpi data_prep tests || true
+PYTHONDONTWRITEBYTECODE='' "$python" -m pytest -q --collect-only >/dev/null 2>&1 || true
+
 colour=no
 [ ! -t 1 ] || colour=yes
 options=(--color="$colour" "$@")
