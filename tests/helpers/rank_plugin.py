@@ -94,6 +94,11 @@ class RankPlugin:
         if self.stopped_at and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
+    def pytest_unconfigure(self) -> None:
+        """A rank that leaves with a failure ends all, so none does before rank 0 has printed its summary."""
+        sys.stdout.flush()
+        self._wait(LAST_MEETING)
+
     def _note(self, word: str, name: str) -> None:
         if self.log and self.rank == 0:
             with self.log.open("a") as file:
