@@ -315,30 +315,24 @@ def squares({names}, lr, partial, size, steps, TILE: tl.constexpr):
         {body}
     tl.store(partial + row * tl.num_programs(0) + tl.program_id(0), tl.sum(total, 0))
 """
-_UPDATE = """\
-def update({names}, lr, partial, size, PARTS: tl.constexpr, TILE: tl.constexpr):
+_TILE_OF_A_CLIENT = """\
     await_inputs()
     row = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     inside = at < size
     zero = tl.zeros([TILE], tl.float32)
     rate = tl.load(lr)
-    {body}
 """
-
-
-_STEPS = """\
-def steps({names}, lr, size, count, TILE: tl.constexpr):
-    await_inputs()
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    inside = at < size
-    zero = tl.zeros([TILE], tl.float32)
-    rate = tl.load(lr)
-    {body}
+_UPDATE = f"""\
+def update({{names}}, lr, partial, size, PARTS: tl.constexpr, TILE: tl.constexpr):
+{_TILE_OF_A_CLIENT}    {{body}}
+"""
+_STEPS = f"""\
+def steps({{names}}, lr, size, count, TILE: tl.constexpr):
+{_TILE_OF_A_CLIENT}    {{body}}
     for step in range(count):
-        {body}
-    {body}
+        {{body}}
+    {{body}}
 """
 
 

@@ -95,7 +95,7 @@ def create_engine(network: Network, config: Config, device: torch.device, loss: 
 
 
 @contextmanager
-def _full_float32() -> Iterator[None]:
+def full_float32() -> Iterator[None]:
     """Products in float32 proper, whatever the run's precision."""
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [switch.allow_tf32 for switch in switches]
@@ -157,7 +157,7 @@ def _trial_gradients(engine: StackedEngine, dtype: torch.dtype, rounded_to: torc
     targets, weight = engine.loss.targets_like(*TRIAL).to(device), torch.full(TRIAL, 1 / TRIAL[1], device=device)
     grads, keys = torch.zeros_like(values), torch.arange(TRIAL[0], device=device)
     arguments = (values, grads, batch, targets, weight, keys)
-    with _full_float32():
+    with full_float32():
         if engine.kernels is not None:
             from ..gpu.compile_ahead import compile_ahead
 

@@ -210,8 +210,9 @@ class Trainer:
     def _step(self, parts: Parts, batch: Batch) -> None:
         """One local step of the clients in ``parts``."""
         (c, s), *gradient_free = parts
+        tails = [] if self._step_at_once(gradient_free) else gradient_free
         lr = self.buffers.lr
-        for tail in () if self._step_at_once(gradient_free) else gradient_free:
+        for tail in tails:
             self.side_stream.submit(partial(self.local_step, self.algorithm, *tail, lr, True, True))
         values, drawn = _values(c), self._drawn(batch)
         losses = None
@@ -230,7 +231,7 @@ class Trainer:
             self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
         self.side_stream.join()
         if self.algorithm.step_index:
-            for each, _ in parts[:1] if self._step_at_once(gradient_free) else parts:
+            for each, _ in (parts[0], *tails):
                 each.k.add_(1)
 
     def _step_at_once(self, gradient_free: Parts) -> bool:
