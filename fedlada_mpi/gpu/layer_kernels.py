@@ -1,9 +1,9 @@
-"""Triton kernels for single steps of the stacked layers, one launch each; ``models/layers.py`` is their specification.
+"""Triton kernels for single steps of the stacked layers, one launch each; ``models/layer_steps.py`` specifies them.
 
-This module stands in for the plain functions of the same names. Geometry is known at compile time; the
-number of clients, the images of each and the length of the flat vectors are not, so an uneven draw of
-clients compiles nothing. Sums are taken in float32 in a fixed order: no atomics, the same bits every run.
-Tensors are float32, bfloat16 or float16, and one client's share of each has fewer than 2**31 elements.
+This module stands in for the plain functions of the same names. Geometry is known at compile time; the number of
+clients, the images of each and the length of the flat vectors are not, so an uneven draw of clients compiles nothing
+but norms with more warps, which few clients have. Sums are taken in float32 in a fixed order: no atomics, the same
+bits every run. Tensors are float32, bfloat16 or float16, and one client's share of each has fewer than 2**31 elements.
 """
 
 from __future__ import annotations
@@ -20,11 +20,18 @@ from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_we
 from .dropout_kernels import dropout
 from .embedding_kernels import embedding_gradient
 from .low_rank_kernels import low_rank_activation, low_rank_activation_backward
-from .norm_kernels import group_norm, group_norm_backward, row_norm_backward
+from .norm_kernels import (
+    group_norm,
+    group_norm_backward,
+    makes_columns,
+    norm_columns,
+    norm_columns_backward,
+    row_norm_backward,
+)
 from .recurrent_kernels import gru, gru_backward, lstm, lstm_backward
 from .row_norm_kernels import added_norm, added_norm_backward
 from .sum_kernels import column_sums
-from .triton_support import TILE, Window, available, await_inputs, check, jit, power, tl, triton, vector
+from .triton_support import TILE, Window, available, await_inputs, check, jit, live_taps, power, tl, triton, vector
 from .vocabulary_kernels import token_cross_entropy
 
 __all__ = [
@@ -52,7 +59,10 @@ __all__ = [
     "lstm_backward",
     "low_rank_activation",
     "low_rank_activation_backward",
+    "makes_columns",
     "max_pool",
+    "norm_columns",
+    "norm_columns_backward",
     "row_norm_backward",
     "scale",
     "spread",
@@ -112,9 +122,8 @@ def _im2col_rows(
 
 def _geometry(shape: torch.Size, window: Window) -> tuple[int, ...]:
     """What is a constant to kernels: the shape of maps [C, N, rows, columns, channels] and the window over them."""
-    (r0, r1), (c0, c1) = window.taps
-    top, left = window.padding[0] - r0, window.padding[1] - c0
-    return *shape[2:], *window.out, top, left, window.stride[0], r1 - r0, c1 - c0
+    top, left, rows, columns = live_taps(window)
+    return *shape[2:], *window.out, top, left, window.stride[0], rows, columns
 
 
 def im2col(x: Tensor, window: Window, width: int) -> Tensor:

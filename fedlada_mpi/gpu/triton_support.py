@@ -74,7 +74,19 @@ else:
         pass
 
 
-__all__ = ["TILE", "Window", "available", "await_inputs", "check", "jit", "power", "tl", "triton", "vector"]
+__all__ = [
+    "TILE",
+    "Window",
+    "available",
+    "await_inputs",
+    "check",
+    "jit",
+    "live_taps",
+    "power",
+    "tl",
+    "triton",
+    "vector",
+]
 
 TILE = 2048  # elements per program
 
@@ -106,6 +118,12 @@ def available() -> bool:
     if triton is None:
         return False
     return torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def live_taps(window: Window) -> tuple[int, int, int, int]:
+    """The pixels above and left of the first live tap's, and the rows and columns of live taps."""
+    (r0, r1), (c0, c1) = window.taps
+    return window.padding[0] - r0, window.padding[1] - c0, r1 - r0, c1 - c0
 
 
 def power(value: int) -> int:

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .layers import Stack, layer_norm
+from .layers import layer_norm
+from .stack import Stack
 
 WIDEST = {True: 4096, False: 8192}  # channels of a row that the kernels hold whole, where it is trained and where not
 Grads = tuple[Tensor | None, Tensor | None]

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .layers import Stack
+from .stack import Stack
 
 
 def attention(

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from . import low_rank
 from .client_axis import of_clients
-from .layers import Kernels
+from .stack import Kernels
 from .windows import conv, conv_transpose
 
 

@@ -69,11 +69,23 @@ class Window:
         return one_tap and self.out == (self.rows, self.columns)
 
     @cached_property
+    def keeps_size(self) -> bool:
+        """Whether adjacent taps, several of them, give as many output pixels as there are input pixels."""
+        return self.even and self.stride == (1, 1) and self.out == (self.rows, self.columns) and not self.pointwise
+
+    @cached_property
     def dead(self) -> list[int]:
         """The taps outside them, counted row by row."""
         (r0, r1), (c0, c1) = self.taps
         height, width = self.kernel
         return [t for t in range(height * width) if not (r0 <= t // width < r1 and c0 <= t % width < c1)]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A map as the convolution that reads it needs it: what ``im2col`` would give."""
+
+    columns: Tensor
 
 
 def im2col(x: Tensor, window: Window, width: int) -> Tensor:

@@ -17,8 +17,8 @@ from torch.fx.node import map_aggregate
 
 from . import by_autograd, client_axis, vocabulary
 from .axes import Axes
-from .layers import Stack
 from .program import Builder, Value
+from .stack import Stack
 from .tracing import Graph, Shape, images_shape, operation
 
 OF_CLIENTS = {"batch", "parameter", "any"}

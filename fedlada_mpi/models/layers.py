@@ -2,16 +2,15 @@
 
 A convolution is columns times weights in one batched product, so C different models cost one launch. A
 layer writes its weight gradient straight into the flat gradient ``[C, d]`` (nothing is concatenated
-afterwards) and hands only the activation gradient to autograd. The plain code here runs anywhere and is
-the specification of the GPU kernels in ``gpu/layer_kernels.py``, which replace single steps of it.
+afterwards) and hands only the activation gradient to autograd. Kernels may replace its single steps
+(``layer_steps.py``).
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,10 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from ..gpu.side_stream import SideStream
-from ..support.randomness import Draws
-from .cells import CellKernels
-from .columns import ColumnBuffers, Window, col2im, im2col
-from .layout import Layout
+from .columns import Columns, Window
 from .library_convolution import (
     LibraryConvolution,
     Pool,
@@ -31,164 +27,8 @@ from .library_convolution import (
     threshold_backward,
     use_library,
 )
+from .stack import Kernels, Stack
 
-
-class LayerSteps(Protocol):
-    """The steps of a layer that kernels may replace; ``gpu/layer_kernels.py`` is one of these, ``_Plain`` another."""
-
-    def im2col(self, x: Tensor, window: Window, width: int) -> Tensor: ...
-
-    def col2im(self, cols: Tensor, window: Window, shape: torch.Size) -> Tensor: ...
-
-    def column_sums(self, target: Tensor, rows: Tensor, times: Tensor | None = None) -> None: ...
-
-    def scale(self, x: Tensor, factor: Tensor) -> Tensor: ...
-
-    def group_norm(
-        self, x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, activation: str, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]: ...
-
-    def group_norm_backward(
-        self, dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
-        activation: str, has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None,
-        side_stream: SideStream, dmore: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
-
-
-class Kernels(LayerSteps, CellKernels, Protocol):
-    """Compiled kernels: the steps above, those of recurrent layers, and whole operations."""
-
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor: ...
-
-    def takes_attention(self, q: Tensor, k: Tensor, v: Tensor) -> bool: ...
-
-    def spread(self, bias: Tensor, rows: int) -> Tensor: ...
-
-    def added_norm(
-        self, x: Tensor, other: Tensor | None, gamma: Tensor | None, beta: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]: ...
-
-    def added_norm_backward(
-        self, dout: Tensor, dtotal: Tensor | None, total: Tensor, gamma: Tensor | None, mean: Tensor, rstd: Tensor
-    ) -> Tensor: ...
-
-    def row_norm_backward(
-        self, dout: Tensor, dtotal: Tensor | None, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor,
-        gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
-    ) -> Tensor: ...  # fmt: skip
-
-    def bias_activation(self, x: Tensor, bias: Tensor, name: str) -> Tensor: ...
-
-    def bias_activation_backward(self, dout: Tensor, x: Tensor, bias: Tensor, name: str) -> tuple[Tensor, Tensor]: ...
-
-    def cross_entropy(self, logits: Tensor, labels: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]: ...
-
-    def token_cross_entropy(
-        self, logits: Tensor, bias: Tensor | None, words: int, targets: Tensor, weight: Tensor
-    ) -> Tensor: ...
-
-    def depthwise(self, x: Tensor, weight: Tensor, bias: Tensor | None, window: Window) -> Tensor: ...
-
-    def depthwise_input_gradient(self, dout: Tensor, weight: Tensor, window: Window, shape: torch.Size) -> Tensor: ...
-
-    def depthwise_weight_gradient(self, grad: Tensor, x: Tensor, dout: Tensor, window: Window) -> None: ...
-
-    def dropout(self, x: Tensor, keys: Tensor, place: int, p: float) -> tuple[Tensor, Tensor]: ...
-
-    def embedding_gradient(self, dout: Tensor, places: Tensor, rows: int, by_frequency: bool) -> Tensor: ...
-
-    def low_rank_activation(self, base: Tensor, inner: Tensor, b: Tensor, name: str) -> Tensor: ...
-
-    def low_rank_activation_backward(
-        self, dout: Tensor, dinner: Tensor, a: Tensor, base: Tensor, inner: Tensor, b: Tensor, name: str
-    ) -> Tensor: ...
-
-    def max_pool(self, x: Tensor, kernel: int, stride: int | None = None, padding: int = 0) -> Tensor: ...
-
-    def gather(
-        self, images: Tensor, index: Tensor, flip: Tensor, dy: Tensor, dx: Tensor, mean: Tensor, std: Tensor,
-        dtype: torch.dtype,
-    ) -> Tensor: ...  # fmt: skip
-
-
-class Stack:
-    """C models' parameters and where their gradients go: ``value[name]``, ``grad[name]``, each [C, ...].
-
-    Frozen parameters and buffers are values without a gradient. Gradients of parameters are computed on the side
-    stream: only those of activations hold up the next layer.
-    """
-
-    def __init__(
-        self,
-        layout: Layout,
-        values: Tensor,
-        grads: Tensor | None = None,
-        kernels: Kernels | None = None,
-        side_stream: SideStream | None = None,
-        constants: Mapping[str, Tensor] | None = None,
-    ):
-        self.value = layout.views(values)
-        self.grad: dict[str, Tensor | None] = dict.fromkeys(self.value)
-        if grads is not None:
-            self.grad.update(layout.views(grads))
-        self.frozen = {None, *(constants or {})}  # the names of what all clients have in common; None: no parameter
-        for name, constant in (constants or {}).items():
-            self.value[name], self.grad[name] = constant.expand(len(values), *constant.shape), None
-        self.count, self.dtype, self.device = len(values), values.dtype, values.device
-        self.on_gpu = values.is_cuda  # where layers compute as a GPU does
-        self.training = grads is not None
-        self.draws: Draws | None = None  # the random numbers of a step, where layers draw some
-        self.kernels = kernels
-        repeats = grads is not None and not self.on_gpu
-        self.steps: LayerSteps = kernels or (_Buffered() if repeats else _Plain())
-        self.side_stream = side_stream or SideStream(values.device)
-        # Ties layers whose input needs no gradient into the backward pass.
-        self.anchor = torch.zeros((), dtype=values.dtype, device=values.device, requires_grad=grads is not None)
-        self.fixed = self.anchor.detach()
-
-    def rectifies(self, activation: str) -> bool:
-        """Whether products apply this activation, ReLU, themselves: on a CPU, a step of its own takes as long."""
-        return activation == "relu" and self.kernels is None and not self.on_gpu
-
-    @property
-    def of_one_client(self) -> Stack:
-        """With the first client's parameters alone, for what all clients have in common."""
-        one = copy.copy(self)
-        one.value, one.count = {name: self.value[name][:1] for name in self.frozen if name is not None}, 1
-        return one
-
-    def anchor_of(self, *names: str | None) -> Tensor:
-        """For a layer with these parameters: what needs a gradient if one of them does."""
-        return self.anchor if any(self.grad.get(name or "") is not None for name in names) else self.fixed
-
-    def parameter(self, name: str) -> Tensor:
-        """[C, ...] for torch's own operations, which give its gradient by autograd."""
-        value, grad = self.value[name], self.grad[name]
-        return value if grad is None else _Parameter.apply(self.anchor, value, grad)
-
-    def affine(self, name: str | None, channels: int, value: float) -> tuple[Tensor, Tensor | None]:
-        """Scale or shift [C, channels] of a norm and its gradient; ``value`` for one that has none."""
-        if name is not None:
-            grad = self.grad[name]
-            return self.value[name].flatten(1), None if grad is None else grad.flatten(1)
-        count = len(next(iter(self.value.values())))
-        return self.anchor.detach().new_full((1, channels), value).expand(count, channels), None
-
-
-class _Parameter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, anchor: Tensor, value: Tensor, grad: Tensor) -> Tensor:
-        ctx.grad = grad
-        return value.view_as(value)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor | None, ...]:
-        ctx.grad.copy_(dvalue)
-        return None, None, None
-
-
-# A weight gradient sums over all pixels of all images: a long product with few rows and columns. Cut into this
 # many products of the same batch, it fills a GPU.
 PIECES = 8
 
@@ -205,10 +45,6 @@ def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
         torch.sum(parts, 1, dtype=target.dtype, out=target)
     else:
         torch.bmm(a.mT, b, out=target)
-
-
-# On a CPU, maps of up to this many bytes have buffers: of larger ones, the arithmetic takes far longer than the views.
-BUFFERED = 1 << 20
 
 
 def _groups_as_models(x: Tensor, groups: int) -> Tensor:
@@ -361,6 +197,38 @@ class _GroupNorm(torch.autograd.Function):
         return dx, None, None, None, None, None, None, None, dresidual, None, None, None
 
 
+class _NormColumns(torch.autograd.Function):
+    """``_GroupNorm`` by kernels that also write, and in the backward pass read, the columns of a convolution behind it.
+
+    Gives the map, for other layers, and the columns.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, gamma: Tensor, gamma_grad: Tensor | None, beta: Tensor,
+        beta_grad: Tensor | None, groups: int, eps: float, residual: Tensor | None, activation: str, p: Stack,
+        window: Window,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        assert p.kernels is not None
+        out, cols, mean, rstd = p.kernels.norm_columns(x, gamma, beta, groups, residual, activation, eps, window)
+        ctx.save_for_backward(x, gamma, mean, rstd, out if activation else None)
+        ctx.form, ctx.p, ctx.grads = (groups, activation, residual is not None), p, (gamma_grad, beta_grad)
+        ctx.window = window
+        ctx.set_materialize_grads(False)
+        return out, cols
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dcols: Tensor | None) -> tuple[Tensor | None, ...]:
+        kernels, dout = ctx.p.kernels, None if dout is None else dout.contiguous()
+        arguments = (*ctx.saved_tensors, *ctx.form, *ctx.grads, ctx.p.side_stream)
+        if dcols is None:  # nothing uses the convolution's result
+            dx, dresidual = kernels.group_norm_backward(dout, *arguments)
+        else:
+            dx, dresidual = kernels.norm_columns_backward(dout, dcols.contiguous(), ctx.window, *arguments)
+        return dx, None, None, None, None, None, None, None, dresidual, None, None, None
+
+
 class _LayerNorm(torch.autograd.Function):
     """Over the last axis of [C, rows, channels], by torch's own function, which passes over the numbers once."""
 
@@ -418,93 +286,6 @@ class _Scale(torch.autograd.Function):
         return dx, None, None, None, None
 
 
-def column_sums(target: Tensor, rows: Tensor, times: Tensor | None = None) -> None:
-    """target [C, n] = the sums over the rows of [C, length, n], or of its products with another such tensor."""
-    torch.sum(rows if times is None else rows * times, 1, out=target)
-
-
-def scale_channels(x: Tensor, factor: Tensor) -> Tensor:
-    """x [C, ..., channels] times factor [C, channels]."""
-    return x * factor.view(len(x), *(1,) * (x.dim() - 2), -1)
-
-
-def group_norm(
-    x: Tensor, gamma: Tensor, beta: Tensor, groups: int, residual: Tensor | None, activation: str, eps: float = 1e-5
-) -> tuple[Tensor, Tensor, Tensor]:
-    count, n, *_, channels = x.shape
-    grouped = x.reshape(count, n, -1, groups, channels // groups)
-    wide = grouped if x.dtype == torch.float64 else grouped.float()
-    variance, mean = torch.var_mean(wide, dim=(2, 4), keepdim=True, correction=0)
-    rstd = (variance + eps).rsqrt()
-    per_channel = (count, 1, 1, groups, channels // groups)
-    out = ((wide - mean) * rstd * gamma.reshape(per_channel) + beta.reshape(per_channel)).reshape(x.shape)
-    if residual is not None:
-        out = out + residual
-    if activation:
-        out = out.relu_() if activation == "relu" else out.clamp_(0, 6)
-    return out.to(x.dtype), mean, rstd
-
-
-def group_norm_backward(
-    dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
-    activation: str, has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
-    dmore: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """Where the result was used twice, the gradients are ``dout`` and ``dmore``."""
-    count, n, *_, channels = x.shape
-    dout = dout if dmore is None else dout + dmore
-    if out is not None:
-        dout = dout * ((out > 0) if activation == "relu" else (out > 0) & (out < 6))
-    grouped = (count, n, -1, groups, channels // groups)
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    dy = dout.reshape(grouped).to(wide)
-    normal = (x.reshape(grouped).to(wide) - mean) * rstd
-
-    def of_parameters() -> None:
-        if beta_grad is not None:
-            beta_grad.copy_(dy.sum((1, 2)).reshape(count, channels))
-        if gamma_grad is not None:
-            gamma_grad.copy_((dy * normal).sum((1, 2)).reshape(count, channels))
-
-    side_stream.submit(of_parameters, dy, normal)
-    dnormal = dy * gamma.reshape(count, 1, 1, groups, -1)
-    dx = rstd * (dnormal - dnormal.mean((2, 4), keepdim=True) - normal * (dnormal * normal).mean((2, 4), keepdim=True))
-    return dx.reshape(x.shape).to(x.dtype), dout if has_residual else None
-
-
-class _Plain:
-    """The steps in plain torch."""
-
-    im2col = staticmethod(im2col)
-    col2im = staticmethod(col2im)
-    column_sums = staticmethod(column_sums)
-    scale = staticmethod(scale_channels)
-    group_norm = staticmethod(group_norm)
-    group_norm_backward = staticmethod(group_norm_backward)
-
-
-class _Buffered(_Plain):
-    """The steps on a CPU that come again and again, with buffers for small maps."""
-
-    def __init__(self) -> None:
-        self.buffers: dict[tuple[Window, torch.Size], ColumnBuffers] = {}
-
-    def im2col(self, x: Tensor, window: Window, width: int) -> Tensor:
-        if window.pointwise or x.nbytes > BUFFERED:
-            return im2col(x, window, width)
-        return self._of(window, x.shape, x).im2col(x, width)
-
-    def col2im(self, cols: Tensor, window: Window, shape: torch.Size) -> Tensor:
-        if window.pointwise or shape.numel() * cols.element_size() > BUFFERED or not cols.is_contiguous():
-            return col2im(cols, window, shape)
-        return self._of(window, shape, cols).col2im(cols)
-
-    def _of(self, window: Window, shape: torch.Size, like: Tensor) -> ColumnBuffers:
-        if (window, shape) not in self.buffers:
-            self.buffers[window, shape] = ColumnBuffers(window, shape, like)
-        return self.buffers[window, shape]
-
-
 # Those that kernels compute together with the bias before them.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
@@ -519,9 +300,12 @@ NORM_ACTIVATIONS = ("relu", "relu6")
 
 
 def conv(
-    p: Stack, x: Tensor, weight: str, bias: str | None, window: Window, groups: int = 1, activation: str = ""
+    p: Stack, x: Tensor | Columns, weight: str, bias: str | None, window: Window, groups: int = 1, activation: str = ""
 ) -> Tensor:
     """[C, N, rows, columns, in] -> [C, N, rows', columns', out]."""
+    if isinstance(x, Columns):
+        images = linear(p, x.columns, weight, bias, activation)
+        return images.view(len(images), -1, *window.out, images.shape[-1])
     if len(x) > 1 and {weight, bias} <= p.frozen:  # one product for all clients
         together = conv(p.of_one_client, x.flatten(0, 1).unsqueeze(0), weight, bias, window, groups, activation)
         return together.view(*x.shape[:2], *together.shape[2:])
@@ -574,14 +358,30 @@ def _of_pixels(count: int) -> Window:
 def norm(
     p: Stack, x: Tensor, weight: str | None, bias: str | None, groups: int, eps: float = 1e-5,
     residual: Tensor | None = None, activation: str = "", twice: bool = False,
+    reader: tuple[str, Window] | None = None,
 ) -> Any:  # fmt: skip
-    """Of each image and group of channels in x [C, N, rows, columns, channels]; ``twice``: a pair of it."""
+    """Of each image and group of channels in x [C, N, rows, columns, channels]; ``twice``: a pair of it.
+
+    ``reader``: the weight and window of a convolution that reads it, or reads the second of the pair; it may be given
+    ``Columns``.
+    """
     channels = x.shape[-1]
     gamma, beta = p.affine(weight, channels, 1.0), p.affine(bias, channels, 0.0)
     by_kernels = twice and p.kernels is not None
-    anchor = p.anchor_of(weight, bias)
-    out = _GroupNorm.apply(x, anchor, *gamma, *beta, groups, eps, residual, activation, p, by_kernels)
+    arguments = (x, p.anchor_of(weight, bias), *gamma, *beta, groups, eps, residual, activation, p)
+    if reader is not None and _takes_columns(p, x, groups, *reader):
+        out, cols = _NormColumns.apply(*arguments, reader[1])
+        columns = Columns(cols)
+        return (out, columns) if twice else columns
+    out = _GroupNorm.apply(*arguments, by_kernels)
     return (out, out) if twice and not by_kernels else out
+
+
+def _takes_columns(p: Stack, x: Tensor, groups: int, weight: str, window: Window) -> bool:
+    """Whether a norm of x gives the convolution behind it columns."""
+    if p.kernels is None or weight in p.frozen or use_library(x, window):
+        return False
+    return p.kernels.makes_columns(x, groups, window, p.value[weight].shape[1])
 
 
 def layer_norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: float) -> Tensor:

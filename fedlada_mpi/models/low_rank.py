@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
-from .layers import ACTIVATIONS, Stack, product_into
+from .layers import ACTIVATIONS, product_into
+from .stack import Stack
 
 LARGEST_RANK = 64  # up to which a kernel has a tile's part of an adapter at once
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..support.randomness import Draws
 from .form import Form
-from .layers import Stack
 from .layout import Layout
 from .lora import Lora, adapters
 from .parameters import names_by_id
+from .stack import Stack
 from .translate import Traced
 from .work import multiply_adds
 

@@ -26,7 +26,7 @@ from .client_axis import ELEMENTWISE
 from .columns import Window, pair
 from .fuse_steps import ADDITIONS, FusableStep, Fusion, activation_of
 from .general import RESHAPING, General, filled, gives_large_outputs, is_batch, picked, values_in
-from .layers import ACTIVATIONS, Stack
+from .layers import ACTIVATIONS
 from .layout import Kernel
 from .low_rank import AdaptedLayer
 from .parameters import tensors
@@ -34,6 +34,7 @@ from .program import Run, Step, Value
 from .recurrent import recurrent
 from .recurrent_dropout import is_recurrent
 from .resample import repeatable
+from .stack import Stack
 from .tracing import Graph, NotTraceable, described, has_hooks, operation
 
 BINARY: dict[Any, Callable[[Any, Any], Any]] = {
@@ -226,6 +227,7 @@ class Operations(General):
             node, image, weight, bias, axes,
             lambda p, v, w, b, activation: layers.conv(p, v, w, b, window, groups, activation), shape,
             lambda p, v, w, b, activation, pool: layers.pooled_conv(p, v, w, b, window, groups, activation, pool),
+            window if groups == 1 and window.keeps_size else None,
         )  # fmt: skip
 
     def linear(self, node: fx.Node, x: Value, weight: Any, bias: Any = None) -> Value | None:
@@ -270,16 +272,19 @@ class Operations(General):
 
     def _product(
         self, node: fx.Node, x: Value, weight: Value, bias: Value | None, axes: Axes, run: Callable[..., Tensor],
-        shape: Sequence[int] | None = None, pooled: Callable[..., Tensor] | None = None,
+        shape: Sequence[int] | None = None, pooled: Callable[..., Tensor] | None = None, window: Window | None = None,
     ) -> Value | None:  # fmt: skip
         """A step that may apply the activation behind it; its result is seen in this shape.
 
-        ``pooled``: runs it with a pooling that follows, where it can.
+        ``pooled``: runs it with a pooling that follows, where it can; ``window``: of a convolution that may be given
+        columns.
         """
         w, b = self.used_name(weight), self.used_name(bias)
 
         def emit(residual: Value | None, activation: str) -> Value:
             value = self.emit(lambda p, v: run(p, v, w, b, activation), [x], axes)
+            if window is not None:
+                self.convolutions[value.slot] = (weight.name, window)
             if pooled is not None and activation in ("", "relu"):
                 self.poolable[value.slot] = (self.steps[-1], x, lambda p, v, pool: pooled(p, v, w, b, activation, pool))
             return value if shape is None else self.regrouped(value, shape)
@@ -299,7 +304,7 @@ class Operations(General):
             reads = [image] if residual is None else [image, residual]
             run = partial(_group_norm, weight=w, bias=b, groups=groups, eps=eps, activation=activation)
             value = self.emit(run, reads, image.axes)
-            self.pairs[value.slot] = partial(run, twice=True)
+            self.norms[value.slot] = run
             return self.regrouped(value, shape)
 
         if len(shape) != 3:
@@ -543,7 +548,8 @@ class Operations(General):
         places, axes = [x.axes.place(d - 1) for d in dims], x.axes
         for d in dims:
             axes = axes.resized(d - 1, 1)
-        value = self.emit(lambda p, v: function(v, places, keepdim=True), [x], axes)
+        alone = axes == x.axes  # one element each, which is its own sum and mean
+        value = x if alone else self.emit(lambda p, v: function(v, places, keepdim=True), [x], axes)
         if keepdim:
             return value
         return self.regrouped(value, [size for d, size in enumerate(axes.shape, 1) if d not in dims])
@@ -571,6 +577,6 @@ POOLING: dict[Any, Callable[..., Value | None]] = {
 
 def _group_norm(
     p: Stack, x: Tensor, residual: Tensor | None = None, *, weight: str | None, bias: str | None, groups: int,
-    eps: float, activation: str, twice: bool = False,
+    eps: float, activation: str, twice: bool = False, reader: tuple[str, Window] | None = None,
 ) -> Any:  # fmt: skip
-    return layers.norm(p, x, weight, bias, groups, eps, residual, activation, twice)
+    return layers.norm(p, x, weight, bias, groups, eps, residual, activation, twice, reader)

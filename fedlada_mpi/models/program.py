@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch import Tensor
 
 from .axes import Axes
+from .columns import Window
 from .form import Stored
-from .layers import Stack
+from .stack import Stack
 
 
 @dataclass(eq=False)
@@ -88,16 +90,17 @@ class Builder:
     def __init__(self, inputs: Sequence[str] = ("",)) -> None:
         self.inputs, self.vmapped = list(inputs), list[str]()
         self.heads: dict[int, list[int]] = {}  # what a last layer over a large vocabulary reads, by its slot
-        self.pairs: dict[int, Run] = {}  # steps that can give their result twice, as they do where two others read it
+        self.norms: dict[int, Run] = {}  # steps that can give their result in the forms in which others read it
+        self.convolutions: dict[int, tuple[str, Window]] = {}  # that read maps as columns: their weights and windows
         self.steps: list[Step] = []
         self.slots = len(inputs)  # the first hold the inputs
         self.used: set[str] = set()  # parameters
 
     def program(self, result: Value) -> StackedProgram:
         slot = self.seen(result).slot
-        for given, run in self.pairs.items():
+        for given, run in self.norms.items():
             if given != slot:
-                self._give_twice(given, run)
+                self._give_as_read(given, run)
         last = {held: i for i, step in enumerate(self.steps) for held in (*step.reads, step.slot)}
         for held, i in last.items():
             if held != slot:
@@ -105,17 +108,25 @@ class Builder:
         head = self.heads.get(slot) if self.steps and self.steps[-1].slot == slot else None
         return StackedProgram(self.steps, self.slots, slot, self.inputs, self.vmapped, head)
 
-    def _give_twice(self, slot: int, run: Run) -> None:
-        """Let the two steps that read a slot have a result each, so that their gradients come to its step apart."""
+    def _give_as_read(self, slot: int, run: Run) -> None:
+        """Let a convolution that reads a slot have columns, and two steps that read it a result each.
+
+        Their gradients then come to the slot's step apart, as columns and as a map, and it adds them.
+        """
         at = next(i for i, step in enumerate(self.steps) if step.slot == slot)
         readers = [step for step in self.steps for read in step.reads if read == slot]
+        convolution = next((step for step in readers if step.slot in self.convolutions), None)
+        run = run if convolution is None else partial(run, reader=self.convolutions[convolution.slot])
+        if len(readers) == 1:
+            self.steps[at].run = run
         if len(readers) != 2 or readers[0] is readers[1]:
             return
         pair, second = self.slots, self.slots + 1
         self.slots += 2
-        readers[1].reads = [second if read == slot else read for read in readers[1].reads]
+        other = convolution or readers[1]
+        other.reads = [second if read == slot else read for read in other.reads]
         self.steps[at : at + 1] = [
-            Step(run, self.steps[at].reads, pair),
+            Step(partial(run, twice=True), self.steps[at].reads, pair),
             Step(lambda p, held: held[0], [pair], slot),
             Step(lambda p, held: held[1], [pair], second),
         ]

@@ -20,10 +20,10 @@ from torch.func import functional_call, vmap
 from ..support.errors import first_line
 from .form import Form, Stored
 from .general import OF_CLIENTS, filled
-from .layers import Stack
 from .layout import Kernel
 from .operations import Operations
 from .program import StackedProgram, Value
+from .stack import Stack
 from .tracing import Graph, NotTraceable, described, mode_of
 
 IN_PLACE = {operator.iadd, operator.isub, operator.imul, operator.itruediv}

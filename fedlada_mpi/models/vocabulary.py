@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..support import autograd
 from .by_autograd import linear
-from .layers import Kernels
+from .stack import Kernels
 
 LARGE = 4096  # outputs of a last layer from which on it is computed in blocks
 BLOCK_BYTES = 1 << 28  # of the logits of a block, in float32

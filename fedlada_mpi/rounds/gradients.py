@@ -21,8 +21,8 @@ from ..gpu.side_stream import SideStream
 from ..models import Network, form, vocabulary
 from ..models.agreement import perturbed
 from ..models.form import Stored
-from ..models.layers import Kernels, Stack
 from ..models.parameters import outputs_with, tensors, tied
+from ..models.stack import Kernels, Stack
 from ..settings import Config
 from ..support import autograd
 from ..support.errors import UserError, first_line

@@ -21,15 +21,20 @@ import torch.nn.functional as F
 from kernel_checks import CUDA, DEVICE, agree, kernels_run, poison, random  # noqa: F401
 from limits import LIMIT
 from repository import ROOT
+from torch import nn
 
+from fedlada_mpi import models
 from fedlada_mpi.doctor import machine
-from fedlada_mpi.gpu import layer_kernels
+from fedlada_mpi.gpu import layer_kernels, norm_kernels
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
-from fedlada_mpi.models import columns, layers
+from fedlada_mpi.models import columns, layer_steps, layers
 from fedlada_mpi.models.columns import Window, pair
 from fedlada_mpi.models.layout import Layout
+from fedlada_mpi.models.stack import Stack
+from fedlada_mpi.rounds.gradients import StackedEngine
 from fedlada_mpi.support.randomness import Draws
+from fedlada_mpi.support.user_code import Given
 from fedlada_mpi.tasks.client_loss import CROSS_ENTROPY
 
 TYPES = (torch.float32, torch.bfloat16)
@@ -173,7 +178,7 @@ def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
     gamma, beta = flat_views(count, shape[2], dtype=dtype)
     out, mean, rstd = layer_kernels.group_norm(x, gamma, beta, 2, residual, activation)
     wide = [None if t is None else t.double() for t in (x, gamma, beta, residual)]
-    exact = layers.group_norm(*wide[:3], 2, wide[3], activation)
+    exact = layer_steps.group_norm(*wide[:3], 2, wide[3], activation)
     agree(out, exact[0], dtype)
     agree(mean, exact[1], torch.float32)
     agree(rstd, exact[2], torch.float32)
@@ -186,7 +191,7 @@ def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
     dx, dresidual = layer_kernels.group_norm_backward(
         dout, x, gamma, mean, rstd, mask, 2, activation, with_residual, *grads, side_stream
     )
-    expected = layers.group_norm_backward(
+    expected = layer_steps.group_norm_backward(
         dout.double(), *wide[:2], exact[1], exact[2], mask, 2, activation, with_residual, *expected_grads, side_stream
     )
     side_stream.join()
@@ -208,6 +213,100 @@ def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
         side_stream.join()
         agree(again, dx, dtype)
         assert dresidual is None or torch.equal(more, dresidual)
+
+
+@kernels_run
+@pytest.mark.parametrize(
+    ("shape", "kernel", "n", "activation", "used", "with_residual", "dtype"),
+    [
+        ((4, 4, 32), 3, 9, "relu", "twice", True, torch.float32),
+        ((4, 4, 32), 3, 9, "relu", "once", False, torch.bfloat16),
+        ((3, 5, 48), (3, 1), 5, "", "twice", True, torch.bfloat16),
+        ((2, 2, 16), 5, 3, "relu6", "once", True, torch.float32),  # some taps of the kernel meet no data
+    ],
+)
+def test_a_norm_and_the_columns_behind_it(shape, kernel, n, activation, used, with_residual, dtype):
+    count, (rows, width, channels), (height, length) = 2, shape, pair(kernel)
+    window = Window(rows, width, (height, length), (1, 1), (height // 2, length // 2))
+    x, gamma, beta = 3 + 2 * random(count, n, *shape, dtype=dtype), *flat_views(count, channels, dtype=dtype)
+    residual = random(*x.shape, dtype=dtype) if with_residual else None
+    (r0, r1), (c0, c1) = window.taps
+    assert layer_kernels.makes_columns(x, 2, window, (r1 - r0) * (c1 - c0) * channels)
+    out, cols, mean, rstd = layer_kernels.norm_columns(x, gamma, beta, 2, residual, activation, 1e-5, window)
+    agree(out, layer_kernels.group_norm(x, gamma, beta, 2, residual, activation)[0], dtype)
+    assert torch.equal(cols, columns.im2col(out, window, cols.shape[-1]))
+
+    dout, dcols = random(*x.shape, dtype=dtype) if used == "twice" else None, random(*cols.shape, dtype=dtype)
+    total = columns.col2im(dcols.double(), window, x.shape) + (0 if dout is None else dout.double())
+    mask, side_stream = out if activation else None, SideStream(x.device)
+    grads, exact_grads = flat_views(count, channels, dtype=dtype), flat_views(count, channels, dtype=torch.float64)
+    about = (2, activation, with_residual)
+    dx, dresidual = layer_kernels.norm_columns_backward(
+        dout, dcols, window, x, gamma, mean, rstd, mask, *about, *grads, side_stream
+    )
+    exact, exact_residual = layer_steps.group_norm_backward(
+        total, x.double(), gamma.double(), mean.double(), rstd.double(), mask, *about, *exact_grads, side_stream
+    )
+    side_stream.join()
+    for found, right in zip((dx, *grads), (exact, *exact_grads), strict=True):
+        agree(found, right, dtype)
+    assert (dresidual is None) == (not with_residual)
+    if with_residual:
+        agree(dresidual, exact_residual, dtype)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "window", "width", "why"),
+    [
+        ((4, 4, 32), 16, Window(4, 4, (3, 3), (1, 1), (1, 1)), 288, "two channels a group"),
+        ((4, 4, 20), 2, Window(4, 4, (3, 3), (1, 1), (1, 1)), 192, "padded columns"),
+        ((9, 9, 16), 2, Window(9, 9, (7, 7), (1, 1), (3, 3)), 784, "49 taps"),
+        ((32, 32, 64), 2, Window(32, 32, (3, 3), (1, 1), (1, 1)), 576, "a group too large for registers"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_columns_that_a_norm_leaves_to_im2col(shape, groups, window, width, why):
+    assert not layer_kernels.makes_columns(torch.empty(1, 1, *shape), groups, window, width), why
+
+
+class Residual(nn.Module):
+    """Norms before a convolution alone, before one and a residual, and before two convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(3 if i == 0 else 16, 16, 3, padding=1, bias=i == 1) for i in range(4)
+        )
+        self.norms = nn.ModuleList(nn.GroupNorm(2, 16) for _ in range(3))
+        self.side, self.head = nn.Conv2d(16, 16, 3, 2, 1), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norms[0](self.convolutions[0](x)))
+        y = F.relu(self.norms[1](self.convolutions[1](x)))
+        y = F.relu(self.norms[2](self.convolutions[2](y)) + x)
+        return self.head(self.convolutions[3](y).mean((2, 3)) + self.side(y).mean((2, 3)))
+
+
+@kernels_run
+def test_norms_give_columns_to_convolutions(monkeypatch):
+    """In a traced network: three norms of it, with the gradients of plain code."""
+    network = models.build(Given(Residual()), 3, (4, 4, 3))
+    values, inputs = network.initial().expand(2, -1).contiguous().to(DEVICE), random(2, 5, 4, 4, 3)
+    targets, keys = torch.arange(10, device=DEVICE).view(2, 5) % 3, torch.arange(2, device=DEVICE)
+    weight, launched, gradients = torch.full((2, 5), 0.2, device=DEVICE), [], []
+
+    def noted(*given):
+        launched.append(given[-1])
+        return norm_kernels.norm_columns(*given)
+
+    monkeypatch.setattr(layer_kernels, "norm_columns", noted)
+    monkeypatch.setattr(layers, "use_library", lambda x, window, groups=1: False)  # as on a GPU
+    for kernels in (None, layer_kernels):
+        gradients.append(torch.zeros_like(values))
+        StackedEngine(network, kernels, DEVICE).gradients(values, gradients[-1], inputs, targets, weight, keys)
+    assert [window.kernel for window in launched] == [(3, 3)] * 3
+    for name, grad in network.layout.views(gradients[0]).items():
+        assert (network.layout.views(gradients[1])[name] - grad).norm() < 1e-5 * grad.norm(), name
 
 
 @kernels_run
@@ -296,7 +395,7 @@ def test_dropout(p, dtype):
 @kernels_run
 def test_factors_of_channels():
     x, factor = random(2, 3, 4, 5, 24), random(2, 60)[:, 7:31]
-    agree(layer_kernels.scale(x, factor), layers.scale_channels(x.double(), factor.double()), torch.float32)
+    agree(layer_kernels.scale(x, factor), layer_steps.scale_channels(x.double(), factor.double()), torch.float32)
     sums = torch.zeros(2, 24, device=DEVICE)
     layer_kernels.column_sums(sums, x.flatten(1, -2), x.flip(1).flatten(1, -2))
     agree(sums, (x.double() * x.flip(1).double()).sum((1, 2, 3)), torch.float32)
@@ -324,7 +423,7 @@ def test_a_norm_without_a_bias():
     """Whose shift is one for all clients, unlike its scale, which is a part of their vectors."""
     gamma, x = flat_views(3, 16)[0], random(3, 2, 2, 2, 16)
     beta = torch.zeros(1, 16, device=DEVICE).expand(3, 16)
-    exact = layers.group_norm(x.double(), gamma.double(), beta.double(), 2, None, "")
+    exact = layer_steps.group_norm(x.double(), gamma.double(), beta.double(), 2, None, "")
     agree(layer_kernels.group_norm(x, gamma, beta, 2, None, "")[0], exact[0], torch.float32)
 
 
@@ -467,7 +566,7 @@ def test_layers_together():
     results = []
     for chosen in (None, layer_kernels):
         grads = torch.zeros_like(values, device=DEVICE)
-        stack = layers.Stack(layout, values.to(DEVICE), grads, chosen)
+        stack = Stack(layout, values.to(DEVICE), grads, chosen)
         loss = F.cross_entropy(forward(stack).flatten(0, 1), labels)
         loss.backward()
         results.append((loss.detach(), grads))

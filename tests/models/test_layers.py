@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedlada_mpi.models import by_autograd, recurrent
 from fedlada_mpi.models.attention import attention
 from fedlada_mpi.models.form import as_stored, each
-from fedlada_mpi.models.layers import Stack
 from fedlada_mpi.models.resample import adaptive_average, average, border, by_products, interpolation
+from fedlada_mpi.models.stack import Stack
 from fedlada_mpi.support.randomness import Draws
 from fedlada_mpi.tasks import About, Array
 

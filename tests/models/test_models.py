@@ -18,6 +18,7 @@ from fedlada_mpi.models import layout as flat_layout
 from fedlada_mpi.models import network as network_module
 from fedlada_mpi.models.columns import Window
 from fedlada_mpi.models.layout import Layout
+from fedlada_mpi.models.stack import Stack
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine
 from fedlada_mpi.support.errors import UserError
 from fedlada_mpi.tasks.client_loss import CROSS_ENTROPY
@@ -283,7 +284,7 @@ def test_large_convolutions_of_the_cpu_are_the_librarys_own():
     x, labels = torch.randn(2, 20, 32, 32, 3), torch.randint(10, (2, 20))
     assert layers.use_library(x, Window(32, 32, (5, 5), (1, 1), (0, 0)))
     values, grads = torch.stack([layout.pack(network.module.state_dict())] * 2), torch.zeros(2, layout.live)
-    logits = network.forward(layers.Stack(layout, values, grads), x)
+    logits = network.forward(Stack(layout, values, grads), x)
     F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum").backward()
     for c in range(2):
         network.module.zero_grad()
