@@ -1,6 +1,7 @@
 """Tables and pictures of the report in pages: those of this repository, and what a page can ask for."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from synthetic_runs import write_run
 
 from fedlada_mpi import algorithms
 from fedlada_mpi.algorithms import resolve
-from fedlada_mpi.analysis import groups, load
+from fedlada_mpi.analysis import groups, load, significance
 from fedlada_mpi.analysis.tables import Cell, Column, Table
 from fedlada_mpi.report import main, tables_of
 from fedlada_mpi.reproduction import figures, markdown, paper, readings, tuning
@@ -27,6 +28,7 @@ HEADLINES = ("headline", "headline_tuned")
 FOLDERS = (*(f"reproduction/{name}" for name in ("runs", "tuning", "readings", "theory")), "methods/runs")
 
 
+@cache
 def recorded(folders: str) -> list[groups.Group]:
     return groups.group(load.read_all([ROOT / folder for folder in folders.split()])[0])
 
@@ -68,6 +70,31 @@ def test_the_readme_says_what_the_table_says():
     ends = [re.search(r"[\d.]+", line.split("|")[at])[0] for line in tuned.splitlines() for at in (4, 8)
             if line.startswith("| FedLADA |")]  # fmt: skip
     assert f"(`--preset tuned`) it ends at {ends[0]} and {ends[1]} %" in readme
+
+
+def test_the_order_at_the_end_is_that_of_the_records():
+    """The paired differences of the page, with their intervals and seeds."""
+    page = (ROOT / "docs/reproduction.md").read_text()
+    rows = re.findall(r"^\| (\w+) less (\w+) \| (.+) \|$", page, re.MULTILINE)
+    names = {name for row in rows for name in row[:2]}
+    assert len(rows) == 5
+    folders = [
+        path
+        for name in names
+        for data in ("cifar10", "cifar100")
+        for path in (ROOT / "docs/reproduction/runs").glob(f"{data}_{name.lower()}_precision=bf16_seed=*")
+    ]
+    found = {(one.dataset, one.method_name): one for one in groups.group(load.read_all(folders)[0])}
+    for ours, other, rest in rows:
+        cells = []
+        for data in ("cifar10", "cifar100"):
+            one = significance.compare(found[data, ours], found[data, other])
+            assert one.last == 1500
+            low, mean, high = (
+                f"{value:+.2f}".replace("-", "−") for value in (one.mean - one.half, one.mean, one.mean + one.half)
+            )
+            cells += [f"{mean} ({low} to {high})", f"{one.seeds}"]
+        assert rest.split(" | ") == cells, (ours, other)
 
 
 def test_the_tuned_presets_are_those_of_the_rule():
