@@ -133,9 +133,26 @@ def _set_axis(axis: Any, set_scale: Any, set_limits: Any, name: str, domain: Dom
         return
     if domain.log:
         set_scale("log")
+        ticks = _round_values(domain.low, domain.high)
+        axis.set_ticks(ticks, [f"{value:g}" for value in ticks])
+        axis.set_ticks([], minor=True)
     # A little more than the range, so that its ends are seen, too.
     by = (domain.high / domain.low) ** 0.05 if domain.log else 0.05 * (domain.high - domain.low)
     set_limits(*((domain.low / by, domain.high * by) if domain.log else (domain.low - by, domain.high + by)))
+
+
+def _round_values(low: float, high: float) -> list[float]:
+    """What is written beside a logarithmic axis: 1, 2 and 5 times powers of ten; beside a long one the powers alone.
+
+    >>> _round_values(0.02, 0.5)
+    [0.02, 0.05, 0.1, 0.2, 0.5]
+    >>> _round_values(1e-6, 0.1)
+    [1e-06, 1e-05, 0.0001, 0.001, 0.01, 0.1]
+    """
+    digits = (1, 2, 5) if high <= 1000 * low else (1,)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    values = [float(f"{digit}e{power}") for power in powers for digit in digits]
+    return [value for value in values if low <= value * (1 + 1e-9) and value <= high * (1 + 1e-9)]
 
 
 def _axes_of(axes: Axes, one: Landscape) -> None:
