@@ -148,7 +148,13 @@ in_root() {
         fi
         mount --bind "$folder" mnt
         mount --bind "$folder/tmp" tmp
-        exec chroot . "$@"
+        # Not chroot, out of which processes come when they enter a node of the tests, or another mount namespace.
+        mkdir .outside
+        pivot_root . .outside
+        cd /
+        umount --lazy .outside
+        rmdir .outside
+        exec "$@"
     ' - "$lower" "$folder" "$out/pip" "$@"
 }
 
