@@ -11,9 +11,9 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-everything='' tier=(-m "not slow")
+everything='' tier=(-m "not slow") on_two="not slow and not four_ranks and not two_ranks"
 if [ "${1:-}" = --all ]; then
-    everything=1 tier=()
+    everything=1 tier=() on_two="not slow and not four_ranks"
     shift
 fi
 
@@ -97,8 +97,8 @@ options=(--color="$colour" "$@")
 # More processes than cores: tests often wait for others that they have started.
 cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
 suite "alone  " 2400 "$python" -m pytest -n "$((cores + 2))" --dist worksteal --durations=15 "${tier[@]}" "${options[@]}"
-on_ranks 2 900 -m "not slow and not four_ranks" "${options[@]}"
-[ -z "$everything" ] || on_ranks 4 900 -m "not slow" "${options[@]}"
+on_ranks 2 900 -m "$on_two" "${options[@]}"
+[ -z "$everything" ] || on_ranks 4 900 -m "not slow and not two_ranks" "${options[@]}"
 
 wait $checks || failed=1
 for name in ruff mypy; do

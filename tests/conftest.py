@@ -22,6 +22,7 @@ from limits import LIMIT
 from rank_plugin import RankPlugin
 from ranks import SIZE, barrier, communicator, find_mpirun, is_root, python, tolerant_mpirun
 from repository import ROOT
+from scheduling import long_first
 
 LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_FIRST_", "PMIX_", "PMI_", "PRTE_LAUNCHED")
 # Where SLURM and a browser must be present, a test that skips because they are missing is a failure.
@@ -31,6 +32,8 @@ for line in (ROOT / "jobs" / "mpi.env").read_text().splitlines():
     if line and not line.startswith("#"):
         os.environ.setdefault(*line.split("=", 1))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# In Open MPI's wheel its part for libfabric, which no test needs, sleeps for a second whenever a process starts MPI.
+os.environ.setdefault("OMPI_MCA_btl", "^ofi")
 
 
 class FailuresAtOnce:
@@ -69,6 +72,13 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if SIZE > 1 and collection_path.name.startswith("test_") and "mark.ranks" not in collection_path.read_text():
         return True
     return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if processes > 1:
+        items[:] = [items[place] for place in long_first([item.nodeid for item in items], processes)]
 
 
 @pytest.hookimpl(wrapper=True)

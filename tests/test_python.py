@@ -508,7 +508,7 @@ def test_nothing_is_left_changed(settings, out, monkeypatch, tf32):
     barrier()
 
 
-@pytest.mark.ranks(slow=True)
+@pytest.mark.ranks(slow=True, two=True)
 @pytest.mark.parametrize("model", ["cnn", own_model])
 def test_no_tensors_are_left(settings, model):
     def left() -> int:

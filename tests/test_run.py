@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from limits import LIMIT
-from ranks import SIZE, barrier, communicator, is_root, python
+from ranks import SIZE, barrier, communicator, is_root
 from torch import nn
 from training_runs import CLASSES, Run, arguments, make_data, run_here
 
@@ -574,7 +574,7 @@ def test_start_waits_for_no_compiler(data, out):
     """Imports are most of a run's start: torch's compiler takes 4 s, torchvision as long again."""
     words = arguments(data, out, {**SHORT, "rounds": 1})
     code = f"import sys; from fedlada_mpi.run import main; main({words!r}); print('|', *sys.modules)"
-    done = subprocess.run([python(), "-c", code], capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=LIMIT)
     imported = done.stdout.partition("|")[2].split()
     assert "torch" in imported, done.stderr
     assert not {"triton", "torch._dynamo", "torchvision", "matplotlib", "plotly"} & set(imported)

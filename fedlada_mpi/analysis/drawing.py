@@ -71,7 +71,7 @@ class Style(NamedTuple):
 STYLES = {"screen": Style({**_SCREEN, "lines.markersize": 4.5}), "paper": Style(_PAPER, (3.4, 7.0))}
 POINTS = 300  # of a curve
 MARKS = 8  # on a curve
-WORTH_A_PROCESS = 2  # figures; fewer are drawn before another process has started
+WORTH_A_PROCESS = 8  # figures; fewer are drawn before another process has imported matplotlib
 SINGLE_LINES = 5  # seeds; of more, a figure shows only the mean and the standard deviation
 
 # A figure's name and the function that draws it.

@@ -11,7 +11,7 @@ import pytest
 from browser import Browser, chromium
 from synthetic_runs import rows_of, run, write_run
 
-from fedlada_mpi.analysis import figures, groups, load, measures, page, run_tables, series, tables, usage
+from fedlada_mpi.analysis import drawing, figures, groups, load, measures, page, run_tables, series, tables, usage
 from fedlada_mpi.analysis.drawing import STYLES, plt
 from fedlada_mpi.analysis.groups import Group, Stat, group
 from fedlada_mpi.report import build, main
@@ -131,7 +131,8 @@ def with_clients(directory: Path, accuracies: list[float]) -> Path:
     return directory
 
 
-def test_clients_one_by_one(tmp_path):
+def test_clients_one_by_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(drawing, "WORTH_A_PROCESS", 2)  # so that worker processes draw
     with_clients(tmp_path / "runs" / "a", [0.5, 0.7, 0.9])
     write_run(tmp_path / "runs" / "old", {"dataset": "digits", "algorithm": "scaffold", "rounds": 2}, 2)
     build([tmp_path / "runs"], tmp_path / "report")
@@ -262,10 +263,10 @@ def test_without_validation_the_best_test_accuracy_stays_in_a_column_of_its_own(
 def test_axes_of_accuracies_end_at_0_and_100():
     found = group([run([0.0, 0.97, 1.0], algorithm=m, seed=s) for m in ("fedavg", "fedlada") for s in (0, 1)])
     style = STYLES["screen"]
-    for drawing in (figures._curves("a", found, style), figures._facets("a", found, "test_acc", style)):
-        shown = [axes for axes in drawing.axes if axes.get_ylabel() == "Test accuracy (%)"]
+    for figure in (figures._curves("a", found, style), figures._facets("a", found, "test_acc", style)):
+        shown = [axes for axes in figure.axes if axes.get_ylabel() == "Test accuracy (%)"]
         assert [axes.get_ylim() for axes in shown] == [(0, 100)] * 2
-        plt.close(drawing)
+        plt.close(figure)
 
 
 def test_data_sets_of_users_are_named_by_their_folder():

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.special import bdtrc
 from torch import nn
 
 import fedlada_mpi
@@ -35,7 +35,7 @@ def at_least(right: int, guesses: int, confidence: float = 0.95) -> float:
     low, high = 0.0, 30.0
     for _ in range(50):
         middle = (low + high) / 2
-        chance = binom.sf(right - 1, guesses, 1 / (1 + math.exp(-middle)))
+        chance = bdtrc(right - 1, guesses, 1 / (1 + math.exp(-middle)))
         low, high = (middle, high) if chance < 1 - confidence else (low, middle)
     return low
 

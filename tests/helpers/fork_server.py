@@ -39,6 +39,7 @@ PRELOADED = (
     "numpy", "numpy.ma", "numpy.random", "torch", "torch.fx", "torch.func", "torch.nested", "h5py", "mpi4py", "tqdm",
     "PIL.Image", "PIL.ImageOps", "multiprocessing.spawn", "multiprocessing.queues", "multiprocessing.synchronize",
     "concurrent.futures.thread", "concurrent.futures.process", "importlib.metadata", "json", "platform", "tomllib",
+    "matplotlib.figure", "matplotlib.backends.backend_agg",
 )  # fmt: skip
 
 CLIENT = """#!{real} -IS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiers import on_ranks_with_all, slow
+from tiers import on_two_with_all, slow
 
 Settings = dict[str, Any]
 
@@ -223,4 +223,4 @@ CASES = PAPER | FAMILY
 # For tests that are worth their time for the paper's methods whenever tests run, for the further ones with --all.
 BY_TIER = [name if name in PAPER else slow(name) for name in CASES]
 # The same, where the paper's methods run on ranks, too, with --all.
-BY_TIER_AND_RANKS = [on_ranks_with_all(name) if name in PAPER else slow(name) for name in CASES]
+BY_TIER_AND_RANKS = [on_two_with_all(name) if name in PAPER else slow(name) for name in CASES]

@@ -53,10 +53,11 @@ class RankPlugin:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """What is marked ``ranks(slow=True)`` is left to 4 ranks."""
+        """What is marked ``ranks(slow=True)`` is left to 4 ranks, ``ranks(slow=True, two=True)`` to 2."""
         for item in items:
-            if any(mark.kwargs.get("slow") for mark in item.iter_markers("ranks")):
-                item.add_marker("four_ranks")
+            for mark in item.iter_markers("ranks"):
+                if mark.kwargs.get("slow"):
+                    item.add_marker("two_ranks" if mark.kwargs.get("two") else "four_ranks")
         chosen = [item for item in items if item.get_closest_marker("ranks") and item.nodeid not in self.done]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen

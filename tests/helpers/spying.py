@@ -84,8 +84,8 @@ RECORDS = Records()
 
 
 def _callers() -> str:
-    frames = [frame for frame in traceback.extract_stack() if "fedlada_mpi" in frame.filename]
-    return " ".join(f"{Path(frame.filename).stem}.{frame.name}" for frame in frames[-8:])
+    codes = [frame.f_code for frame, _ in traceback.walk_stack(None) if "fedlada_mpi" in frame.f_code.co_filename]
+    return " ".join(f"{Path(code.co_filename).stem}.{code.co_name}" for code in reversed(codes[:8]))
 
 
 def arm(before: Callable[[str], None] = lambda name: None) -> None:

@@ -31,12 +31,13 @@ class Data:
     test: tuple[np.ndarray, np.ndarray]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    model: str = "cnn"
 
     @cached_property
     def network(self):
         from fedlada_mpi import models
 
-        return models.build("cnn", outputs=CLASSES, inputs=SHAPE, activation="gelu")
+        return models.build(self.model, outputs=CLASSES, inputs=SHAPE, activation="gelu")
 
     @cached_property
     def module(self) -> torch.nn.Module:
@@ -125,7 +126,14 @@ def structured_images(random: np.random.Generator, labels: np.ndarray) -> np.nda
     return images
 
 
-def make_data(root: Path, sizes: list[int], silos: int = 1, one_image_per_client: bool = False, seed: int = 5) -> Data:
+def make_data(
+    root: Path,
+    sizes: list[int],
+    silos: int = 1,
+    one_image_per_client: bool = False,
+    seed: int = 5,
+    model: str = "cnn",
+) -> Data:
     """Clients of the given sizes; with ``one_image_per_client`` each holds copies of a single image, so that any
     mini-batch of a client has the same gradient and the order of the batches cannot matter."""
     import data_prep
@@ -157,21 +165,21 @@ def make_data(root: Path, sizes: list[int], silos: int = 1, one_image_per_client
                 partition="natural",
             )
         )
-        module = models.build("cnn", outputs=CLASSES, inputs=SHAPE, activation="gelu", seed=seed).module
+        module = models.build(model, outputs=CLASSES, inputs=SHAPE, activation="gelu", seed=seed).module
         torch.save(module.double().state_dict(), root / "init.pt")
     barrier()
     manifest = json.loads((root / "shards" / "manifest.json").read_text())
     by_client = [owner == i for i in range(len(sizes))]
     return Data(
         root / "shards", root / "init.pt", [images[i] for i in by_client], [labels[i] for i in by_client], test,
-        tuple(manifest["mean"]), tuple(manifest["std"]),
+        tuple(manifest["mean"]), tuple(manifest["std"]), model,
     )  # fmt: skip
 
 
 def arguments(data: Data, out: Path, settings: dict[str, Any]) -> list[str]:
     """The command line; the defaults make a deterministic double-precision run with full batches."""
     values = dict(
-        dataset=data.shards, init=data.init, out=out, model="cnn", activation="gelu", clients=len(data.sizes),
+        dataset=data.shards, init=data.init, out=out, model=data.model, activation="gelu", clients=len(data.sizes),
         partition="natural", precision="fp64", batch_size=0, augment="none", participation=1.0, sampling="fixed",
         device="cpu", eval_every=0, checkpoint_every=0,
     )  # fmt: skip

@@ -98,7 +98,7 @@ def test_engines_and_chunks_agree(method, run):
     same(run("generic-chunks", engine="generic", max_clients_at_once=2, **settings), generic)
 
 
-@pytest.mark.ranks(slow=True)
+@pytest.mark.ranks(slow=True, two=True)
 @pytest.mark.parametrize("steps", [dict(local_epochs=2), dict(local_steps=3)], ids=["uneven", "even"])
 @pytest.mark.parametrize("weighting", ["uniform", "size"])
 @pytest.mark.parametrize(("method", "decay_mode"), [("fedavg", "l2"), ("scaffold", "l2"), ("fedlada", "decoupled")])
@@ -126,7 +126,7 @@ def test_gradient_free_parameters_only_decay(method, decay_mode, weighting, step
     assert (found.model["conv3.weight"][..., 1, 1] - begin[..., 1, 1] * factor).abs().max() > 1e-3
 
 
-@pytest.mark.ranks(slow=True)
+@pytest.mark.ranks(slow=True, two=True)
 @pytest.mark.parametrize("engine", ["stacked", "generic"])
 @pytest.mark.parametrize(("method", "decay_mode"), [("fedavg", "l2"), ("fedlada", "decoupled")])
 def test_decay_on_weights_spares_biases_and_norms(method, decay_mode, engine, run):

@@ -13,7 +13,7 @@ from repository import ROOT
 from silo_dirs import NAMES, make_silos
 
 SCRIPT = str(ROOT / "tests" / "helpers" / "several_runs.py")
-TRACED = 'exec strace -f -qq -e trace=open,openat,openat2,execve -o "$0/rank-$OMPI_COMM_WORLD_RANK" "$@"'
+TRACED = 'exec strace -f --seccomp-bpf -qq -e trace=open,openat,openat2,execve -o "$0/rank-$OMPI_COMM_WORLD_RANK" "$@"'
 
 
 @pytest.mark.slow
