@@ -465,7 +465,7 @@ def surroundings() -> dict[str, object]:
     return {
         "signals": [signal.getsignal(number) for number in signal.valid_signals()],
         "excepthook": sys.excepthook,
-        "threads": {thread.name for thread in threading.enumerate()},
+        "threads": {thread.name for thread in threading.enumerate()} - {"tqdm_monitor"},  # which torch.fx starts
         "files": {path.name for path in Path("/proc/self/fd").iterdir()},
         "torch threads": torch.get_num_threads(),
         "TF32": (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32),
