@@ -432,6 +432,7 @@ def test_what_a_callback_raises_reaches_the_caller(settings, out, raised):
     def fail(record):
         raise raised("no such\nround")
 
+    gc.collect()  # of what earlier tests have left open
     before = surroundings()
     kind, message = (
         (raised, "no such\nround") if is_root() else (UserError, f"on_round failed on rank 0: {raised.__name__}")
@@ -506,6 +507,20 @@ def test_nothing_is_left_changed(settings, out, monkeypatch, tf32):
         torch.set_num_threads(threads)
         torch.backends.cuda.matmul.allow_tf32 = False
     barrier()
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("more", [{}, dict(diagnose=1, eval_clients=2), dict(engine="generic", sums="exact")])
+def test_files_are_closed_without_the_garbage_collector(settings, more):
+    """Which comes when it likes: after another run has asked for the memory, say."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = surroundings()["files"]
+        train(**settings, data_on="disk", **more)
+        assert surroundings()["files"] == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.ranks(slow=True, two=True)

@@ -16,6 +16,10 @@ from collections.abc import Callable
 TICKS = 20  # into which the limit is divided
 
 
+def _nothing() -> None:
+    pass
+
+
 class WaitLimit:
     """Counts the seconds that this rank spends in one ``with`` block; blocks may be nested."""
 
@@ -41,10 +45,13 @@ class WaitLimit:
         return self._depth > 0
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and let go of what ``give_up`` refers to."""
         self._closed.set()
-        if self._thread and self._thread is not threading.current_thread():
+        if self._thread is threading.current_thread():
+            return
+        if self._thread:
             self._thread.join()
+        self._give_up = _nothing
 
     def _count(self) -> None:
         # Ticks are counted instead of reading a clock, which runs on while the whole job is suspended.

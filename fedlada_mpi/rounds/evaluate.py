@@ -71,7 +71,7 @@ class Evaluation:
         self.outputs = torch.zeros(count, *scores.output_shape, dtype=kind, device=device) if outputs else None
         self.batch = batch_size(scores, device)
         capture = evaluator.capture if examples.resident else None
-        self.run = self._captured(capture) if capture else self._run
+        self.replay = self._captured(capture) if capture else None
 
     def _captured(self, capture: Capture) -> Callable[[], None]:
         """With batches that fit next to what is already on the GPU."""
@@ -85,7 +85,7 @@ class Evaluation:
 
     def __call__(self) -> list[float]:
         """The sums of the scores' columns, and the number of examples."""
-        self.run()
+        (self.replay or self._run)()
         return [*self.totals.tolist(), len(self.examples)]
 
     def by_group(self, groups: np.ndarray, least: int = 0) -> np.ndarray:

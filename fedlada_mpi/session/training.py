@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +56,8 @@ class Training:
         self.silos = silos
         self.world, self.config, self.directory, self.start = world, config, directory, start
         self.on_round, self.quiet = on_round, quiet
+        # No method: the session has it, too, and both would wait for the garbage collector, with files and GPU memory.
+        self.print: Callable[[str], None] = _discard if quiet else partial(print, flush=True)
         self.out = Path(config.out)
 
     def run(self) -> str:
@@ -72,6 +76,7 @@ class Training:
         journal = world.on_root(self.journal)
         silo.watchers = self.watchers(journal)
         with ExitStack() as stack:
+            stack.callback(silo.watchers.clear)  # some of which refer to the silo
             for watcher in silo.watchers:
                 stack.callback(watcher.close)
             stack.callback(silo.checkpoints.close)
@@ -187,6 +192,6 @@ class Training:
         if self.session.masked and self.world.size == self.world.original_size:
             Contributors(self.session).refuse_few()
 
-    def print(self, text: str) -> None:
-        if not self.quiet:
-            print(text, flush=True)
+
+def _discard(text: str) -> None:
+    """What a quiet run prints."""
