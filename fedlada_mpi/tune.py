@@ -28,7 +28,7 @@ from typing import Any
 from .experiments.starting import compact
 from .settings import Parser
 from .support import launcher as launching
-from .support.errors import DIVERGED, UserError
+from .support.errors import DIVERGED, UserError, shortened
 from .support.processes import reader_may_leave
 from .tuning import results, running
 from .tuning.plan import TunePlan, load, parse_plan, plans
@@ -65,12 +65,17 @@ def tune(
     can fix, and ``KeyboardInterrupt`` where a signal has stopped it.
     """
     _refuse_ranks()
+    if type(parallel) is not int or parallel < 1:
+        raise UserError(f"parallel: got {shortened(parallel)}, expected a number of runs, at least 1")
+    if isinstance(launcher, str):
+        raise UserError(f"launcher: got {shortened(launcher)}, expected a list of its words, such as ['srun', '-n4']")
+    ranks = None if ranks is None else launching.number(str(ranks))
     if threading.current_thread() is not threading.main_thread():
         raise UserError("tune: call it in the main thread, the only one that handles signals")
     if isinstance(plan, Mapping):
         if out is None:
             raise UserError("tune: a plan that is no file needs out=DIRECTORY")
-        loaded = parse_plan(plan, Path(out).name, Path(out))
+        loaded = parse_plan(_plain(plan), Path(out).name, Path(out))
     else:
         loaded = load(plan, os.fspath(out or ""))
     say = (lambda _: None) if quiet else print
@@ -84,6 +89,15 @@ def tune(
         raise KeyboardInterrupt(f"the search was stopped with status {status}: the same call goes on")
     state, page = _finish(search)
     return Tuned(state.winners, {m: results.settings_file(loaded, m) for m in state.winners}, page)
+
+
+def _plain(value: Any) -> Any:
+    """The content of a plan as a file has it: lists and Python's numbers in place of tuples and numpy's."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _refuse_ranks() -> None:

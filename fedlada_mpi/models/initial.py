@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import warnings
+import zipfile
 from collections.abc import Mapping
 from itertools import takewhile
 from pathlib import Path
@@ -87,12 +88,22 @@ def _read(path: Path) -> Any:
         require_regular(path)
         if tarfile.is_tarfile(path):  # as torch 0.1 wrote them; up to 2.5, it can run code to read one
             raise ValueError("it is a tar file: save it again with torch.save")
+        _refuse_damage(path)
         with warnings.catch_warnings():  # torch's remarks on kinds of tensors that are refused below
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a file make the unpickler raise
         why = reason(error) if isinstance(error, OSError) else first_line(error)
         raise UserError(f"--init: cannot read {path} as a state_dict: {why}") from None
+
+
+def _refuse_damage(path: Path) -> None:
+    """Raise ValueError if values are not what was saved; torch does not compare them with their checksums."""
+    if not zipfile.is_zipfile(path):
+        return
+    with zipfile.ZipFile(path) as archive:
+        if any(entry.CRC for entry in archive.infolist()) and (name := archive.testzip()):
+            raise ValueError(f"it is damaged: the checksum of {name} in it is another one; copy it again")
 
 
 WRAPPERS = ("state_dict", "model_state_dict", "model")  # under which training scripts save a state_dict

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..rundir.columns import Metric
 from ..rundir.files import to_json, write_atomically
 from ..settings import SETTINGS
-from ..support import disk
+from ..support import code_digest, disk
 from ..support.errors import UserError, shortened
 from ..support.inputs import read_json, reason
 from .outcomes import Outcome, of_record
@@ -36,8 +36,9 @@ class Place(NamedTuple):
 class Journal:
     """The outcomes that are known."""
 
-    def __init__(self, plan: TunePlan):
+    def __init__(self, plan: TunePlan, accept_changed_code: bool = False):
         self.plan, self.path = plan, plan.root / NAME
+        self.code = plan.code  # as it was when the search began
         self.outcomes: dict[Place, Outcome] = {}
         self.objective: Metric | None = None  # of the runs, once one has begun
         self.written = ""
@@ -48,7 +49,9 @@ class Journal:
                     place = Place(int(record["stage"]), str(record["method"]), int(record["number"]))
                     self.outcomes[place] = of_record(record)
                 self.objective = _metric(content.get("objective"))
-            except (TypeError, ValueError, LookupError):
+                if not accept_changed_code and "code" in content:
+                    self.code = {str(name): dict(files) for name, files in content["code"].items()}
+            except (AttributeError, TypeError, ValueError, LookupError):
                 raise self._damaged("its outcomes are not those of a search") from None
             self.written = _text(content)
 
@@ -78,11 +81,21 @@ class Journal:
                     f"another --out, or remove {self.plan.root} to begin again"
                 )
 
+    def refuse_other_code(self) -> None:
+        """Raise if a user's own code is not what the runs that have ended were made with."""
+        if names := code_digest.changed(self.code, self.plan.code):
+            have = "have" if len(names) > 1 else "has"
+            raise UserError(
+                f"{self.plan.root}: {', '.join(names)} {have} changed since the search began: restore the code, give "
+                "another --out, or go on with it as it is by --accept-changed-code"
+            )
+
     def write(self, stages: Sequence[Mapping[str, Any]]) -> None:
         """Replace the file where there is something new; ``stages`` are for people: what was decided on each rung."""
         content = {
             "format": FORMAT,
             "plan": self.plan.content,
+            "code": self.code,
             "objective": None if self.objective is None else asdict(self.objective),
             "outcomes": [{**place._asdict(), **outcome.record()} for place, outcome in sorted(self.outcomes.items())],
             "decisions": list(stages),

@@ -90,7 +90,8 @@ class TunePlan:
         return len(self.rungs) + 1
 
     @cached_property
-    def _codes(self) -> dict[str, Files]:
+    def code(self) -> dict[str, Files]:
+        """Digests of users' own code by its name; planning a run adds what it names."""
         return {}
 
     @cached_property
@@ -106,10 +107,10 @@ class TunePlan:
     def _run(self, search: MethodSearch, point: Mapping[str, Any], **more: Any) -> PlannedRun:
         given = {"eval_train_every": 0, **self.settings(search, point), "eval_test": "never", **more}
         folder = self.root / (WINNERS if "seed" in more else TRIALS)
-        run = plan_run(given, folder, self._codes)
+        run = plan_run(given, folder, self.code)
         if run.name.values["lr_schedule"] == "cosine" and not given.get("lr_horizon"):
             # That of the whole search, on all rungs.
-            run = plan_run({**given, "lr_horizon": self.rounds}, folder, self._codes)
+            run = plan_run({**given, "lr_horizon": self.rounds}, folder, self.code)
         return replace(run, axes=frozenset(point), directory=folder / run.name.text(point))
 
     def trial(self, method: str, number: int, rung: int) -> PlannedRun:
@@ -208,7 +209,7 @@ def _number(table: Mapping[str, Any], key: str, least: int, default: int | None 
     if value is None:
         raise UserError(f"[tune] has no {key}: add {key} = N")
     if type(value) is not int or not least <= value < 2**31:
-        raise UserError(f"{key}: got {shortened(value)}, expected an integer, at least {least}")
+        raise UserError(f"{key}: got {shortened(value)}, expected an integer, at least {least} and less than 2^31")
     return value
 
 
@@ -319,7 +320,7 @@ def _check(plan: TunePlan) -> None:
     for search in plan.searches:
         try:
             names = [run.name.text() for run in plan._trials[search.method]]
-            for seed in plan.seeds[:1]:
+            for seed in sorted(plan.seeds)[-1:]:  # the largest, which has to be a seed too
                 plan._run(search, search.points[0], seed=seed, eval_test="end")
         except UserError as error:
             raise UserError(f"{search.method}: {error}" if len(plan.searches) > 1 else str(error)) from None

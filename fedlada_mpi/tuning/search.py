@@ -115,9 +115,10 @@ class Search:
     def run(self) -> int:
         """To the end of the search; returns the exit status."""
         with lock.hold(self.plan.root, LOCK):
-            journal = Journal(self.plan)
+            journal = self._journal()
             attempts: dict[Place, int] = {}
             while not (state := self._advance(journal)).finished:
+                journal.refuse_other_code()
                 self.say(self.heading(state))
                 if status := self._stage(state, attempts):
                     return status
@@ -141,6 +142,7 @@ class Search:
         if index >= len(runs) or runs[index].place in state.outcomes:
             self.say(f"stage {stage}, run {index}: nothing to do")
             return 0
+        self._journal().refuse_other_code()
         one, status = runs[index], 0
         for _ in range(ATTEMPTS):
             ended = self.runner([one.run])
@@ -169,16 +171,16 @@ class Search:
     def note(self) -> State:
         """Write down what has become known, unless another process does."""
         with _briefly_held(self.plan):
-            return self._advance(Journal(self.plan))
+            return self._advance(self._journal())
 
     def state(self) -> State:
         """What is decided so far; nothing is written."""
-        return self._decide(Journal(self.plan))[0]
+        return self._decide(self._journal())[0]
 
     def retry_failed(self) -> int:
         """Forget failures other than divergences, and all that was decided on their account; returns how many."""
         with lock.hold(self.plan.root, LOCK):
-            journal = Journal(self.plan)
+            journal = self._journal()
             state, _ = self._decide(journal)
             found = [
                 each.place
@@ -211,6 +213,9 @@ class Search:
             what = f"{rung.trials} trial{'s' * (rung.trials != 1)}{each} to round {rung.rounds}"
         done = f", {runs - left} of {runs} runs are done" if left < runs else ""
         return f"stage {at + 1} of {self.plan.stages}: {what}{done}"
+
+    def _journal(self) -> Journal:
+        return Journal(self.plan, self.accept)
 
     def _advance(self, journal: Journal) -> State:
         state, decisions = self._decide(journal)

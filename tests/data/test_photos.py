@@ -12,7 +12,7 @@ from data_prep.__main__ import main
 from fedlada_mpi.data.manifest import read_manifest
 from fedlada_mpi.data.shards import read_test
 from fedlada_mpi.data.sources import load
-from fedlada_mpi.data.sources.imagefolder import ORIENTATION
+from fedlada_mpi.data.sources.imagefolder import ORIENTATION, read_photos
 from fedlada_mpi.support.errors import UserError
 
 
@@ -104,6 +104,16 @@ def test_modes(tmp_path):
     assert found["half.png"][0].tolist() == [[255, 255, 255]] * 2 + [[200, 0, 0]] * 2
     assert found["l.png"][0].tolist() == [[60, 60, 60]] * 4
     assert np.abs(found["k.jpg"][0].astype(int) - [200, 0, 0]).max() < 8
+
+
+@pytest.mark.parametrize("mode", ["I;16", "I", "F"])
+def test_photos_of_more_bits_are_refused(tmp_path, mode):
+    """Pillow would make all that is over 255 white."""
+    Image.new("L", (4, 4), 9).save(tmp_path / "grey.png")
+    assert read_photos([str(tmp_path / "grey.png")], (4, 4, 1)).tolist() == [[[[9]] * 4] * 4]
+    Image.new(mode, (4, 4), 300).save(tmp_path / "wide.tif")
+    with pytest.raises(UserError, match=rf"wide\.tif: pixels of mode '{mode}', expected 8 bits per channel: convert"):
+        read_photos([str(tmp_path / "wide.tif")], (4, 4, 1))
 
 
 def test_damaged_images_are_counted_and_named(tmp_path):

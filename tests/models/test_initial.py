@@ -63,6 +63,27 @@ def test_files_that_are_none(kind, tmp_path):
         refused(tmp_path / "model.pt")
 
 
+def test_one_bit_of_the_values(tmp_path):
+    """Which torch.load takes as they are."""
+    path = tmp_path / "model.pt"
+    torch.save(GOOD, path)
+    content = bytearray(path.read_bytes())
+    content[content.index(GOOD["a"].numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(content)
+    assert not torch.equal(torch.load(path)["a"], GOOD["a"])
+    assert "it is damaged: the checksum of model/data/0 in it is another one" in refused(path)
+
+
+@pytest.mark.skipif(not hasattr(torch.serialization, "set_crc32_options"), reason="torch always saves checksums")
+def test_a_file_without_checksums(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(GOOD, tmp_path / "model.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert torch.equal(network().layout.unpack(loaded(tmp_path / "model.pt"))["a"], GOOD["a"])
+
+
 def test_a_path_that_is_none(tmp_path):
     refused(tmp_path / "a\0b")
 

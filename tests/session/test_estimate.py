@@ -215,6 +215,7 @@ def test_one_process_stands_for_many_ranks(data, tmp_path, quick, capsys):
         (["--estimate", "--resume"], "leave --resume out"),
         (["--estimate", "--print-config"], "not allowed with argument"),
         (["--estimate", "--secure"], "without --secure"),
+        (["--estimate", "--rounds", "0"], "got --rounds 0, expected at least one round"),
         (["--estimate", "4", "-n", "2"], "leave the number, or -n 2, out"),
     ],
 )

@@ -112,6 +112,41 @@ def test_from_python_and_by_stages(plan, tmp_path, capsys):
     assert found.page.is_file()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"parallel": 0}, "parallel: got 0, expected a number of runs, at least 1"),
+        ({"parallel": "2"}, "parallel: got '2', expected a number of runs"),
+        ({"launcher": "srun -n4"}, "launcher: got 'srun -n4', expected a list of its words"),
+        ({"ranks": 0}, "-n: got '0', expected a number of ranks from 1 to 4096"),
+    ],
+)
+def test_arguments_that_start_nothing(tmp_path, wrong, message):
+    with pytest.raises(fedlada_mpi.UserError) as error:
+        fedlada_mpi.tune({"search": {"lr": [0.1]}, "tune": {"rounds": 1}}, out=tmp_path / "found", **wrong)
+    assert message in str(error.value)
+    assert not (tmp_path / "found").exists()
+
+
+def test_a_plan_with_numbers_of_numpy(tmp_path, monkeypatch):
+    seen = []
+
+    def refusing(*_, **__):
+        return lambda runs: seen.extend(run.given for run in runs) or Ended(75, {})
+
+    monkeypatch.setattr(running, "at_once", refusing)
+    plan = {
+        "base": {"algorithm": "fedavg", "local_epochs": np.int64(2)},
+        "search": {"lr": np.array([0.25, 0.5]), "batch_size": (np.int32(5), np.int64(10))},
+        "tune": {"strategy": "grid", "rounds": np.int64(1)},
+    }
+    with pytest.raises(KeyboardInterrupt):
+        fedlada_mpi.tune(plan, out=tmp_path / "found", quiet=True)
+    values = [(run["local_epochs"], run["lr"], run["batch_size"]) for run in seen]
+    assert values == [(2, 0.25, 5), (2, 0.25, 10), (2, 0.5, 5), (2, 0.5, 10)]
+    assert json.loads((tmp_path / "found" / "tune.json").read_text())["plan"]["search"]["batch_size"] == [5, 10]
+
+
 def test_the_module_is_the_function():
     """Whichever way it is imported."""
     assert fedlada_mpi.tune is tune

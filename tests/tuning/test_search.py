@@ -282,6 +282,33 @@ def test_runs_of_other_code_are_not_taken(tmp_path):
     assert (run.given["weight_decay"], 0, 1) not in accepting.runner.calls
 
 
+@pytest.mark.parametrize("as_array", [False, True])
+def test_runs_that_the_journal_knows_were_of_the_same_code(tmp_path, monkeypatch, as_array):
+    """The code has changed before the winner's runs, when nobody reads the directories of the trials any more."""
+    monkeypatch.chdir(tmp_path)
+    net = tmp_path / "net.py"
+    net.write_text("width = 16")
+    tables = {**PLAN, "base": {**PLAN["base"], "model": "net.py:net"}, "tune": {**PLAN["tune"], **SMALL}}
+
+    def make_it(accept=False, runner=None):
+        plan = parse_plan(tables, "p", tmp_path / "found")
+        return Search(plan, runner or Pretended(), accept, say=lambda _: None)
+
+    stopped = make_it(runner=lambda runs: Ended(75, {}) if "seed" in runs[0].given else Pretended()(runs))
+    assert stopped.run() == 75
+    net.write_text("width = 8")
+    last = stopped.plan.stages - 1
+    for _ in range(2):  # the journal still has the code that it began with
+        other = make_it()
+        with pytest.raises(UserError, match=r"found: net\.py has changed since the search began: restore the code"):
+            other.run_one(last, 0) if as_array else other.run()
+        assert other.runner.calls == []
+    assert other.state().stage == last  # it can be looked at
+    accepting = make_it(accept=True)
+    assert (accepting.run_one(last, 0) if as_array else accepting.run()) == 0
+    assert len(accepting.runner.calls) == 1
+
+
 def test_two_searches_at_once(tmp_path):
     one = make(tmp_path)
     with lock.hold(tmp_path, journal.LOCK), pytest.raises(lock.Busy, match="is in use by process"):

@@ -29,7 +29,7 @@ MODES = {1: "L", 3: "RGB"}
 METADATA_BYTES = 32 << 20  # in an image file, in addition to twice its pixels
 NAMED = 5  # of many damaged images
 
-# From an image and the shape [H, W, C] that is wanted to an image in the mode of C.
+# From an image and the shape [H, W, C] that is wanted to an image in the mode of C, or a UserError without its path.
 Fit = Callable[["Image.Image", tuple[int, ...]], "Image.Image"]
 
 
@@ -92,7 +92,10 @@ def decode_batch(
                 with decoding(path):
                     content = read_member(members, path, most) if members else read_file(Path(path), most)
                     with Image.open(io.BytesIO(content)) as image:
-                        fitted = fit(image, shape)
+                        try:
+                            fitted = fit(image, shape)
+                        except UserError as error:
+                            raise UserError(f"{path}: {error}") from None
                         size, expected = f"{fitted.height}x{fitted.width}", f"{shape[0]}x{shape[1]}"
                         if size != expected:
                             raise UserError(f"{path}: image of {size} among images of {expected}, expected one size")

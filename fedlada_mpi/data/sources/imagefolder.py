@@ -207,14 +207,21 @@ def header(path: str) -> tuple[int, int, str] | str:
 
     try:
         with decoding(path), Image.open(path) as image:
-            if image.mode not in GREY | COLOUR:
-                raise UserError(f"{path}: pixels of mode {image.mode!r}, expected 8 bits per channel: convert it first")
+            if wide := _wide(image):
+                raise UserError(f"{path}: {wide}")
             height, width = image.height, image.width
             if image.getexif().get(ORIENTATION) in TURNED:
                 height, width = width, height
             return height, width, image.mode
     except UserError as error:
         return str(error)
+
+
+def _wide(image: Image.Image) -> str:
+    """Why an image is refused whose pixels lose what they say in 8 bits; empty for others."""
+    if image.mode in GREY | COLOUR:
+        return ""
+    return f"pixels of mode {image.mode!r}, expected 8 bits per channel: convert it first"
 
 
 def upright(image: Image.Image, shape: tuple[int, ...]) -> Image.Image:
@@ -232,6 +239,8 @@ def photo(image: Image.Image, shape: tuple[int, ...]) -> Image.Image:
     """The middle of the upright image, as large as its shorter side allows, resized to the data set's size."""
     from PIL import Image, ImageOps
 
+    if wide := _wide(image):
+        raise UserError(wide)
     image = upright(image, shape)
     height, width = shape[:2]
     return image if image.size == (width, height) else ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)

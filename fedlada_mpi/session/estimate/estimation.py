@@ -84,6 +84,8 @@ def _plan(request: Request, world: World, ranks: int) -> Plan:
     for name, given in {"--secure": config.secure, "--dp": config.dp != "none"}.items():
         if given:
             raise UserError(f"--estimate takes no part in what {name} keeps secret: estimate the run without {name}")
+    if not config.rounds:
+        raise UserError("--estimate: got --rounds 0, expected at least one round to estimate")
     return Plan(vars(config), str(directory), 0)
 
 
