@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..settings.dp_checks import LEAST_NOISE
 from ..support.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 COARSEST, FINEST = 1e-3, 2e-5  # steps of the distributions
 STEPS = 40  # in the deviation of one release's loss: more of them change epsilon by less than 0.1 %
-LEAST_NOISE = 0.05  # multiplier, below which epsilon has no meaning
 CLOSE = 1.0005  # ratio of multipliers at which calibration ends
 SLACK = 1e-5  # that calibration leaves of epsilon for the rounding of compositions
 
@@ -37,7 +37,7 @@ class Accountant:
     >>> for _ in range(100):
     ...     accountant.add(Release(share=0.05, noise=1.0))
     >>> round(accountant.epsilon, 2)
-    5.43
+    3.5
     """
 
     def __init__(self, delta: float, earlier: Iterable[Release], expected: Iterable[Release] = ()):
@@ -93,9 +93,12 @@ def calibrated(share: float, releases: int, epsilon: float, delta: float) -> flo
     while at_low <= most and low > LEAST_NOISE:
         high, at_high, low = low, at_low, low / 2
         at_low = costs(low)
+    if at_low <= most:
+        return max(low, LEAST_NOISE)
     while high / low > CLOSE:
         # Both are nearly straight lines in logarithms; a little more, to end on the safe side, then a little less.
-        guess = low * (high / low) ** (math.log(at_low / most) / math.log(at_low / at_high)) * CLOSE**0.4
+        part = math.log(at_low / most) / math.log(at_low / at_high) if at_high > 0 else 0.5  # which is rounded to 0
+        guess = low * (high / low) ** part * CLOSE**0.4
         guess = guess if guess < high * CLOSE**-0.5 else high / CLOSE
         cost = costs(guess)
         if cost <= most:

@@ -64,17 +64,20 @@ def _expanded(key: bytes, info: bytes) -> bytes:
     return hmac.digest(key, info + b"\x01", "sha256")
 
 
-def agree(world: World, config: Config, name: str, gpu: bool) -> Epoch:
-    """A new epoch; ``name``: of this rank's silo, empty for the server. Collective."""
+def agree(world: World, config: Config, name: str, gpu: bool, about: object = None) -> Epoch:
+    """A new epoch; ``name``: of this rank's silo, empty for the server. Collective.
+
+    ``about``: what else all ranks must know alike, as JSON takes it: keys of those who know something else differ.
+    """
     asked = neighbours(config.secure_neighbours)
     if asked == 0:
         names = [each for each in world.allgather_json(name) if each]
         return Epoch(tuple(sorted(names)), name, AES, False, 0, {})
     world.collectively(require_cryptography)
-    return _agree(world, config, name, gpu, asked)
+    return _agree(world, config, name, gpu, asked, about)
 
 
-def _agree(world: World, config: Config, name: str, gpu: bool, asked: int | None) -> Epoch:
+def _agree(world: World, config: Config, name: str, gpu: bool, asked: int | None, about: object) -> Epoch:
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     if name:  # whose keys would be in a dump of its memory
@@ -83,10 +86,10 @@ def _agree(world: World, config: Config, name: str, gpu: bool, asked: int | None
     mine = {"name": name, "key": secret.public_key().public_bytes_raw().hex(), "nonce": os.urandom(16).hex()}
     everyone = world.allgather_json({**mine, "gpu": gpu})
     silos = {str(each["name"]): each for each in everyone if each["name"]}
-    world.collectively(lambda: _check(everyone, mine))
+    world.collectively(lambda: _check(everyone, mine, world.size))
     # Not what may differ from silo to silo, such as paths.
     settings = {each: value for each, value in config.record().items() if fixes_result(each)}
-    described = json.dumps([everyone, settings, config.secure_neighbours], sort_keys=True)
+    described = json.dumps([everyone, settings, config.secure_neighbours, about], sort_keys=True)
     transcript = hashlib.sha256(described.encode()).digest()
     if config.silo_keys:
         signature = world.collectively(lambda: _signature(config, name, transcript))
@@ -102,13 +105,15 @@ def _agree(world: World, config: Config, name: str, gpu: bool, asked: int | None
     return Epoch(ordered, name, cipher, bool(config.silo_keys), degree, keys)
 
 
-def _check(everyone: Sequence[Mapping[str, Any]], mine: Mapping[str, Any]) -> None:
+def _check(everyone: Sequence[Mapping[str, Any]], mine: Mapping[str, Any], ranks: int) -> None:
     names = [str(each["name"]) for each in everyone if each["name"]]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise PublicError(f"two silos have the name {some(twice)}: give each rank its own by --silos or FEDLADA_SILO")
     if not any(all(each[word] == mine[word] for word in mine) for each in everyone):
         raise PublicError(f"the server has not passed on the key of {mine['name'] or 'rank 0'} as it is")
+    if len(everyone) != ranks or len(names) < ranks - 1:  # fewer silos, down to one, would hide less
+        raise PublicError(f"the server has passed on the keys of {len(names)} of {ranks - 1} silos")
 
 
 def _signature(config: Config, name: str, transcript: bytes) -> str:

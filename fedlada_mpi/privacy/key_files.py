@@ -54,6 +54,7 @@ def new(directory: Path, name: str) -> Path:
 def private_key(directory: Path, name: str) -> Ed25519PrivateKey:
     """A silo's own key, which nobody else may read."""
     require_cryptography()
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -63,7 +64,7 @@ def private_key(directory: Path, name: str) -> Ed25519PrivateKey:
         raise PublicError(f"--silo-keys: others may read {path}: make new keys, or chmod 600 {path}")
     try:
         key = load_pem_private_key(content, None)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise PublicError(f"--silo-keys: {path} is no key of python -m fedlada_mpi.keys: make new ones")
@@ -72,6 +73,7 @@ def private_key(directory: Path, name: str) -> Ed25519PrivateKey:
 
 def public_key(directory: Path, name: str) -> Ed25519PublicKey:
     require_cryptography()
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -79,7 +81,7 @@ def public_key(directory: Path, name: str) -> Ed25519PublicKey:
     content = _read(path, f"the public key of {name}: copy {name}.pub from that silo to {directory}")
     try:
         key = load_pem_public_key(content)
-    except ValueError:
+    except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, Ed25519PublicKey):
         raise PublicError(f"--silo-keys: {path} is no public key of python -m fedlada_mpi.keys: copy it again")

@@ -52,7 +52,13 @@ class Ledger:
         """Append an entry; it is on the disk when this returns."""
         line = json.dumps(entry).encode() + b"\n"
         with disk.writing(self.path):
-            if self._on_disk() == self._content and self._content:
+            content = self._on_disk()
+            if not self._content.startswith(content[: content.rfind(b"\n") + 1]):
+                raise UserError(
+                    f"{self.path} has releases of another run, which goes on at the same time or has put it there: "
+                    "wait until that has ended, then add --resume"
+                )
+            if content == self._content and self._content:
                 with open(self.path, "ab") as file:
                     file.write(line)
                     file.flush()

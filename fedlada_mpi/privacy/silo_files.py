@@ -18,6 +18,7 @@ from ..support.errors import PublicError
 from ..support.inputs import parse_json, read_bytes
 
 FOLDER, LOG, ROUNDS = "silos", "log.txt", "rounds.jsonl"
+SEVERAL = "several"  # in place of a digest
 
 
 def silo_folder(config: Config, name: str) -> Path:
@@ -38,21 +39,23 @@ class SiloFiles:
         self.errors = 0
         with disk.writing(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.sent = self._read()
+        self.sent: dict[int, str] = {}  # with which silos each round was sent, in runs with these settings
+        self._known = 0  # bytes of the record that have been read
+        self._read()
 
-    def _read(self) -> dict[int, str]:
-        """The silos with which each round was sent last, of runs with these settings."""
+    def _read(self) -> None:
+        """What is new in the record: another run of this silo may write to it at the same time."""
         try:
-            lines = read_bytes(self.folder / ROUNDS).splitlines()
+            content = read_bytes(self.folder / ROUNDS)
         except FileNotFoundError:
-            return {}
-        sent = {}
-        for line in lines:
+            return
+        for line in content[self._known :].splitlines():
             with suppress(ValueError, KeyError, TypeError):  # the last one may be cut off
                 entry = parse_json(line)
                 if entry["settings"] == self.settings:
-                    sent[int(entry["round"])] = str(entry["silos"])
-        return sent
+                    number, silos = int(entry["round"]), str(entry["silos"])
+                    self.sent[number] = silos if self.sent.get(number, silos) == silos else SEVERAL
+        self._known = content.rfind(b"\n") + 1
 
     @property
     def void_until(self) -> int:
@@ -61,13 +64,19 @@ class SiloFiles:
 
     def begun(self, number: int) -> None:
         """Write down that round ``number`` is sent now; refused if it was sent with others."""
-        if self.sent.get(number, self.silos) != self.silos:
-            raise PublicError(f"round {number} was sent with other silos before: it must not be sent again")
+        self._read()
+        self._refuse_others(number)
         entry = {"settings": self.settings, "round": number, "silos": self.silos}
         path = self.folder / ROUNDS
         with disk.writing(path):
             disk.append_line(path, json.dumps(entry).encode())
+        self._read()  # of two runs that begin the same round at once, one at least sees the other's line
+        self._refuse_others(number)
         self.sent[number] = self.silos
+
+    def _refuse_others(self, number: int) -> None:
+        if self.sent.get(number, self.silos) != self.silos:
+            raise PublicError(f"round {number} was sent with other silos before: it must not be sent again")
 
     def log(self, text: str) -> None:
         """One entry; what cannot be written is lost, as there is nobody else who may know."""

@@ -50,6 +50,7 @@ from ..rundir.client_values import Clients
 from ..rundir.columns import Columns, of_task
 from ..rundir.sinks import check_installed
 from ..settings import Config, fixes_result
+from ..settings.privacy import neighbours
 from ..support.errors import PublicError, UserError
 from ..tasks import Scores, Task
 from ..tasks.client_loss import COUNTED, ClientLoss
@@ -181,8 +182,8 @@ class Session:
 
     @property
     def masked(self) -> bool:
-        """Whether the sums of silos are masked."""
-        return self.epoch is not None and self.epoch.degree > 0
+        """Whether the sums of silos are to be masked, which a silo that is left alone cannot do."""
+        return self.epoch is not None and neighbours(self.config.secure_neighbours) != 0
 
     @property
     def clients(self) -> Clients:
@@ -245,7 +246,9 @@ class Session:
 
     def _masks(self) -> Masks:
         """Of a new epoch; collective."""
-        self.epoch = agree(self.world, self.config, self.silo_name, self.device.type == "cuda")
+        # By which silos know who else takes part in a round.
+        about = [clients.tolist() for clients in self.owners.clients_of]
+        self.epoch = agree(self.world, self.config, self.silo_name, self.device.type == "cuda", about)
         return Masks(self.epoch)
 
     def _sum_of(self) -> SumOf | None:

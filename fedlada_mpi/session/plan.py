@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 # Settings that are this rank's own, whatever the root has, and those in which it does not follow the root.
 OF_RANK = ("silo_keys",)
-NOT_FROM_ROOT = ("secure", "secure_neighbours", "secure_range", "silos", "min_silos")
+NOT_FROM_ROOT = (
+    *("secure", "secure_neighbours", "secure_range", "silos", "min_silos"),
+    *("dp", "epsilon", "delta", "noise_multiplier", "clip_norm", "adaptive_clip"),
+)
 
 _running = threading.Lock()
 
@@ -53,6 +56,11 @@ class Request:
         """Settings that have the names of the silos, as they are given, and nothing else."""
         return Config(silos=str(chosen("silos", self.settings, {} if self.config is None else load(self.config))))
 
+    @property
+    def given(self) -> dict[str, Any]:
+        """Settings that this rank was started with, in the file or by hand."""
+        return {**({} if self.config is None else load(self.config)), **self.settings}
+
     def resolve(self, silos: SiloData | None = None) -> tuple[Resolved, Path]:
         """All settings, and the directory of the shards; ``data`` is written there.
 
@@ -79,8 +87,9 @@ class Request:
 
     def check_privacy(self, config: Config) -> None:
         """Refuse what another rank has decided, where this one was started with other settings of its privacy."""
-        file = {} if self.config is None else load(self.config)
-        own = {**file, **self.settings}
+        own = self.given
+        if own.get("secure") and coerce(SETTINGS["secure"], own["secure"]):  # without masks it would be no such run
+            own = {"secure_neighbours": SETTINGS["secure_neighbours"].default, **own}
         for name in (name for name in NOT_FROM_ROOT if name in own):
             expected, got = coerce(SETTINGS[name], own[name]), getattr(config, name)
             if got != expected:
@@ -111,7 +120,8 @@ class Plan:
     def config(self, request: Request) -> Config:
         # JSON has the names of objects that every rank was given.
         given = {name: value for name, value in request.settings.items() if isinstance(value, Given)}
-        here = {name: request.settings[name] for name in OF_RANK if name in request.settings}
+        own = request.given
+        here = {name: coerce(SETTINGS[name], own[name]) for name in OF_RANK if name in own}
         return Config(**{**self.settings, **given, **here})
 
 

@@ -168,6 +168,12 @@ class Member:
             raise PublicError(f"rank {rank} describes no silo ({error}): expected that of data_prep") from None
 
 
+def _check_passed_on(items: Sequence[Any], mine: Any) -> None:
+    """By what all say of themselves, a silo knows whose clients take part in a round."""
+    if mine not in items:
+        raise PublicError("--silo-dir: the server has not passed on what this silo says of itself as it is")
+
+
 class SiloData(RunData):
     """A directory for each silo, which its rank alone reads; made once for a run, however often its ranks regroup.
 
@@ -188,6 +194,7 @@ class SiloData(RunData):
             mine = {"public": Public.of(self.own).record(), "clients": self.own.clients}
             mine |= {"host": platform.node(), "account": os.geteuid()}
         items = world.allgather_json(mine)
+        world.collectively(lambda: _check_passed_on(items, mine) if mine else None)
         members = [Member.parsed(rank, item) for rank, item in enumerate(items) if item]
         if not members:
             raise PublicError("--silo-dir: got no rank with data, expected one for each silo")
@@ -313,6 +320,7 @@ class SiloData(RunData):
         """The clients of each rank that is there; a silo may have been lost."""
         index = world.gather([self.index])[:, 0].astype(int).tolist()
         index = world.broadcast_json({"index": index})["index"]
+        world.collectively(lambda: _check_passed_on(index[world.rank : world.rank + 1], self.index))
         nobody = np.empty(0, np.int64)
         owned = self.manifest.client_ids
         return Ownership([owned[i] if i >= 0 else nobody for i in index], [i < 0 for i in index])

@@ -8,6 +8,9 @@ from typing import Any
 from ..support.errors import UserError
 from .fields import flag, shown
 
+LEAST_NOISE = 0.05  # multiplier, below which epsilon has no meaning
+LEAST_DELTA = 1e-14  # losses of less probability are taken for infinite
+
 # The value that a setting must have, and why.
 EXPECTED: dict[str, tuple[Any, str]] = {
     "sampling": ("bernoulli", "epsilon is that of a sample in which every client is with a probability of its own"),
@@ -38,10 +41,19 @@ def check_dp(values: Mapping[str, Any], by_hand: Set[str]) -> None:
     if bool(values["epsilon"]) == bool(values["noise_multiplier"]):
         got = "both" if values["epsilon"] else "none"
         raise UserError(f"--dp: got {got} of --epsilon and --noise-multiplier, expected one, such as --epsilon 8")
+    if 0 < values["noise_multiplier"] < LEAST_NOISE:
+        raise UserError(
+            f"--noise-multiplier: got {values['noise_multiplier']:g}, expected at least {LEAST_NOISE:g}: with less "
+            "noise, epsilon has no meaning"
+        )
     if not values["clip_norm"]:
         raise UserError("--dp: got no --clip-norm, expected the largest norm of what a client sends, such as 1.0")
     if not 0 < values["delta"] < 1 / values["clients"]:
         raise UserError(
             f"--delta: got {values['delta']:g}, expected more than 0 and less than 1 / {values['clients']} clients, "
             f"such as {0.1 / values['clients']:.0e}: with more, a client's data might be published as it is"
+        )
+    if values["delta"] < LEAST_DELTA:
+        raise UserError(
+            f"--delta: got {values['delta']:g}, expected at least {LEAST_DELTA:g}, below which epsilon is not computed"
         )

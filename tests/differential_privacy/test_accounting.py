@@ -9,6 +9,7 @@ from scipy.special import ndtr
 from tiers import slow
 
 from fedlada_mpi.privacy.accounting import Accountant, Release, calibrated
+from fedlada_mpi.settings.dp_checks import LEAST_NOISE
 
 
 def epsilon(share: float, noise: float, count: int, delta: float) -> float:
@@ -57,6 +58,12 @@ def test_calibration(share, rounds, asked, delta, expected):
     direct = PLDAccountant().compose(PoissonSampledDpEvent(share, GaussianDpEvent(noise)), rounds)
     assert direct.get_epsilon(delta) == pytest.approx(asked, rel=0.005)
     assert epsilon(share, noise, rounds, delta) <= asked
+
+
+def test_calibration_of_any_epsilon():
+    """Of one so small that all that is less rounds to 0, and of one that the least noise does not reach."""
+    assert epsilon(0.2, calibrated(0.2, 3, 1e-10, 1e-4), 3, 1e-4) <= 1e-10
+    assert calibrated(1.0, 1, 1e12, 1e-4) == LEAST_NOISE
 
 
 def test_one_by_one_as_all_at_once():

@@ -66,6 +66,17 @@ def test_a_ledger_that_is_removed_during_a_run_is_written_again(tmp_path):
     assert Ledger(tmp_path).rounds == {1, 2}
 
 
+def test_releases_of_another_run_at_the_same_time_are_kept(tmp_path):
+    """Such as of a copy of the run: a silo's ledger is that of both."""
+    one, other = Ledger(tmp_path), Ledger(tmp_path)
+    one.add(ENTRY)
+    with pytest.raises(UserError, match="has releases of another run"):
+        other.add({**ENTRY, "round": 2})
+    assert Ledger(tmp_path).rounds == {1}
+    one.add({**ENTRY, "round": 3})
+    assert Ledger(tmp_path).rounds == {1, 3}
+
+
 @pytest.fixture
 def noise(monkeypatch):
     """That a budget of 8 over 4 rounds takes, as the next test finds out."""

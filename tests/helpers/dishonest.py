@@ -6,6 +6,7 @@ model         one silo is sent another model
 participants  only one silo's clients are asked to train
 settings      the silos are told that nothing is masked
 keys          one silo gets a key of the server's own in place of every other silo's
+alone         every silo is told that there are no others
 honest        it follows the protocol
 
 FOLDER/WAY.npy is what the server sees, and FOLDER/WAY.json the status of every rank and what the first has printed.
@@ -95,6 +96,21 @@ def _keys(rank: int) -> tuple[Any, str, Any]:
         items = gather(self, item)
         if rank == VICTIM and isinstance(item, dict) and "nonce" in item:
             return [item if number == rank else {**other, "key": own} for number, other in enumerate(items)]
+        return items
+
+    return Messages, "allgather_json", exchanged
+
+
+def _alone(rank: int) -> tuple[Any, str, Any]:
+    """As if the server had sent it so: each silo has received the server's entry in place of those of all others."""
+    from fedlada_mpi.mpi.messages import Messages
+
+    gather = Messages.allgather_json
+
+    def exchanged(self: Any, item: Any) -> Any:
+        items = gather(self, item)
+        if rank and isinstance(item, dict) and "nonce" in item:
+            return [each if number == rank else items[0] for number, each in enumerate(items)]
         return items
 
     return Messages, "allgather_json", exchanged

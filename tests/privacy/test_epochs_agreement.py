@@ -143,6 +143,30 @@ def test_a_silo_notices_another_key_in_its_own_name():
     assert "has not passed on the key of c" in str(epochs(tamper=tamper)[1])
 
 
+@pytest.mark.parametrize("left_out", [[2], [2, 3, 4]])
+def test_a_server_that_leaves_silos_out(signed, left_out):
+    """To one that hears of fewer others; of none, it would send its sums without a mask."""
+
+    def tamper(rank, items):
+        if isinstance(items[0], dict) and rank == 1:
+            return [items[0] if number in left_out else item for number, item in enumerate(items)]
+        return items
+
+    kept = 4 - len(left_out)
+    assert f"has passed on the keys of {kept} of 4 silos" in str(epochs(signed, tamper=tamper)[1])
+
+
+def test_a_server_that_tells_silos_different_things():
+    """Of what they must know alike, such as whose clients there are: they have no common secrets."""
+
+    def action(world):
+        return agree(world, Config(secure=True), NAMES[world.rank], False, about=world.rank == 1)
+
+    _, c, a, d, _ = on_ranks(len(NAMES), action)
+    assert c.keys["a"] != a.keys["c"]
+    assert a.keys["d"] == d.keys["a"]
+
+
 @pytest.mark.parametrize("silos", [0, 1, 2])
 def test_too_few(silos):
     with pytest.raises(UserError, match=f"got {silos} silo.*, expected at least 3: start 4 ranks or more"):

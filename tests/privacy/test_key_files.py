@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from base64 import b64encode
 
 import pytest
 
@@ -51,6 +52,19 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     for name, read in (("a.key", key_files.private_key), ("a.pub", key_files.public_key)):
         os.mkfifo(tmp_path / name)
         with pytest.raises(UserError, match="it is not a regular file"):
+            read(tmp_path, "a")
+
+
+def test_keys_of_an_unknown_kind(tmp_path):
+    algorithm = "300506032a0304"  # an identifier that nobody has given to anything
+    for name, kind, content, read in (
+        ("a.key", "PRIVATE KEY", f"3010020100{algorithm}040404040404", key_files.private_key),
+        ("a.pub", "PUBLIC KEY", f"300e{algorithm}03050004040404", key_files.public_key),
+    ):
+        pem = f"-----BEGIN {kind}-----\n{b64encode(bytes.fromhex(content)).decode()}\n-----END {kind}-----\n"
+        (tmp_path / name).write_text(pem)
+        (tmp_path / name).chmod(0o600)
+        with pytest.raises(UserError, match=r"is no (public )?key of"):
             read(tmp_path, "a")
 
 

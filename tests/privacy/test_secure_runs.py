@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tiers import slow
 from training_runs import Run, arguments, disagreement, make_data, run_here, without_times
 
 from fedlada_mpi.run import main
-from fedlada_mpi.support.errors import PublicError
+from fedlada_mpi.support.errors import PublicError, UserError
 
 SIZES = [7, 12, 5, 9, 4, 15, 8, 6, 11, 3]
 COMMON = dict(
@@ -117,7 +118,6 @@ def test_what_is_recorded_of_silos(data, out, capfd):
 @four
 def test_an_error_on_a_silo_stays_there(data, out, monkeypatch, capfd):
     from fedlada_mpi.rounds.trainer import Trainer
-    from fedlada_mpi.support.errors import UserError
 
     def fail(self, *_):
         if 4 in self.data.client_ids:
@@ -217,10 +217,40 @@ def test_too_few_silos(data, out, capfd):
 )
 def test_settings_that_are_refused(settings, message):
     from fedlada_mpi.algorithms import resolve
-    from fedlada_mpi.support.errors import UserError
 
     with pytest.raises(UserError, match=message.replace("(", r"\(")):
         resolve({"secure": True, **settings})
+
+
+@pytest.mark.parametrize(
+    ("own", "others", "refused"),
+    [
+        (dict(secure=True), {}, ""),
+        (dict(secure=True), dict(secure_neighbours="0"), "--secure-neighbours: got 0 from the server, expected auto"),
+        (dict(secure=True, secure_neighbours="0"), dict(secure_neighbours="0"), ""),
+        (dict(secure=False), dict(secure=False, secure_neighbours="0"), ""),
+        (dict(secure=True, dp="client"), {}, "--dp: got none from the server, expected client"),
+        (dict(dp="client", epsilon="2"), dict(dp="client", epsilon=8.0), "--epsilon: got 8.0 from the server"),
+        (dict(clip_norm=1.0), dict(clip_norm=5.0), "--clip-norm: got 5.0 from the server"),
+    ],
+)
+def test_a_silo_keeps_to_what_it_was_started_with(own, others, refused):
+    from fedlada_mpi.session.plan import Request
+    from fedlada_mpi.settings import Config
+
+    with pytest.raises(UserError, match=refused) if refused else nullcontext():
+        Request(own).check_privacy(Config(**{"secure": True, **others}))
+
+
+def test_a_silo_signs_by_its_own_keys(tmp_path):
+    """Also where a file of settings says which they are."""
+    from fedlada_mpi.session.plan import Plan, Request
+
+    file = tmp_path / "own.toml"
+    file.write_text('secure = true\nsilo_keys = "keys"\n')
+    plan = Plan({"secure": True, "silo_keys": ""}, "", 0)
+    assert plan.config(Request({}, str(file))).silo_keys == "keys"
+    assert plan.config(Request({"silo_keys": "mine"}, str(file))).silo_keys == "mine"
 
 
 def test_settings_that_follow():

@@ -13,7 +13,7 @@ import torch
 from fedlada_mpi.data.owners import owned_clients
 from fedlada_mpi.privacy.silo_files import LOG, ROUNDS, SiloFiles
 from fedlada_mpi.run import main
-from fedlada_mpi.support import rng
+from fedlada_mpi.support import disk, rng
 from fedlada_mpi.support.errors import UserError
 
 SECURE = ["--secure", "--participation", "0.8"]
@@ -45,6 +45,24 @@ def test_a_line_that_was_cut_off_counts_for_nothing(tmp_path):
     # Nor does it take the next one with it, of a run that goes on.
     SiloFiles(tmp_path, "a", "s", "all").begun(2)
     assert SiloFiles(tmp_path, "a", "s", "fewer").void_until == 2
+
+
+def test_two_runs_at_once_do_not_send_a_round_with_different_silos(tmp_path, monkeypatch):
+    files, fewer = (SiloFiles(tmp_path, "a", settings="s", silos=silos) for silos in ("all", "fewer"))
+    files.begun(1)
+    with pytest.raises(UserError, match="round 1 was sent with other silos before"):
+        fewer.begun(1)
+    # In the same moment: the other's line comes between this run's look and its own line.
+    append = disk.append_line
+
+    def meanwhile(path: Path, line: bytes) -> None:
+        append(path, line.replace(b"fewer", b"all"))
+        append(path, line)
+
+    monkeypatch.setattr(disk, "append_line", meanwhile)
+    with pytest.raises(UserError, match="round 2 was sent with other silos before"):
+        fewer.begun(2)
+    assert SiloFiles(tmp_path, "a", "s", "all").void_until == 2
 
 
 def test_files_are_the_silos_own(tmp_path):

@@ -12,13 +12,14 @@ from fedlada_mpi.privacy import key_files
 
 DISHONEST = str(ROOT / "tests" / "helpers" / "dishonest.py")
 SETTINGS = (
-    "--secure --secure-neighbours all --silo-keys keys --rounds 2 --participation 1 --clients 6 --local-steps 2 "
+    "--secure --silo-keys keys --rounds 2 --participation 1 --clients 6 --local-steps 2 "
     "--device cpu --model linear --algorithm fedavg"
 )
 ERRORS = {
     "model": "the masks of the silos do not cancel",
     "participants": "the server asks for other participants than those of --seed",
-    "settings": "--secure-neighbours: got 0 from the server, expected all",
+    "settings": "--secure-neighbours: got 0 from the server, expected auto",
+    "alone": "the server has passed on the keys of 1 of 3 silos",
     "keys": "does not belong to",
 }
 

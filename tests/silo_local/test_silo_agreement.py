@@ -10,8 +10,8 @@ import pytest
 from fedlada_mpi.data.manifest import Stored
 from fedlada_mpi.data.silos.agreement import joined, numbers_of, shared_manifest, with_statistics
 from fedlada_mpi.data.silos.files import Public
-from fedlada_mpi.session.run_data import Member, SiloData
-from fedlada_mpi.support.errors import UserError
+from fedlada_mpi.session.run_data import Member, SiloData, _check_passed_on
+from fedlada_mpi.support.errors import PublicError, UserError
 
 IMAGES = Public(
     "a", "npz", "classification", "", 2, ("x", "y"), True, Stored("uint8", (4, 4, 1)), Stored("int64"), "none"
@@ -76,6 +76,14 @@ def test_what_all_know_has_no_sizes():
     assert known.inputs.mean == (1.0, 2.0)
     assert known.about().inputs.shape == (2,)
     assert manifest.digest != shared_manifest(TABLE, [3, 2]).digest
+
+
+def test_a_silo_knows_what_the_others_are_told_of_it():
+    """Told that it has more clients, others would take its for those of a third silo."""
+    mine = {"public": {"name": "berlin"}, "clients": 2}
+    _check_passed_on([{}, mine], mine)
+    with pytest.raises(PublicError, match="has not passed on what this silo says"):
+        _check_passed_on([{}, {**mine, "clients": 20}], mine)
 
 
 def test_draws_of_a_silo_do_not_depend_on_the_size_of_others():
