@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from pathlib import Path
 
@@ -451,6 +452,8 @@ def test_a_run_whose_lock_was_taken_writes_no_more(settings, out):
 
     def take(record):
         if record["round"] == 2:
+            while not (out / "checkpoint/round_000001").exists():  # which a thread writes
+                time.sleep(0.01)
             (out / "run.lock").write_text(json.dumps(other))
 
     with pytest.raises(UserError, match=r"run\.lock was taken over by process 1 on elsewhere: nothing more is written"):
