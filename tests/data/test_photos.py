@@ -116,6 +116,12 @@ def test_photos_of_more_bits_are_refused(tmp_path, mode):
         read_photos([str(tmp_path / "wide.tif")], (4, 4, 1))
 
 
+def test_a_file_that_is_no_image_is_named_once(tmp_path):
+    (tmp_path / "a.png").write_text("not an image")
+    with pytest.raises(UserError, match=r"a\.png: cannot be decoded \(cannot identify image file\), expected"):
+        read_photos([str(tmp_path / "a.png")], (4, 4, 1))
+
+
 def test_damaged_images_are_counted_and_named(tmp_path):
     folder(tmp_path)
     for name in ("a/03", "b/01", "b/02"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -131,6 +132,5 @@ def decoding(path: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        raise UserError(
-            f"{path}: cannot be decoded ({first_line(error)}), expected a complete image: copy it again"
-        ) from None
+        why = re.sub(r" <\S+ object at 0x[0-9a-f]+>", "", first_line(error))  # a file in memory, to Pillow
+        raise UserError(f"{path}: cannot be decoded ({why}), expected a complete image: copy it again") from None
