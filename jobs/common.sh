@@ -76,15 +76,19 @@ make_venv() {
     printf '%s\n' "$venv" >"$venv/.fedlada-place"
 }
 
+ensure_venv() {
+    if [ -f "$venv/.fedlada-place" ] && [ "$(cat "$venv/.fedlada-place")" != "$venv" ]; then
+        die "$venv was made as $(cat "$venv/.fedlada-place") and cannot be moved: rm -r $venv, then run this again"
+    fi
+    "$python" -m pip --version >/dev/null 2>&1 || make_venv
+}
+
 # ensure_installed EXTRA...: the package, editable, with these extras; nothing to do while pyproject.toml is unchanged.
 ensure_installed() {
     local key extra missing='' extras
     # shellcheck disable=SC2046
     [ "${FEDLADA_BUNDLED_MPI:-1}" != 0 ] || set -- $(printf '%s\n' "$@" | grep -vx mpi)
-    if [ -f "$venv/.fedlada-place" ] && [ "$(cat "$venv/.fedlada-place")" != "$venv" ]; then
-        die "$venv was made as $(cat "$venv/.fedlada-place") and cannot be moved: rm -r $venv, then run this again"
-    fi
-    "$python" -m pip --version >/dev/null 2>&1 || make_venv
+    ensure_venv
     key=$(cat "$root/pyproject.toml" <("$python" --version; printf '%s' "$root") | sha256sum)
     for extra in "$@"; do
         [ "$(cat "$venv/.fedlada-$extra" 2>/dev/null)" = "$key" ] || missing=1

@@ -4,6 +4,8 @@
 #   bash jobs/release-check.sh                               every Python; the oldest torch; Debian's Open MPI and MPICH
 #   bash jobs/release-check.sh --python 3.11 --mpi bundled   only this one; lists with commas, and all combinations of them
 #   bash jobs/release-check.sh --debian trixie --mpi mpich   in a new Debian, with its own Python (as root)
+#   bash jobs/release-check.sh --debian trixie-arm64         the same, emulated, where Debian's qemu-user-static and
+#                                                            binfmt-support are installed; it takes hours (--limit)
 #   bash jobs/release-check.sh --list                        the rows, without running them
 #
 #   --torch newest|oldest|VERSION   oldest: the one that pyproject.toml names
@@ -160,7 +162,8 @@ in_root() {
 
 # debian SUITE: a minimal Debian with Python and nothing else, made once, by a debootstrap that is not kept.
 debian() {
-    local folder=$out/debian-$1
+    local folder=$out/debian-$1 suite=${1%%-*} emulated=()
+    [ "$suite" = "$1" ] || emulated=(--arch="${1#*-}")
     [ ! -e "$folder/made" ] || return 0
     log "making a Debian $1 in $folder"
     rm -rf "$folder" && mkdir -p "$folder"
@@ -170,8 +173,8 @@ debian() {
         apt-get -qq update && apt-get -qq install -y --no-install-recommends debootstrap >/dev/null
         # Suites that are newer than this debootstrap are made like sid.
         [ -e "/usr/share/debootstrap/scripts/$1" ] || ln -s sid "/usr/share/debootstrap/scripts/$1"
-        debootstrap --variant=minbase --include=python3,ca-certificates "$1" /mnt/system
-    ' - "$1" >"$out/debian-$1.log" 2>&1 || return 1
+        debootstrap --variant=minbase --include=python3,ca-certificates "${@:2}" "$1" /mnt/system
+    ' - "$suite" "${emulated[@]}" >"$out/debian-$1.log" 2>&1 || return 1
     rm -rf "$folder/overlay" "$folder/tmp"
     touch "$folder/made"
 }
@@ -240,7 +243,7 @@ run_row() {
     [ -n "$keep" ] || rm -rf "$folder"
 }
 
-line() { printf '%-14s %-14s %-18s %9s %11s %7s %6s  %s' "${1:--}" "${2:--}" "${3:--}" "${4:--}" "${5:--}" "${6:--}" "${7:--}" "$8"; }
+line() { printf '%-21s %-14s %-18s %9s %11s %7s %6s  %s' "${1:--}" "${2:--}" "${3:--}" "${4:--}" "${5:--}" "${6:--}" "${7:--}" "$8"; }
 
 failed='' table=$out/table.txt
 {

@@ -33,11 +33,16 @@ need() {
 }
 
 PATH=$PATH:/usr/sbin:/sbin
-need SLURM 'command -v slurmctld && command -v munged && ls /usr/lib/*/pmix2/lib/libpmix.so' slurm-wlm munge libpmix-dev
-need node 'command -v ip && command -v unshare && command -v nsenter' iproute2 util-linux
-need browser 'command -v chromium || command -v chromium-browser || command -v google-chrome' chromium
-
+needs() {
+    need SLURM 'command -v slurmctld && command -v munged && ls /usr/lib/*/pmix2/lib/libpmix.so' slurm-wlm munge libpmix-dev
+    need node 'command -v ip && command -v unshare && command -v nsenter' iproute2 util-linux
+    need browser 'command -v chromium || command -v chromium-browser || command -v google-chrome' chromium
+}
+ensure_venv # which may need packages, too
+needs &     # while pip works
+needed=$!
 ensure_installed mpi report test
+wait $needed || exit 2
 use_mpi
 # Threads of their own would slow down ranks that share the cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}

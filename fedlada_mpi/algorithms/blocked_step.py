@@ -1,4 +1,4 @@
-"""The local step on a CPU, one block of elements after another, so that what a block needs stays in its caches.
+"""Local training on a CPU, one block of elements after another, so that what a block needs stays in its caches.
 
 The same numbers to the bit: hooks of built-in methods act on every element by itself, unless they say otherwise
 (``fusable``), and the norm of the clip is that of the whole vector.
@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .base import Algorithm, ClientVectors, Vectors
+from .base import Algorithm, ClientVectors, Round, Vectors
 from .step import clip_factor, gradient, local_step, move
 
 BLOCK = 3 << 14  # elements of all clients; with the vectors of a method such as FedLADA, about a megabyte
@@ -22,7 +22,7 @@ CERTAIN = 0.9
 
 
 def is_elementwise(algorithm: Algorithm) -> bool:
-    """Whether the hooks of the local step are known to treat every element alike; a user's own may use norms."""
+    """Whether the hooks of local training are known to treat every element alike; a user's own may use norms."""
     return algorithm.fusable and ":" not in algorithm.config.algorithm and not algorithm.traits.draws
 
 
@@ -52,6 +52,15 @@ def _blocks(vectors: _V, width: int, count: int) -> list[_V]:
         for name, vector in vars(vectors).items()
     }
     return [kind(**dict(zip(pieces, block, strict=True))) for block in zip(*pieces.values(), strict=True)]
+
+
+def begin(algorithm: Algorithm, c: ClientVectors, s: Vectors, r: Round) -> None:
+    """``algorithm.begin``: the server's vectors are read once for all clients."""
+    if c.x.numel() <= BLOCK:
+        algorithm.begin(c, s, r)
+        return
+    for parts in _Blocks(c, s).parts:
+        algorithm.begin(*parts, r)
 
 
 class BlockedStep:

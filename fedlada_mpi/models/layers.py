@@ -29,6 +29,7 @@ from .library_convolution import (
 )
 from .stack import Kernels, Stack
 
+# A weight gradient sums over all pixels of all images: a long product with few rows and columns. Cut into this
 # many products of the same batch, it fills a GPU.
 PIECES = 8
 

@@ -162,6 +162,3 @@ class _Parameter(torch.autograd.Function):
     def backward(ctx: Any, dvalue: Tensor) -> tuple[Tensor | None, ...]:
         ctx.grad.copy_(dvalue)
         return None, None, None
-
-
-# A weight gradient sums over all pixels of all images: a long product with few rows and columns. Cut into this

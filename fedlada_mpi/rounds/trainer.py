@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms import Algorithm, ClientVectors, Round, Vectors
+from ..algorithms import Algorithm, ClientVectors, Round, Vectors, blocked_step
 from ..algorithms.base import rows
-from ..algorithms.blocked_step import BlockedStep, is_elementwise
 from ..algorithms.hook_draws import client_draws, client_keys
 from ..algorithms.step import local_step
 from ..gpu.graphs import Capture
@@ -33,7 +32,7 @@ from .batches import Batch, LocalData, Normaliser, Plan, PlanBuffer, all_batches
 from .clients import ClientBuffers, ClientState, MemoryEstimate, Parts
 from .costs import chunk_count, stack_width
 from .gradients import Engine
-from .vectors import is_finite, row_norms
+from .vectors import is_finite, quick_row_norms
 
 if TYPE_CHECKING:
     from ..gpu.fuse import Fused
@@ -64,14 +63,15 @@ class Trainer:
         self.full_pass = _steps(self.buffers, "all_batches", capture)
         self.plans_ahead = capture is not None and config.dp == "none"  # whose participants nobody knows yet
         self.ahead: tuple[int, list[int], Any] = (-1, [], None)  # round, rows of its first chunk, their plan
+        self.blocked = device.type == "cpu" and blocked_step.is_elementwise(algorithm)
         self.local_step: LocalStep = local_step
         self.fused: Fused | None = None
         if engine.kernels is not None and algorithm.fusable and not algorithm.traits.draws:
             from ..gpu.fuse import Fused  # which imports Triton
 
             self.local_step = self.fused = Fused(local_step)
-        elif device.type == "cpu" and is_elementwise(algorithm):
-            self.local_step = BlockedStep()
+        elif self.blocked:
+            self.local_step = blocked_step.BlockedStep()
 
     @torch.no_grad()
     def round(self, s: Vectors, r: Round, participants: np.ndarray, collector: Collector) -> list[int]:
@@ -176,8 +176,11 @@ class Trainer:
             for i in self.client_state.load(c, clients.tolist()):
                 with self._draws("enter", keys[i : i + 1]):
                     self.algorithm.enter(rows(c, slice(i, i + 1)), s)
-            with self._draws("begin", keys):
-                self.algorithm.begin(c, s, r)
+            if self.blocked:
+                blocked_step.begin(self.algorithm, c, s, r)
+            else:
+                with self._draws("begin", keys):
+                    self.algorithm.begin(c, s, r)
             if c.compute_copy is not None:
                 c.compute_copy.copy_(c.x)
 
@@ -277,7 +280,7 @@ class Trainer:
         for vectors in sent:
             for name in self.algorithm.up:
                 if name == "offset":
-                    norms = row_norms(vectors[name])
+                    norms = quick_row_norms(vectors[name])
                     norms2 += norms.square()
                 else:
                     norms = _checked(vectors[name])

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 # Elements that a CPU takes at a time, so that they stay in its cache, and of which it makes one sum. Whole instructions
 # of vectors, so that no element is computed otherwise than in the whole vector.
 SUM, BLOCK = 1 << 15, 1 << 17
+ROW = 128  # elements whose squares ``quick_norm`` adds up in float32
+SMALL = 1e-10  # norm of which some squares may be below the range of float32
 
 
 def named_rows(names: Sequence[str], size: int, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
@@ -41,9 +44,21 @@ def norm(vector: Tensor) -> Tensor:
     return torch.tensor(total, dtype=torch.float64).sqrt_()
 
 
-def row_norms(rows: Tensor) -> Tensor:
-    """In double, row by row: all rows at once would take twice their memory."""
-    return torch.stack([norm(row) for row in rows])
+def quick_norm(vector: Tensor) -> Tensor:
+    """``norm`` to some 1e-7, for reports; on a CPU in a third of the time."""
+    if vector.is_cuda or vector.dtype != torch.float32 or len(vector) <= BLOCK:
+        return norm(vector)
+    of_rows = torch.linalg.vector_norm(vector[: len(vector) // ROW * ROW].view(-1, ROW), dim=1)
+    rest = vector[of_rows.numel() * ROW :]
+    found = math.hypot(math.sqrt(np.square(of_rows.numpy(), dtype=np.float64).sum()), float(norm(rest)))
+    if not SMALL < found < math.inf:  # of squares beyond the range of float32, or NaN
+        return norm(vector)
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def quick_row_norms(rows: Tensor) -> Tensor:
+    """Row by row: all rows at once would take twice their memory."""
+    return torch.stack([quick_norm(row) for row in rows])
 
 
 def blocks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -50,10 +50,17 @@ def available_memory() -> float:
         return machine_memory()
 
 
+def _stat(pid: int) -> list[str]:
+    """What /proc tells of a process, from its state on; raises OSError or IndexError."""
+    # That of its first thread: qemu, where it emulates another architecture, shows a process its own /proc/PID/stat
+    # with a start that is not the kernel's, which all other processes see.
+    return Path(f"/proc/{pid}/task/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+
+
 def state(pid: int) -> str:
     """A process's state: R running, S sleeping, D waiting for a device, T stopped, Z ended; X if it does not exist."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return _stat(pid)[0]
     except (OSError, IndexError):
         return "X"
 
@@ -61,7 +68,7 @@ def state(pid: int) -> str:
 def start_time(pid: int) -> str:
     """When a process started, in the kernel's clock ticks; empty where /proc does not tell."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+        return _stat(pid)[19]
     except (OSError, IndexError):
         return ""
 

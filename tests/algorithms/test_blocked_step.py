@@ -1,4 +1,4 @@
-"""The local step in blocks: the bits of the whole one, whatever is clipped."""
+"""Local training in blocks: the bits of the whole, whatever is clipped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedlada_mpi import algorithms
-from fedlada_mpi.algorithms import ClientVectors, Vectors, blocked_step, resolve
+from fedlada_mpi.algorithms import ClientVectors, Round, Vectors, blocked_step, resolve
 from fedlada_mpi.algorithms.step import local_step
 
 SIZE = 5 * 64 + 64
@@ -37,6 +37,18 @@ def test_bits(monkeypatch, method, clients, scale):
         step(a, blocked, other, LR, False, False)
     assert {name for name in vars(whole) if name not in ("compute_copy",)} == set(vars(blocked)) - {"compute_copy"}
     for name in ("x", *a.slots):
+        assert torch.equal(getattr(whole, name), getattr(blocked, name)), name
+
+
+@pytest.mark.parametrize("method", sorted(set(algorithms.names()) - {"fedlamb"}))
+def test_bits_of_the_beginning(monkeypatch, method):
+    monkeypatch.setattr(blocked_step, "BLOCK", 2 * 64 * 3)
+    a = algorithms.create(resolve({"algorithm": method}).config)
+    assert blocked_step.is_elementwise(a)
+    (whole, s), (blocked, other) = (vectors(a, 3, 1.0) for _ in range(2))
+    a.begin(whole, s, Round(2, 0.1, 3.0, 3.0, 10))
+    blocked_step.begin(a, blocked, other, Round(2, 0.1, 3.0, 3.0, 10))
+    for name in ("x", *a.slots, *a.client_state):
         assert torch.equal(getattr(whole, name), getattr(blocked, name)), name
 
 

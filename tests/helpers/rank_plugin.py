@@ -18,7 +18,8 @@ import pytest
 from _pytest._code.code import TerminalRepr
 from ranks import SIZE, communicator
 
-AFTER_A_FAILURE = 20.0  # seconds in which ranks come to an end that are not waiting for the one that failed
+# Seconds in which ranks come to an end that are not waiting for the one that failed.
+AFTER_A_FAILURE = float(os.environ.get("FEDLADA_TEST_AFTER_A_FAILURE", "20"))
 LAST_MEETING = 320.0  # longer than a test may take
 
 

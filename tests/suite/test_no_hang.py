@@ -63,6 +63,7 @@ def suite(mpirun, tmp_path):
                 "PYTHONPATH": f"{ROOT}/tests:{ROOT}/tests/helpers",
                 "PYTEST_ADDOPTS": "",
                 "FEDLADA_TEST_LOG": str(tmp_path / "log"),
+                "FEDLADA_TEST_AFTER_A_FAILURE": "3",
             },
         )  # fmt: skip
 
