@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .triton_support import await_inputs, jit, power, tl, triton
+from .triton_support import await_inputs, exp2, jit, power, tl, triton
 
 WIDEST = 128  # a head; the blocks of wider ones do not fit into the registers
 # Tokens in a block and in a step of its loop, warps, and steps that are loaded ahead.
@@ -67,8 +67,8 @@ def _attention(
             query, _load(k, column, lane, k_row, keys, WIDTH), scale * LOG2_E, row, column, keys, CAUSAL, PRECISION
         )
         now = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.exp2(scores - now[:, None])
-        smaller = tl.exp2(largest - now)
+        weights = exp2(scores - now[:, None])
+        smaller = exp2(largest - now)
         total = total * smaller + tl.sum(weights, 1)
         value = _load(v, column, lane, v_row, keys, WIDTH)
         sums = sums * smaller[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
@@ -78,13 +78,22 @@ def _attention(
 
 
 @jit
+def _common(dout, out):
+    """What the gradients of a query's scores have in common."""
+    return tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+
+
+@jit
 def _weights_and_gradient(
-    query, key, value, dout, out, log, scale, row, column, keys, CAUSAL: tl.constexpr, PRECISION: tl.constexpr
+    query, key, value, dout, common, log, scale, row, column, keys, CAUSAL: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Of a block: the weights of the values, and the gradient of the scores."""
-    weights = tl.exp2(_scores(query, key, scale * LOG2_E, row, column, keys, CAUSAL, PRECISION) - log[:, None])
-    common = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
-    return weights, weights * (tl.dot(dout, tl.trans(value), input_precision=PRECISION) - common[:, None]) * scale
+    """Of a block: the weights of the values, and the gradient of the scores but for their factor ``scale``."""
+    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    seen = (column < keys)[None, :]
+    if CAUSAL:
+        seen = seen & (row[:, None] >= column[None, :])
+    weights = tl.where(seen, exp2(scores * (scale * LOG2_E) - log[:, None]), 0.0)
+    return weights, weights * (tl.dot(dout, tl.trans(value), input_precision=PRECISION) - common[:, None])
 
 
 @jit(do_not_specialize=["queries", "keys"])
@@ -118,20 +127,20 @@ def _attention_backward(
             row = begin + tl.arange(0, STEP)
             query = _load(q, row, lane, q_row, queries, WIDTH)
             do = _load(dout, row, lane, d_row, queries, WIDTH)
-            given = _load(out, row, lane, o_row, queries, WIDTH)
+            common = _common(do, _load(out, row, lane, o_row, queries, WIDTH))
             log = tl.load(logs + row, mask=row < queries, other=0.0)
             weights, dscores = _weights_and_gradient(
-                query, key, value, do, given, log, scale, row, column, keys, CAUSAL, PRECISION
+                query, key, value, do, common, log, scale, row, column, keys, CAUSAL, PRECISION
             )
             value_sums += tl.dot(tl.trans(weights.to(do.dtype)), do, input_precision=PRECISION)
             key_sums += tl.dot(tl.trans(dscores.to(query.dtype)), query, input_precision=PRECISION)
-        _store(dk + batch * dk_batch + head * dk_head, key_sums, column, lane, dk_row, keys, WIDTH)
+        _store(dk + batch * dk_batch + head * dk_head, key_sums * scale, column, lane, dk_row, keys, WIDTH)
         _store(dv + batch * dv_batch + head * dv_head, value_sums, column, lane, dv_row, keys, WIDTH)
     else:
         row = (block - blocks) * BLOCK + tl.arange(0, BLOCK)
         query = _load(q, row, lane, q_row, queries, WIDTH)
         do = _load(dout, row, lane, d_row, queries, WIDTH)
-        given = _load(out, row, lane, o_row, queries, WIDTH)
+        common = _common(do, _load(out, row, lane, o_row, queries, WIDTH))
         log = tl.load(logs + row, mask=row < queries, other=0.0)
         sums = tl.zeros([BLOCK, LANES], tl.float32)
         end = keys
@@ -142,10 +151,10 @@ def _attention_backward(
             key = _load(k, column, lane, k_row, keys, WIDTH)
             value = _load(v, column, lane, v_row, keys, WIDTH)
             _, dscores = _weights_and_gradient(
-                query, key, value, do, given, log, scale, row, column, keys, CAUSAL, PRECISION
+                query, key, value, do, common, log, scale, row, column, keys, CAUSAL, PRECISION
             )
             sums += tl.dot(dscores.to(key.dtype), key, input_precision=PRECISION)
-        _store(dq + batch * dq_batch + head * dq_head, sums, row, lane, dq_row, queries, WIDTH)
+        _store(dq + batch * dq_batch + head * dq_head, sums * scale, row, lane, dq_row, queries, WIDTH)
 
 
 def _known(q: Tensor, causal: bool) -> dict[str, Any]:
