@@ -1,4 +1,4 @@
-"""The activation of a sum whose second part is a product of low rank, which is computed on the way."""
+"""Products of low rank alone, and the activation of a sum whose second part is one, which is computed on the way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .triton_support import await_inputs, check, jit, power, tl, triton
 
 # Rows, of two bytes an element, and channels of a tile; its warps; tiles of a program, one below the other; how many of
 # them are loaded ahead, by 1 none.
-FORWARD, BACKWARD = (64, 64, 8, 1, 1), (64, 64, 8, 1, 1)
+FORWARD, BACKWARD, PRODUCT = (64, 64, 8, 1, 1), (64, 64, 8, 1, 1), (64, 64, 8, 1, 1)
 
 
 @jit
@@ -46,6 +46,26 @@ def _places(first, tile, channel, length, WIDTH: tl.constexpr, ROWS: tl.constexp
     row = first + tile * ROWS + tl.arange(0, ROWS)
     at = row[:, None] * WIDTH + channel[None, :]
     return row, at, (row[:, None] < length) & (channel[None, :] < WIDTH)
+
+
+@jit(do_not_specialize=["length"])
+def _low_rank_product(
+    inner, b, bias, out, length, b_stride, RANK: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    await_inputs()
+    client, first, channel = _cut(WIDTH, ROWS, LANES, TILES)
+    out += client * length * WIDTH
+    inner += client * length * RANK
+    right = _right(b + client * b_stride, channel, RANK, WIDTH, INNER, 1, RANK)
+    each = tl.zeros([LANES], tl.float32)
+    if bias is not None:
+        each = tl.load(bias + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+    for tile in tl.range(0, TILES, num_stages=STAGES):
+        row, at, inside = _places(first, tile, channel, length, WIDTH, ROWS)
+        left = _left(inner, row, length, RANK, INNER)
+        value = tl.dot(left, right, input_precision="ieee") + each[None, :]
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 @jit(do_not_specialize=["length"])
@@ -106,6 +126,18 @@ def _programs(base: Tensor, sizes: tuple[int, int, int, int, int]) -> tuple[tupl
 def _inner(rank: int) -> int:
     """Products on tensor cores add up at least 16 terms."""
     return max(power(rank), 16)
+
+
+def low_rank_product(inner: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """inner [C, rows, r] times b [C, channels, r], plus bias [channels]."""
+    (count, length, _), (width, rank) = inner.shape, b.shape[1:]
+    out = inner.new_empty(count, length, width)
+    grid, length, size = _programs(out, PRODUCT)
+    assert inner.is_contiguous()
+    assert b[0].is_contiguous()
+    tile = (rank, width, _inner(rank), *size)
+    _low_rank_product[grid](inner, b, bias, out, length, b.stride(0), *tile, num_warps=PRODUCT[2])
+    return out
 
 
 def low_rank_activation(base: Tensor, inner: Tensor, b: Tensor, name: str) -> Tensor:
