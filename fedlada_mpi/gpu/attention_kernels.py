@@ -18,6 +18,7 @@ from .triton_support import await_inputs, exp2, jit, power, tl, triton
 WIDEST = 128  # a head; the blocks of wider ones do not fit into the registers
 # Tokens in a block and in a step of its loop, warps, and steps that are loaded ahead.
 FORWARD, BACKWARD = (64, 64, 4, 3), (64, 64, 4, 1)
+NARROW, REGISTERS = 128, 168  # up to so many bytes of a head, three backward programs share a multiprocessor, not two
 LOG2_E: Any = 1.4426950408889634 if tl is None else tl.constexpr(1.4426950408889634)
 
 
@@ -206,7 +207,8 @@ class _Attention(torch.autograd.Function):
         block, step = _blocks(q, k, *BACKWARD[:2])
         _attention_backward[(triton.cdiv(keys, block) + triton.cdiv(queries, block), batch * heads)](
             dout, q, k, v, out, logs, dq, dk, dv, *_strides(q, k, v, out, dout, dq, dk, dv), queries, keys, scale,
-            BLOCK=block, STEP=step, num_warps=BACKWARD[2], num_stages=BACKWARD[3], **_known(q, causal),
+            BLOCK=block, STEP=step, num_warps=BACKWARD[2], num_stages=BACKWARD[3],
+            maxnreg=REGISTERS if q.shape[3] * q.element_size() <= NARROW else None, **_known(q, causal),
         )  # fmt: skip
         return dq, dk, dv, None, None
 

@@ -10,7 +10,7 @@ from .triton_support import await_inputs, check, jit, power, tl, triton
 
 # Rows, of two bytes an element, and channels of a tile; its warps; tiles of a program, one below the other; how many of
 # them are loaded ahead, by 1 none.
-FORWARD, BACKWARD, PRODUCT = (64, 64, 8, 1, 1), (64, 64, 8, 1, 1), (64, 64, 8, 1, 1)
+FORWARD, BACKWARD, PRODUCT = (64, 64, 4, 1, 1), (64, 64, 8, 4, 3), (64, 128, 8, 1, 1)
 
 
 @jit

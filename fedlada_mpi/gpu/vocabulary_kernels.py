@@ -11,7 +11,7 @@ LOWEST = tl.constexpr(-2.0e38) if tl else None  # finite even times LOG2_E: its 
 LOG2_E = tl.constexpr(1.4426950408889634) if tl else None
 LN_2 = tl.constexpr(0.6931471805599453) if tl else None
 # Logits side by side, 16 bytes of bfloat16 for each of 512 threads, and such rows in a tile.
-LANES, ROWS = 4096, 2
+LANES, ROWS = 4096, 4
 WARPS = 16  # few programs on a multiprocessor, so that their logits are still in a cache when they are read again
 
 

@@ -15,9 +15,6 @@ from .layers import ACTIVATIONS, product_into
 from .stack import Stack
 
 LARGEST_RANK = 64  # up to which a kernel has a tile's part of an adapter at once
-# Whether a frozen product is added to the adapter's, forward and backward, within the library's product: of the sum,
-# the other order writes the larger product first and then reads it and writes it again.
-FROZEN_LAST = (False, False)
 
 
 def _formula(
@@ -66,8 +63,11 @@ class _Layer:
         return _scaled_product(x, self.a.mT, self.scale)
 
     def sum(self, p: Stack, x: Tensor, inner: Tensor) -> Tensor:
-        """[C, rows, out]: of the frozen weights and of the adapter."""
-        if p.kernels is None or not FROZEN_LAST[0] or inner.shape[2] > LARGEST_RANK:
+        """[C, rows, out]: of the frozen weights and of the adapter.
+
+        The larger product comes last and adds the other one as it is written: it need not be read and written again.
+        """
+        if p.kernels is None or inner.shape[2] > LARGEST_RANK:
             return self.product(x).baddbmm_(inner, self.b.mT)
         out = p.kernels.low_rank_product(inner, self.b, self.bias)
         out.flatten(0, 1).addmm_(x.flatten(0, 1), self.weight.mT)
@@ -91,9 +91,8 @@ class _Layer:
         """By the frozen weights alone."""
         return torch.mm(dout.flatten(0, 1), self.weight).view(*dout.shape[:2], -1)
 
-    def whole_input_gradient(self, p: Stack, dout: Tensor, dinner: Tensor) -> Tensor:
-        if p.kernels is None or not FROZEN_LAST[1]:
-            return self.input_gradient(dout).baddbmm_(dinner, self.a)
+    def whole_input_gradient(self, dout: Tensor, dinner: Tensor) -> Tensor:
+        """As ``sum``."""
         dx = torch.bmm(dinner, self.a)
         dx.flatten(0, 1).addmm_(dout.flatten(0, 1), self.weight)
         return dx
@@ -119,7 +118,7 @@ class _Adapted(torch.autograd.Function):
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         (x, inner), layer, dout = ctx.saved_tensors, ctx.layer, dout.contiguous()
         dinner = layer.inner_gradient(ctx.p, dout, x, inner)
-        dx = layer.whole_input_gradient(ctx.p, dout, dinner) if ctx.needs_input_grad[0] else None
+        dx = layer.whole_input_gradient(dout, dinner) if ctx.needs_input_grad[0] else None
         return dx, None, None, None
 
 
@@ -148,7 +147,7 @@ class _AdaptedPair(torch.autograd.Function):
             second.input_gradient(dout), dinner, second.a, base, inner, first.b, ctx.activation
         )
         dinner = first.inner_gradient(p, dbase, x, inner)
-        dx = first.whole_input_gradient(p, dbase, dinner) if ctx.needs_input_grad[0] else None
+        dx = first.whole_input_gradient(dbase, dinner) if ctx.needs_input_grad[0] else None
         return dx, None, None, None, None, None
 
 

@@ -22,7 +22,7 @@ from triton.runtime.jit import JITFunction
 from fedlada_mpi import algorithms, bench, models
 from fedlada_mpi.algorithms import resolve
 from fedlada_mpi.gpu import chacha_kernels, digest_kernels, dropout_kernels, layer_kernels, triton_support
-from fedlada_mpi.models import Lora, by_autograd, layers, low_rank
+from fedlada_mpi.models import Lora, by_autograd, layers
 from fedlada_mpi.models.recurrent import recurrent
 from fedlada_mpi.models.sequences import GPT
 from fedlada_mpi.rounds.gradients import StackedEngine
@@ -127,7 +127,6 @@ def adapted_language_model() -> None:
     words, length = 5000, 16
     text = About(Array("int64", (length,), words), Array("int64", (length,)), classes=words)
     network = models.build(Given(GPT(words, length, 64, 1, 4)), (length, words), text, lora=Lora(8))
-    low_rank.FROZEN_LAST = (True, True)
     engine = StackedEngine(network, layer_kernels, loss=ClientLoss(NextToken(text)))
     for dtype in (torch.bfloat16, torch.float32):
         values, tokens = network.initial(dtype).expand(2, -1).contiguous(), torch.zeros(2, 2, length, dtype=torch.int64)

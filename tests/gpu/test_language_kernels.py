@@ -11,7 +11,7 @@ from sequence_zoo import GPT, LENGTH, TEXT, TOKENS
 from fedlada_mpi import models
 from fedlada_mpi.gpu import layer_kernels
 from fedlada_mpi.gpu.side_stream import SideStream
-from fedlada_mpi.models import Lora, layers, low_rank, vocabulary
+from fedlada_mpi.models import Lora, layers, vocabulary
 from fedlada_mpi.rounds.gradients import StackedEngine
 from fedlada_mpi.support.user_code import Given
 from fedlada_mpi.tasks.client_loss import ClientLoss
@@ -146,11 +146,9 @@ def test_product_of_low_rank(width, rank, biased, dtype):
 
 
 @kernels_run
-@pytest.mark.parametrize("frozen_last", [(False, False), (True, True)])
 @pytest.mark.parametrize("lora", [Lora(2), Lora(2, fixed_a=True), None])
-def test_a_transformer_and_its_adapters(monkeypatch, lora, frozen_last):
+def test_a_transformer_and_its_adapters(lora):
     """Gradients of all of it, or of adapters on a frozen base, as its layers call the kernels."""
-    monkeypatch.setattr(low_rank, "FROZEN_LAST", frozen_last)
     torch.manual_seed(0)
     network = models.build(Given(GPT(depth=1)), (LENGTH, TOKENS), TEXT, lora=lora)
     values = (network.initial() + 0.1 * torch.randn(2, network.layout.size)).to(DEVICE)
