@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .triton_support import await_inputs, jit, power, tl, triton
+from .triton_support import await_inputs, exp2, jit, power, tl, triton
 
 WIDEST = 128  # a head; the blocks of wider ones do not fit into the registers
 # Tokens in a block and in a step of its loop, warps, and steps that are loaded ahead.
 FORWARD, BACKWARD = (64, 64, 4, 3), (64, 64, 4, 1)
+NARROW, REGISTERS = 128, 168  # up to so many bytes of a head, three backward programs share a multiprocessor, not two
 LOG2_E: Any = 1.4426950408889634 if tl is None else tl.constexpr(1.4426950408889634)
 
 
@@ -67,8 +68,8 @@ def _attention(
             query, _load(k, column, lane, k_row, keys, WIDTH), scale * LOG2_E, row, column, keys, CAUSAL, PRECISION
         )
         now = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.exp2(scores - now[:, None])
-        smaller = tl.exp2(largest - now)
+        weights = exp2(scores - now[:, None])
+        smaller = exp2(largest - now)
         total = total * smaller + tl.sum(weights, 1)
         value = _load(v, column, lane, v_row, keys, WIDTH)
         sums = sums * smaller[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
@@ -78,13 +79,22 @@ def _attention(
 
 
 @jit
+def _common(dout, out):
+    """What the gradients of a query's scores have in common."""
+    return tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
+
+
+@jit
 def _weights_and_gradient(
-    query, key, value, dout, out, log, scale, row, column, keys, CAUSAL: tl.constexpr, PRECISION: tl.constexpr
+    query, key, value, dout, common, log, scale, row, column, keys, CAUSAL: tl.constexpr, PRECISION: tl.constexpr
 ):
-    """Of a block: the weights of the values, and the gradient of the scores."""
-    weights = tl.exp2(_scores(query, key, scale * LOG2_E, row, column, keys, CAUSAL, PRECISION) - log[:, None])
-    common = tl.sum(out.to(tl.float32) * dout.to(tl.float32), 1)
-    return weights, weights * (tl.dot(dout, tl.trans(value), input_precision=PRECISION) - common[:, None]) * scale
+    """Of a block: the weights of the values, and the gradient of the scores but for their factor ``scale``."""
+    scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
+    seen = (column < keys)[None, :]
+    if CAUSAL:
+        seen = seen & (row[:, None] >= column[None, :])
+    weights = tl.where(seen, exp2(scores * (scale * LOG2_E) - log[:, None]), 0.0)
+    return weights, weights * (tl.dot(dout, tl.trans(value), input_precision=PRECISION) - common[:, None])
 
 
 @jit(do_not_specialize=["queries", "keys"])
@@ -118,20 +128,20 @@ def _attention_backward(
             row = begin + tl.arange(0, STEP)
             query = _load(q, row, lane, q_row, queries, WIDTH)
             do = _load(dout, row, lane, d_row, queries, WIDTH)
-            given = _load(out, row, lane, o_row, queries, WIDTH)
+            common = _common(do, _load(out, row, lane, o_row, queries, WIDTH))
             log = tl.load(logs + row, mask=row < queries, other=0.0)
             weights, dscores = _weights_and_gradient(
-                query, key, value, do, given, log, scale, row, column, keys, CAUSAL, PRECISION
+                query, key, value, do, common, log, scale, row, column, keys, CAUSAL, PRECISION
             )
             value_sums += tl.dot(tl.trans(weights.to(do.dtype)), do, input_precision=PRECISION)
             key_sums += tl.dot(tl.trans(dscores.to(query.dtype)), query, input_precision=PRECISION)
-        _store(dk + batch * dk_batch + head * dk_head, key_sums, column, lane, dk_row, keys, WIDTH)
+        _store(dk + batch * dk_batch + head * dk_head, key_sums * scale, column, lane, dk_row, keys, WIDTH)
         _store(dv + batch * dv_batch + head * dv_head, value_sums, column, lane, dv_row, keys, WIDTH)
     else:
         row = (block - blocks) * BLOCK + tl.arange(0, BLOCK)
         query = _load(q, row, lane, q_row, queries, WIDTH)
         do = _load(dout, row, lane, d_row, queries, WIDTH)
-        given = _load(out, row, lane, o_row, queries, WIDTH)
+        common = _common(do, _load(out, row, lane, o_row, queries, WIDTH))
         log = tl.load(logs + row, mask=row < queries, other=0.0)
         sums = tl.zeros([BLOCK, LANES], tl.float32)
         end = keys
@@ -142,10 +152,10 @@ def _attention_backward(
             key = _load(k, column, lane, k_row, keys, WIDTH)
             value = _load(v, column, lane, v_row, keys, WIDTH)
             _, dscores = _weights_and_gradient(
-                query, key, value, do, given, log, scale, row, column, keys, CAUSAL, PRECISION
+                query, key, value, do, common, log, scale, row, column, keys, CAUSAL, PRECISION
             )
             sums += tl.dot(dscores.to(key.dtype), key, input_precision=PRECISION)
-        _store(dq + batch * dq_batch + head * dq_head, sums, row, lane, dq_row, queries, WIDTH)
+        _store(dq + batch * dq_batch + head * dq_head, sums * scale, row, lane, dq_row, queries, WIDTH)
 
 
 def _known(q: Tensor, causal: bool) -> dict[str, Any]:
@@ -197,7 +207,8 @@ class _Attention(torch.autograd.Function):
         block, step = _blocks(q, k, *BACKWARD[:2])
         _attention_backward[(triton.cdiv(keys, block) + triton.cdiv(queries, block), batch * heads)](
             dout, q, k, v, out, logs, dq, dk, dv, *_strides(q, k, v, out, dout, dq, dk, dv), queries, keys, scale,
-            BLOCK=block, STEP=step, num_warps=BACKWARD[2], num_stages=BACKWARD[3], **_known(q, causal),
+            BLOCK=block, STEP=step, num_warps=BACKWARD[2], num_stages=BACKWARD[3],
+            maxnreg=REGISTERS if q.shape[3] * q.element_size() <= NARROW else None, **_known(q, causal),
         )  # fmt: skip
         return dq, dk, dv, None, None
 

@@ -19,7 +19,7 @@ from .channel_kernels import bias_activation, bias_activation_backward, scale, s
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .dropout_kernels import dropout
 from .embedding_kernels import embedding_gradient
-from .low_rank_kernels import low_rank_activation, low_rank_activation_backward
+from .low_rank_kernels import low_rank_activation, low_rank_activation_backward, low_rank_product
 from .norm_kernels import (
     group_norm,
     group_norm_backward,
@@ -59,6 +59,7 @@ __all__ = [
     "lstm_backward",
     "low_rank_activation",
     "low_rank_activation_backward",
+    "low_rank_product",
     "makes_columns",
     "max_pool",
     "norm_columns",

@@ -1,4 +1,4 @@
-"""The activation of a sum whose second part is a product of low rank, which is computed on the way."""
+"""Products of low rank alone, and the activation of a sum whose second part is one, which is computed on the way."""
 
 from __future__ import annotations
 
@@ -8,78 +8,119 @@ from torch import Tensor
 from .channel_kernels import activated, slope_of
 from .triton_support import await_inputs, check, jit, power, tl, triton
 
-LANES, WARPS = 128, 8
+# Rows, of two bytes an element, and channels of a tile; its warps; tiles of a program, one below the other; how many of
+# them are loaded ahead, by 1 none.
+FORWARD, BACKWARD, PRODUCT = (64, 64, 4, 1, 1), (64, 64, 8, 4, 3), (64, 128, 8, 1, 1)
 
 
 @jit
-def _product(
-    left, right, row, channel, length, RANK: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr,
-    RIGHT_ROW: tl.constexpr, RIGHT_CHANNEL: tl.constexpr,
-):  # fmt: skip
-    """Rows of ``left`` [length, RANK] times channels of ``right`` [RANK, WIDTH], in float32."""
+def _left(left, row, length, RANK: tl.constexpr, INNER: tl.constexpr):
+    """Rows of [length, RANK]."""
     k = tl.arange(0, INNER)
     known = (row[:, None] < length) & (k[None, :] < RANK)
-    a = tl.load(left + row[:, None] * RANK + k[None, :], mask=known, other=0.0)
-    known = (k[:, None] < RANK) & (channel[None, :] < WIDTH)
-    b = tl.load(right + k[:, None] * RIGHT_ROW + channel[None, :] * RIGHT_CHANNEL, mask=known, other=0.0)
-    return tl.dot(a, b, input_precision="ieee")
+    return tl.load(left + row[:, None] * RANK + k[None, :], mask=known, other=0.0)
 
 
 @jit
-def _tile(length, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
-    """The program's rows and channels of its client, the places of its elements, and which of them there are."""
-    blocks: tl.constexpr = (WIDTH + LANES - 1) // LANES
-    row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
-    channel = tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)
-    at = tl.program_id(1).to(tl.int64) * length * WIDTH + row[:, None] * WIDTH + channel[None, :]
-    return row, channel, at, (row[:, None] < length) & (channel[None, :] < WIDTH)
-
-
-@jit
-def _total(
-    base, inner, b, row, channel, at, inside, length, b_stride, RANK: tl.constexpr, WIDTH: tl.constexpr,
-    INNER: tl.constexpr,
+def _right(
+    right, channel, RANK: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr, ROW: tl.constexpr,
+    CHANNEL: tl.constexpr,
 ):  # fmt: skip
-    """What the activation is of."""
-    client = tl.program_id(1).to(tl.int64)
-    left, right = inner + client * length * RANK, b + client * b_stride
-    value = _product(left, right, row, channel, length, RANK, WIDTH, INNER, 1, RANK)
-    return value + tl.load(base + at, mask=inside, other=0.0).to(tl.float32)
+    """Channels of [RANK, WIDTH]."""
+    k = tl.arange(0, INNER)
+    known = (k[:, None] < RANK) & (channel[None, :] < WIDTH)
+    return tl.load(right + k[:, None] * ROW + channel[None, :] * CHANNEL, mask=known, other=0.0)
+
+
+@jit
+def _cut(WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr):
+    """The program's client, its first row there, and its channels."""
+    blocks: tl.constexpr = (WIDTH + LANES - 1) // LANES
+    channel = tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)
+    return tl.program_id(1).to(tl.int64), tl.program_id(0) // blocks * (ROWS * TILES), channel
+
+
+@jit
+def _places(first, tile, channel, length, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """The rows of a tile, the places of its elements in their client, and which of them there are."""
+    row = first + tile * ROWS + tl.arange(0, ROWS)
+    at = row[:, None] * WIDTH + channel[None, :]
+    return row, at, (row[:, None] < length) & (channel[None, :] < WIDTH)
+
+
+@jit(do_not_specialize=["length"])
+def _low_rank_product(
+    inner, b, bias, out, length, b_stride, RANK: tl.constexpr, WIDTH: tl.constexpr, INNER: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    await_inputs()
+    client, first, channel = _cut(WIDTH, ROWS, LANES, TILES)
+    out += client * length * WIDTH
+    inner += client * length * RANK
+    right = _right(b + client * b_stride, channel, RANK, WIDTH, INNER, 1, RANK)
+    each = tl.zeros([LANES], tl.float32)
+    if bias is not None:
+        each = tl.load(bias + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
+    for tile in tl.range(0, TILES, num_stages=STAGES):
+        row, at, inside = _places(first, tile, channel, length, WIDTH, ROWS)
+        left = _left(inner, row, length, RANK, INNER)
+        value = tl.dot(left, right, input_precision="ieee") + each[None, :]
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=inside)
 
 
 @jit(do_not_specialize=["length"])
 def _low_rank_activation(
     base, inner, b, out, length, b_stride, NAME: tl.constexpr, RANK: tl.constexpr, WIDTH: tl.constexpr,
-    INNER: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    INNER: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
-    row, channel, at, inside = _tile(length, WIDTH, ROWS, LANES)
-    value = _total(base, inner, b, row, channel, at, inside, length, b_stride, RANK, WIDTH, INNER)
-    tl.store(out + at, activated(value, NAME).to(out.dtype.element_ty), mask=inside)
+    client, first, channel = _cut(WIDTH, ROWS, LANES, TILES)
+    base += client * length * WIDTH
+    out += client * length * WIDTH
+    inner += client * length * RANK
+    right = _right(b + client * b_stride, channel, RANK, WIDTH, INNER, 1, RANK)
+    for tile in tl.range(0, TILES, num_stages=STAGES):
+        row, at, inside = _places(first, tile, channel, length, WIDTH, ROWS)
+        # All loads before the first product, which waits for its own: so the others are on their way meanwhile.
+        value = tl.load(base + at, mask=inside, other=0.0)
+        left = _left(inner, row, length, RANK, INNER)
+        value = tl.dot(left, right, value.to(tl.float32), input_precision="ieee")
+        tl.store(out + at, activated(value, NAME).to(out.dtype.element_ty), mask=inside)
 
 
 @jit(do_not_specialize=["length"])
 def _low_rank_activation_backward(
     dout, dinner, a, base, inner, b, dbase, length, a_stride, b_stride, NAME: tl.constexpr, NEXT_RANK: tl.constexpr,
     RANK: tl.constexpr, WIDTH: tl.constexpr, NEXT_INNER: tl.constexpr, INNER: tl.constexpr, ROWS: tl.constexpr,
-    LANES: tl.constexpr,
+    LANES: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
-    row, channel, at, inside = _tile(length, WIDTH, ROWS, LANES)
-    value = _total(base, inner, b, row, channel, at, inside, length, b_stride, RANK, WIDTH, INNER)
-    client = tl.program_id(1).to(tl.int64)
-    left, right = dinner + client * length * NEXT_RANK, a + client * a_stride
-    gradient = _product(left, right, row, channel, length, NEXT_RANK, WIDTH, NEXT_INNER, WIDTH, 1)
-    gradient += tl.load(dout + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(dbase + at, (gradient * slope_of(value, NAME)).to(dbase.dtype.element_ty), mask=inside)
+    client, first, channel = _cut(WIDTH, ROWS, LANES, TILES)
+    base += client * length * WIDTH
+    dout += client * length * WIDTH
+    dbase += client * length * WIDTH
+    inner += client * length * RANK
+    dinner += client * length * NEXT_RANK
+    right = _right(b + client * b_stride, channel, RANK, WIDTH, INNER, 1, RANK)
+    next_right = _right(a + client * a_stride, channel, NEXT_RANK, WIDTH, NEXT_INNER, WIDTH, 1)
+    for tile in tl.range(0, TILES, num_stages=STAGES):
+        row, at, inside = _places(first, tile, channel, length, WIDTH, ROWS)
+        value = tl.load(base + at, mask=inside, other=0.0)
+        gradient = tl.load(dout + at, mask=inside, other=0.0)
+        left = _left(inner, row, length, RANK, INNER)
+        next_left = _left(dinner, row, length, NEXT_RANK, NEXT_INNER)
+        value = tl.dot(left, right, value.to(tl.float32), input_precision="ieee")
+        gradient = tl.dot(next_left, next_right, gradient.to(tl.float32), input_precision="ieee")
+        tl.store(dbase + at, (gradient * slope_of(value, NAME)).to(dbase.dtype.element_ty), mask=inside)
 
 
-def _cut(base: Tensor) -> tuple[tuple[int, int], int, tuple[int, int]]:
-    """The programs of [C, rows, channels], the rows of a client, and the size of a tile."""
+def _programs(base: Tensor, sizes: tuple[int, int, int, int, int]) -> tuple[tuple[int, int], int, tuple[int, ...]]:
+    """Those of [C, rows, channels], the rows of a client, and the constants of tiles."""
     check("activations of adapted layers", base)
-    count, length, width = base.shape
-    rows = 128 // base.element_size()  # products in float32 take more registers
-    return (triton.cdiv(length, rows) * triton.cdiv(width, LANES), count), length, (rows, LANES)
+    (count, length, width), (rows, lanes, _, tiles, stages) = base.shape, sizes
+    rows = max(rows * 2 // base.element_size(), 16)  # products in float32 take more registers
+    grid = (triton.cdiv(length, rows * tiles) * triton.cdiv(width, lanes), count)
+    return grid, length, (rows, lanes, tiles, stages)
 
 
 def _inner(rank: int) -> int:
@@ -87,14 +128,26 @@ def _inner(rank: int) -> int:
     return max(power(rank), 16)
 
 
+def low_rank_product(inner: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """inner [C, rows, r] times b [C, channels, r], plus bias [channels]."""
+    (count, length, _), (width, rank) = inner.shape, b.shape[1:]
+    out = inner.new_empty(count, length, width)
+    grid, length, size = _programs(out, PRODUCT)
+    assert inner.is_contiguous()
+    assert b[0].is_contiguous()
+    tile = (rank, width, _inner(rank), *size)
+    _low_rank_product[grid](inner, b, bias, out, length, b.stride(0), *tile, num_warps=PRODUCT[2])
+    return out
+
+
 def low_rank_activation(base: Tensor, inner: Tensor, b: Tensor, name: str) -> Tensor:
     """The activation ``name`` of base [C, rows, channels] plus inner [C, rows, r] times b [C, channels, r]."""
-    (grid, length, size), out = _cut(base), torch.empty_like(base)
+    (grid, length, size), out = _programs(base, FORWARD), torch.empty_like(base)
     width, rank = b.shape[1:]
     assert inner.is_contiguous()
     assert b[0].is_contiguous()
     tile = (rank, width, _inner(rank), *size)
-    _low_rank_activation[grid](base, inner, b, out, length, b.stride(0), name, *tile, num_warps=WARPS)
+    _low_rank_activation[grid](base, inner, b, out, length, b.stride(0), name, *tile, num_warps=FORWARD[2])
     return out
 
 
@@ -102,7 +155,7 @@ def low_rank_activation_backward(
     dout: Tensor, dinner: Tensor, a: Tensor, base: Tensor, inner: Tensor, b: Tensor, name: str
 ) -> Tensor:
     """The gradient of base; that of the activations is ``dout`` plus dinner [C, rows, s] times a [C, s, channels]."""
-    (grid, length, size), dbase = _cut(base), torch.empty_like(base)
+    (grid, length, size), dbase = _programs(base, BACKWARD), torch.empty_like(base)
     (width, rank), other = b.shape[1:], a.shape[1]
     assert dout.is_contiguous()
     assert dinner.is_contiguous()
@@ -110,6 +163,6 @@ def low_rank_activation_backward(
     tile = (other, rank, width, _inner(other), _inner(rank), *size)
     strides = (a.stride(0), b.stride(0))
     _low_rank_activation_backward[grid](
-        dout, dinner, a, base, inner, b, dbase, length, *strides, name, *tile, num_warps=WARPS
+        dout, dinner, a, base, inner, b, dbase, length, *strides, name, *tile, num_warps=BACKWARD[2]
     )
     return dbase

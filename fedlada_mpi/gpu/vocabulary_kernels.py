@@ -5,31 +5,61 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .triton_support import await_inputs, check, jit, power, tl
+from .triton_support import await_inputs, check, exp2, jit, power, tl, triton
 
-LOWEST = tl.constexpr(-3.0e38) if tl else None  # finite, so that its difference from another is a number
-LANES = 4096  # logits side by side: 16 bytes of bfloat16 for each of 512 threads
-WARPS = 16  # few programs on a multiprocessor, so that their logits are still in the L2 cache when they are read again
+LOWEST = tl.constexpr(-2.0e38) if tl else None  # finite even times LOG2_E: its difference from another is a number
+LOG2_E = tl.constexpr(1.4426950408889634) if tl else None
+LN_2 = tl.constexpr(0.6931471805599453) if tl else None
+# Logits side by side, 16 bytes of bfloat16 for each of 512 threads, and such rows in a tile.
+LANES, ROWS = 4096, 4
+WARPS = 16  # few programs on a multiprocessor, so that their logits are still in a cache when they are read again
 
 
 @jit
 def _some(
-    logits, bias, begin, WORDS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr
+    logits, bias, begin, WORDS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a token's logits, -inf behind the last, and their places."""
+    """A tile of a token's logits, -inf behind the last, and their places; a ``WHOLE`` one has no end to look for."""
     at = begin + tl.arange(0, ROWS)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    # Up to the width, which is even: loads are 16 bytes wide.
-    value = tl.load(logits + at, mask=at < WIDTH, other=0.0).to(tl.float32)
-    value = tl.where(at < WORDS, value, float("-inf"))
-    if bias is not None:
-        value += tl.load(bias + at, mask=at < WORDS, other=0.0).to(tl.float32)
+    if WHOLE:
+        value = tl.load(logits + at).to(tl.float32)
+        if bias is not None:
+            value += tl.load(bias + at).to(tl.float32)
+    else:
+        # Up to the width, which is even: loads are 16 bytes wide.
+        value = tl.load(logits + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        value = tl.where(at < WORDS, value, float("-inf"))
+        if bias is not None:
+            value += tl.load(bias + at, mask=at < WORDS, other=0.0).to(tl.float32)
     return value, at
+
+
+@jit
+def _added(value, level, sums):
+    """With a tile: a lane's largest logit to the base 2, and its sum of powers over the power of that."""
+    before = level
+    level = tl.maximum(before, tl.max(value, 0, keep_dims=True) * LOG2_E)
+    return level, sums * exp2(before - level) + tl.sum(exp2(value * LOG2_E - level), 0, keep_dims=True)
+
+
+@jit
+def _overwrite(
+    logits, bias, begin, peak, factor, WORDS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    LANES: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    value, at = _some(logits, bias, begin, WORDS, WIDTH, ROWS, LANES, WHOLE)
+    gradient = (exp2(value * LOG2_E - peak) * factor).to(logits.dtype.element_ty)
+    if WHOLE:
+        tl.store(logits + at, gradient)
+    else:
+        tl.store(logits + at, gradient, mask=at < WIDTH)
 
 
 @jit(do_not_specialize=["tokens", "stride"])
 def _token_cross_entropy(
     logits, bias, targets, weight, losses, tokens, stride, WORDS: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, LANES: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
     token = tl.program_id(0).to(tl.int64)
@@ -39,23 +69,29 @@ def _token_cross_entropy(
     if bias is not None:
         bias += token // tokens * stride
         right += tl.load(bias + label).to(tl.float32)
-    # Every lane has a maximum and a sum of its own until the end: no thread waits for another.
-    highest = tl.full([1, LANES], LOWEST, tl.float32)
+    # Every lane has a level and a sum of its own until the end: no thread waits for another.
+    level = tl.full([1, LANES], LOWEST, tl.float32)
     sums = tl.zeros([1, LANES], tl.float32)
-    for begin in range(0, WORDS, ROWS * LANES):
-        value, _ = _some(logits, bias, begin, WORDS, WIDTH, ROWS, LANES)
-        before = highest
-        highest = tl.maximum(before, tl.max(value, 0, keep_dims=True))
-        sums = sums * tl.exp(before - highest) + tl.sum(tl.exp(value - highest), 0, keep_dims=True)
-    peak = tl.max(tl.max(highest, 1), 0)
-    total = tl.sum(tl.sum(sums * tl.exp(highest - peak), 1), 0)
+    for begin in range(0, WHOLE, ROWS * LANES):
+        value, _ = _some(logits, bias, begin, WORDS, WIDTH, ROWS, LANES, True)
+        level, sums = _added(value, level, sums)
+    if WHOLE < WIDTH:
+        rest, _ = _some(logits, bias, WHOLE, WORDS, WIDTH, LAST, LANES, False)
+        level, sums = _added(rest, level, sums)
+    peak = tl.max(tl.max(level, 1), 0)
+    total = tl.sum(tl.sum(sums * exp2(level - peak), 1), 0)
     share = tl.load(weight + token).to(tl.float32)
-    tl.store(losses + token, share * (tl.log(total) + (peak - right)))
+    tl.store(losses + token, share * LN_2 * (tl.log2(total) + (peak - right * LOG2_E)))
     factor = share / total
-    for begin in range(0, WIDTH, ROWS * LANES):
-        value, at = _some(logits, bias, begin, WORDS, WIDTH, ROWS, LANES)
-        gradient = tl.exp(value - peak) * factor - tl.where(at == label, share, 0.0)
-        tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < WIDTH)
+    if WHOLE < WIDTH:
+        _overwrite(logits, bias, WHOLE, peak, factor, WORDS, WIDTH, LAST, LANES, False)
+    for step in range(0, WHOLE, ROWS * LANES):  # from the end, which was read last
+        begin = WHOLE - ROWS * LANES - step
+        _overwrite(logits, bias, begin, peak, factor, WORDS, WIDTH, ROWS, LANES, True)
+    # The label's alone has a further part: a store after all others is less than to compare every place with it.
+    tl.debug_barrier()
+    gradient = exp2(right * LOG2_E - peak) * factor - share
+    tl.store(logits + label, gradient.to(logits.dtype.element_ty))
 
 
 def token_cross_entropy(
@@ -70,9 +106,10 @@ def token_cross_entropy(
     assert logits.is_contiguous()
     targets, weight = targets.contiguous(), weight.contiguous()
     losses = torch.empty(count, tokens, dtype=torch.float32, device=logits.device)
-    lanes = min(power(words), LANES)
-    rows, stride = 2 if words > lanes else 1, 0 if bias is None else bias.stride(0)
+    lanes, stride = min(power(words), LANES), 0 if bias is None else bias.stride(0)
+    whole = words // (ROWS * lanes) * (ROWS * lanes)  # of the words, in tiles that all have a full one
+    last = power(triton.cdiv(width - whole, lanes)) if whole < width else 1
     _token_cross_entropy[(count * tokens,)](
-        logits, bias, targets, weight, losses, tokens, stride, words, width, rows, lanes, num_warps=WARPS
+        logits, bias, targets, weight, losses, tokens, stride, words, width, ROWS, lanes, whole, last, num_warps=WARPS
     )
     return losses

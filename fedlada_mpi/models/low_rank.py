@@ -62,6 +62,17 @@ class _Layer:
         """[C, rows, r], whose product with B is to be added."""
         return _scaled_product(x, self.a.mT, self.scale)
 
+    def sum(self, p: Stack, x: Tensor, inner: Tensor) -> Tensor:
+        """[C, rows, out]: of the frozen weights and of the adapter.
+
+        The larger product comes last and adds the other one as it is written: it need not be read and written again.
+        """
+        if p.kernels is None or inner.shape[2] > LARGEST_RANK:
+            return self.product(x).baddbmm_(inner, self.b.mT)
+        out = p.kernels.low_rank_product(inner, self.b, self.bias)
+        out.flatten(0, 1).addmm_(x.flatten(0, 1), self.weight.mT)
+        return out
+
     def inner_gradient(self, p: Stack, dout: Tensor, x: Tensor, inner: Tensor) -> Tensor:
         """That of ``inner``, times the scale; those of the adapter go where they belong."""
         dinner = _scaled_product(dout, self.b, self.scale)
@@ -80,6 +91,12 @@ class _Layer:
         """By the frozen weights alone."""
         return torch.mm(dout.flatten(0, 1), self.weight).view(*dout.shape[:2], -1)
 
+    def whole_input_gradient(self, dout: Tensor, dinner: Tensor) -> Tensor:
+        """As ``sum``."""
+        dx = torch.bmm(dinner, self.a)
+        dx.flatten(0, 1).addmm_(dout.flatten(0, 1), self.weight)
+        return dx
+
 
 def _scaled_product(a: Tensor, b: Tensor, scale: float) -> Tensor:
     """The factor within the product: no pass of its own."""
@@ -94,14 +111,14 @@ class _Adapted(torch.autograd.Function):
         inner = layer.inner(x)
         ctx.save_for_backward(x, inner)
         ctx.layer, ctx.p = layer, p
-        return layer.product(x).baddbmm_(inner, layer.b.mT)
+        return layer.sum(p, x, inner)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         (x, inner), layer, dout = ctx.saved_tensors, ctx.layer, dout.contiguous()
         dinner = layer.inner_gradient(ctx.p, dout, x, inner)
-        dx = layer.input_gradient(dout).baddbmm_(dinner, layer.a) if ctx.needs_input_grad[0] else None
+        dx = layer.whole_input_gradient(dout, dinner) if ctx.needs_input_grad[0] else None
         return dx, None, None, None
 
 
@@ -118,7 +135,7 @@ class _AdaptedPair(torch.autograd.Function):
         second_inner = second.inner(hidden)
         ctx.save_for_backward(x, base, inner, hidden, second_inner)
         ctx.layers, ctx.activation, ctx.p = (first, second), activation, p
-        return second.product(hidden).baddbmm_(second_inner, second.b.mT)
+        return second.sum(p, hidden, second_inner)
 
     @staticmethod
     @once_differentiable
@@ -130,7 +147,7 @@ class _AdaptedPair(torch.autograd.Function):
             second.input_gradient(dout), dinner, second.a, base, inner, first.b, ctx.activation
         )
         dinner = first.inner_gradient(p, dbase, x, inner)
-        dx = first.input_gradient(dbase).baddbmm_(dinner, first.a) if ctx.needs_input_grad[0] else None
+        dx = first.whole_input_gradient(dbase, dinner) if ctx.needs_input_grad[0] else None
         return dx, None, None, None, None, None
 
 

@@ -136,6 +136,16 @@ def test_activation_between_adapted_layers(width, ranks, name, dtype):
 
 
 @kernels_run
+@pytest.mark.parametrize("dtype", TYPES if CUDA else TYPES[:1])
+@pytest.mark.parametrize(("width", "rank", "biased"), [(200, 8, True), (24, 17, False)])
+def test_product_of_low_rank(width, rank, biased, dtype):
+    inner, bias = random(2, 70, rank, dtype=dtype), random(width, dtype=dtype) if biased else None
+    b = random(2, width * rank + 7, dtype=dtype)[:, : width * rank].view(2, width, rank)  # as in a layout
+    exact = inner.double() @ b.double().mT + (0 if bias is None else bias.double())
+    agree(layer_kernels.low_rank_product(inner, b, bias), exact, dtype)
+
+
+@kernels_run
 @pytest.mark.parametrize("lora", [Lora(2), Lora(2, fixed_a=True), None])
 def test_a_transformer_and_its_adapters(lora):
     """Gradients of all of it, or of adapters on a frozen base, as its layers call the kernels."""
