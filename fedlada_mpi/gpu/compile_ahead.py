@@ -73,6 +73,8 @@ class _Address:
 
     @classmethod
     def of(cls, argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            return tuple(cls.of(one) for one in argument)
         return cls(argument) if isinstance(argument, torch.Tensor) else argument
 
     def data_ptr(self) -> int:
@@ -94,12 +96,16 @@ def _compile(run: Callable[..., Any], kernel: Any, arguments: list[Any], grid: A
 def _specialisation(kernel: Any, arguments: tuple[Any, ...]) -> Iterator[Hashable]:
     """What of the arguments decides which of a kernel's compiled forms is launched."""
     for parameter, value in zip(kernel.params, arguments, strict=True):
-        if isinstance(value, torch.Tensor):
-            yield value.dtype, value.data_ptr() % 16 == 0
-        elif parameter.is_constexpr:
-            yield value
-        elif type(value) is int:
-            wide = value.bit_length() > 31
-            yield wide if parameter.do_not_specialize else (wide, value == 1, value % 16 == 0)
-        else:
-            yield type(value).__name__
+        yield value if parameter.is_constexpr else _kind(value, parameter.do_not_specialize)
+
+
+def _kind(value: Any, any_number: bool) -> Hashable:
+    """What a compiled form depends on in an argument that is no constant; a tuple's is that of each of its members."""
+    if isinstance(value, tuple):
+        return tuple(_kind(one, any_number) for one in value)
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.data_ptr() % 16 == 0
+    if type(value) is int:
+        wide = value.bit_length() > 31
+        return wide if any_number else (wide, value == 1, value % 16 == 0)
+    return type(value).__name__

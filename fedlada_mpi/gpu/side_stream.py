@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ class SideStream:
         self.device = torch.device(device)
         self.stream = torch.cuda.Stream(device) if self.device.type == "cuda" else None
         self.pending: deque[tuple[torch.cuda.Event, tuple[Tensor, ...]]] = deque()
+        self.waiting: dict[Callable[[list[Any]], object], list[tuple[Any, ...]]] = {}
 
     def submit(self, work: Callable[[], object], *reads: Tensor) -> None:
         if self.stream is None:
@@ -34,8 +36,25 @@ class SideStream:
             self.pending.append((self.stream.record_event(), reads))
         self._wait(MAX_PENDING)
 
+    def submit_together(self, work: Callable[[list[Any]], object], part: tuple[Tensor | None, ...], most: int) -> None:
+        """As ``submit``, for small pieces: ``work`` is given the parts, which it reads, of up to so many at once."""
+        parts = self.waiting.setdefault(work, [])
+        parts.append(part)
+        if len(parts) >= most:
+            self._submit_waiting(work)
+
+    def _submit_waiting(self, work: Callable[[list[Any]], object]) -> None:
+        parts = self.waiting.pop(work)
+        self.submit(lambda: work(parts), *(tensor for part in parts for tensor in part if tensor is not None))
+
+    def forget(self) -> None:
+        """Drop what still waits for others: what a step that failed has left would be written into the next one's."""
+        self.waiting.clear()
+
     def join(self) -> None:
         """Let the current stream wait for everything submitted so far."""
+        for work in tuple(self.waiting):
+            self._submit_waiting(work)
         self._wait(0)
 
     def _wait(self, left: int) -> None:

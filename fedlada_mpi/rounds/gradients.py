@@ -192,6 +192,7 @@ class StackedEngine(Engine):
         if key not in self._stacks:
             self._stacks[key] = self._stack(values, grads)
         stack = self._stacks[key]
+        self.side_stream.forget()
         for unused in self.unused:
             unused.live(grads).zero_()
         stack.training = keys is not None

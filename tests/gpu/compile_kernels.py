@@ -68,8 +68,14 @@ def compile_launches() -> set[str]:
 
 def code_path(kernel: JITFunction, arguments: dict[str, Any]) -> Hashable:
     """What a kernel's code depends on but for sizes: types, what is left out, names, and which way each ``if`` goes."""
-    kinds = tuple(a.dtype if isinstance(a, torch.Tensor) else a for a in arguments.values() if not is_number(a))
+    kinds = tuple(kind(a) for a in arguments.values() if not is_number(a))
     return kernel.src, kinds, tuple(outcome(test, arguments) for test in tests_in(kernel.src))
+
+
+def kind(argument: Any) -> Hashable:
+    if isinstance(argument, tuple):
+        return tuple(kind(one) for one in argument if not is_number(one))
+    return argument.dtype if isinstance(argument, torch.Tensor) else argument
 
 
 def is_number(argument: Any) -> bool:

@@ -419,6 +419,37 @@ def test_a_norm_with_one_frozen_parameter():
 
 
 @kernels_run
+@pytest.mark.parametrize("dtype", TYPES)
+def test_gradients_of_several_norms_are_added_up_together(dtype, monkeypatch):
+    """More of them than a launch takes, of different widths and numbers of summands; some have a frozen parameter."""
+    monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.SUMMANDS", 4)
+    monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.NORMS", 3)
+    side_stream, sums = SideStream(DEVICE), []
+    flat = random(2, 1000, dtype=dtype)
+    before, at = flat.clone(), 1
+    for blocks, channels, frozen in (
+        (1, 16, ""),
+        (9, 24, ""),
+        (6, 48, "gamma"),
+        (3, 32, ""),
+        (5, 40, "beta"),
+        (2, 5, ""),
+    ):
+        partial = random(2, blocks, 2, channels)
+        grads = {name: flat[:, at + i * 50 : at + i * 50 + channels] for i, name in enumerate(("gamma", "beta"))}
+        norm_kernels._submit_parameters(
+            partial, *(None if name == frozen else grad for name, grad in grads.items()), side_stream
+        )
+        sums += [(at + i * 50, partial.sum(1)[:, i]) for i, name in enumerate(grads) if name != frozen]
+        at += 101
+    side_stream.join()
+    for begin, expected in sums:
+        agree(flat[:, begin : begin + expected.shape[1]], expected.double(), dtype)
+        before[:, begin : begin + expected.shape[1]] = flat[:, begin : begin + expected.shape[1]]
+    assert torch.equal(before, flat)  # nothing else was touched
+
+
+@kernels_run
 def test_a_norm_without_a_bias():
     """Whose shift is one for all clients, unlike its scale, which is a part of their vectors."""
     gamma, x = flat_views(3, 16)[0], random(3, 2, 2, 2, 16)
@@ -569,6 +600,7 @@ def test_layers_together():
         stack = Stack(layout, values.to(DEVICE), grads, chosen)
         loss = F.cross_entropy(forward(stack).flatten(0, 1), labels)
         loss.backward()
+        stack.side_stream.join()
         results.append((loss.detach(), grads))
     agree(results[1][0], results[0][0])
     for name, grad in layout.views(results[0][1]).items():

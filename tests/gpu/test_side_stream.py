@@ -68,3 +68,34 @@ def test_without_a_gpu_work_is_done_at_once():
     side, done = SideStream("cpu"), []
     side.submit(lambda: done.append(1))
     assert done == [1]
+
+
+def test_small_pieces_are_submitted_together():
+    side, done = SideStream("cpu"), []
+    for piece in range(5):
+        side.submit_together(done.append, (torch.full((1,), piece),), 2)
+    assert [[int(part) for (part,) in parts] for parts in done] == [[0, 1], [2, 3]]
+    for _ in range(2):
+        side.join()
+    assert [[int(part) for (part,) in parts] for parts in done[2:]] == [[4]]
+
+
+def test_what_small_pieces_read_is_held_until_it_was_waited_for(main):
+    side, read = SideStream("cuda"), torch.zeros(1)
+    held = weakref.ref(read)
+    side.submit_together(lambda parts: Stream.current.ran.append(len(parts)), (read, None), 2)
+    del read
+    assert held() is not None
+    assert not side.stream.ran
+    side.join()
+    assert side.stream.ran == [1]
+    assert main.waited == [(side.stream, 1)]
+    assert held() is None
+
+
+def test_what_a_step_that_failed_has_left_is_dropped():
+    side, done = SideStream("cpu"), []
+    side.submit_together(done.append, (torch.zeros(1),), 2)
+    side.forget()
+    side.join()
+    assert not done
