@@ -1,4 +1,4 @@
-"""Other settings of FedLADA that were tried against the paper's curve, each with its records."""
+"""Other settings of FedLADA and LocalAdam that were tried against the paper's curves, each with its records."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from ..analysis.groups import Group, show
 from ..analysis.tables import Cell, Column, Table, stat
 from ..rundir.columns import ACCURACY
 
-DATASET, METHOD = "cifar10", "fedlada"
+DATASET, SHORT = "cifar10", 600  # rounds; runs of fewer have a table of their own
 LEVELS, TRAINED = (0.70, 0.80, 0.84), 0.98
 AFTER = (250, 600, 1500)
 ANOTHER_PROBLEM = ("participation", "local_steps", "lr_schedule")  # of other experiments than the readings
-PAPER = ["FedLADA in the paper", "44.6", "186.4", "598", "765", "–", "–", "86.1", "–", "5, of 70 and 80 %", "–"]
+PAPER = {
+    "fedlada": ["FedLADA in the paper", "44.6", "186.4", "598", "765", "–", "–", "86.1", "–", "5, of 70 and 80 %", "–"],
+    "localadam": ["LocalAdam in the paper", "65.5", "never", "–", "575", "–", "–", "–", "–", "5, of 70 and 80 %", "–"],
+}
 NOTE = (
     "Means and standard deviations over seeds; “> T”: not in the T rounds that were run. Best: of the evaluated rounds "
     "up to 1,500. The last column is the folder of the records."
@@ -21,10 +24,19 @@ NOTE = (
 
 
 def tables(groups: Sequence[Group]) -> list[Table]:
-    """One row for each setting; no table where only the paper's was run."""
-    found = [one for one in groups if _is_reading(one)]
-    if len(found) < 2:
-        return []
+    """A row for each setting, by methods, and FedLADA's of few rounds apart; none where only the paper's was run."""
+    found = {method: [one for one in groups if _is_reading(one, method)] for method in PAPER}
+    long = {method: [one for one in of_it if one.done >= SHORT] for method, of_it in found.items()}
+    short = [one for one in found["fedlada"] if one.done < SHORT]
+    made = (
+        _table("readings", "Readings of FedLADA, CIFAR-10", long["fedlada"], "fedlada"),
+        _table("readings_localadam", "Readings of LocalAdam, CIFAR-10", long["localadam"], "localadam"),
+        _table("readings_short", f"Readings of FedLADA, CIFAR-10, fewer than {SHORT} rounds", short),
+    )
+    return [table for table in made if len(table.rows) > 2]
+
+
+def _table(name: str, title: str, found: Sequence[Group], method: str = "") -> Table:
     columns = [
         Column("Settings", numeric=False),
         *(Column(f"{100 * level:g} %") for level in LEVELS),
@@ -32,14 +44,14 @@ def tables(groups: Sequence[Group]) -> list[Table]:
         *(Column(f"after {after:,}") for after in AFTER),
         *(Column("best"), Column("seeds"), Column("records", numeric=False)),
     ]
-    rows = [[Cell(text) for text in PAPER], *(_row(one) for one in sorted(found, key=_order))]
-    return [Table("readings", "Readings of FedLADA, CIFAR-10", columns, rows, notes=[NOTE])]
+    rows = [[Cell(text) for text in PAPER[method]]] if method else []
+    return Table(name, title, columns, rows + [_row(one) for one in sorted(found, key=_order)], notes=[NOTE])
 
 
-def _is_reading(one: Group) -> bool:
+def _is_reading(one: Group, method: str) -> bool:
     return (
         one.dataset == DATASET
-        and one.method == METHOD
+        and one.method == method
         and one.columns.objective == ACCURACY
         and not one.departures().keys() & {*ANOTHER_PROBLEM}
     )
