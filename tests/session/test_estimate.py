@@ -96,6 +96,16 @@ def test_a_whole_run_by_hand():
     assert total == Span(*(pytest.approx(value) for value in by_hand))
 
 
+def test_the_ends_of_a_span_are_in_order():
+    """A slow repetition of short rounds alone makes a step look cheap: the slowest ones then promise the most."""
+    measured = Measured(
+        [(Work(1, 1), [0.1, 0.1, 0.9]), (Work(10, 10), [1.0, 1.0, 1.0])], {}, 0.0, 0.0, {}, first_evaluations=0.0
+    )
+    for span in extrapolate(measured, [Work(100, 100)], 3, Counter(), captures=0, saves=0):
+        assert span.least < span.expected == span.most
+        assert span.least == pytest.approx(span.expected / 5)
+
+
 class FakeProbe:
     """Rounds that take what a formula says, on a clock of their own; the first ones and new graphs take longer."""
 

@@ -53,5 +53,10 @@ def extrapolate(
         once = measured.start + measured.first + captures * measured.capture + measured.first_evaluations
         return once + rounds * mean(pick) + evaluated + (saves + 1) * measured.checkpoint
 
-    picks: tuple[Pick, ...] = (median, min, max)
-    return Span(*map(mean, picks)), Span(*map(whole, picks))
+    return _span(mean), _span(whole)
+
+
+def _span(of: Callable[[Pick], float]) -> Span:
+    """The ends in their order: a fit to the slowest repetitions may come out below one to the fastest."""
+    expected, *ends = (of(pick) for pick in (median, min, max))
+    return Span(expected, min(expected, *ends), max(expected, *ends))
