@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from .channel_kernels import activated
+from .norm_sum_kernels import submit_sums
 from .side_stream import SideStream
 from .triton_support import TILE, Window, await_inputs, check, jit, live_taps, power, tl, triton
 
 IN_REGISTERS = 16384  # elements of a group that stay there between its statistics and its output
 ROW_TILES = 8  # of LayerNorm's rows that a program takes
-SUMMANDS = 64  # partial sums added at a time
-NORMS = 8  # whose partial sums a launch adds up: most have so few that a launch of their own takes longer
 SECTOR = 32  # bytes that a GPU reads and writes at once
 MOST_TAPS = 25  # as each has code of its own
 BUSY, SMALLEST = 1024, 2048  # warps that keep a GPU busy; fewer programs have more each, of at least so many bytes
@@ -324,49 +323,6 @@ def _row_norm_backward(
     tl.store(partial + CHANNELS + lane, tl.sum(dbeta, 0, keep_dims=True), mask=lane < CHANNELS)
 
 
-def _coded(number: int) -> int:
-    """A number in a tuple, which Triton would compile anew for where it is 1, and where it is a multiple of 16."""
-    return 2 * number + 3
-
-
-@jit
-def _decoded(number):
-    return (number - 3) >> 1
-
-
-@jit
-def _add_partials(
-    partials, gamma_grads, beta_grads, blocks, units, stride, UNIT: tl.constexpr, NORMS: tl.constexpr,
-    SUMMANDS: tl.constexpr, LANES: tl.constexpr,
-):  # fmt: skip
-    """Of several norms, each with programs of its own; they have ``units`` of UNIT channels each, or none."""
-    await_inputs()
-    client, program = tl.program_id(1).to(tl.int64), tl.program_id(0)
-    partial, gamma_grad, beta_grad = partials[0], gamma_grads[0], beta_grads[0]
-    count, channels = _decoded(blocks[0]), _decoded(units[0])
-    begin, first = 0, 0
-    for norm in tl.static_range(1, NORMS):
-        begin += (2 * _decoded(units[norm - 1]) * UNIT + LANES - 1) // LANES
-        reached = program >= begin
-        partial = tl.where(reached, partials[norm], partial)
-        gamma_grad = tl.where(reached, gamma_grads[norm], gamma_grad)
-        beta_grad = tl.where(reached, beta_grads[norm], beta_grad)
-        count = tl.where(reached, _decoded(blocks[norm]), count)
-        channels = tl.where(reached, _decoded(units[norm]), channels)
-        first = tl.where(reached, begin, first)
-    channels *= UNIT
-    lane = (program - first) * LANES + tl.arange(0, LANES)
-    partial += client * count * (2 * channels)
-    total = tl.zeros([LANES], tl.float32)
-    for summed in range(0, count, SUMMANDS):
-        block = summed + tl.arange(0, SUMMANDS)[:, None]
-        mask = (block < count) & (lane < 2 * channels)[None, :]
-        total += tl.sum(tl.load(partial + block * (2 * channels) + lane[None, :], mask=mask, other=0.0), 0)
-    total = total.to(gamma_grad.dtype.element_ty)
-    tl.store(gamma_grad + client * stride + lane, total, mask=lane < channels)
-    tl.store(beta_grad + client * stride + lane - channels, total, mask=(lane >= channels) & (lane < 2 * channels))
-
-
 def group_norm_backward(
     dout: Tensor, x: Tensor, gamma: Tensor, mean: Tensor, rstd: Tensor, out: Tensor | None, groups: int,
     activation: str, has_residual: bool, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream,
@@ -383,7 +339,7 @@ def group_norm_backward(
     # Without an activation the residual's gradient is the output's.
     dresidual = torch.empty_like(x) if has_residual and out is not None else None
     dx, partial = _gradients(dout, dmore, None, None, x, gamma, mean, rstd, out, groups, activation, dresidual)
-    _submit_parameters(partial, gamma_grad, beta_grad, side_stream)
+    submit_sums(partial, gamma_grad, beta_grad, side_stream)
     return dx, (dout if has_residual and out is None else dresidual)
 
 
@@ -396,7 +352,7 @@ def norm_columns_backward(
     x = x.contiguous()
     dresidual = torch.empty_like(x) if has_residual else None
     dx, partial = _gradients(dout, None, dcols, window, x, gamma, mean, rstd, out, groups, activation, dresidual)
-    _submit_parameters(partial, gamma_grad, beta_grad, side_stream)
+    submit_sums(partial, gamma_grad, beta_grad, side_stream)
     return dx, dresidual
 
 
@@ -436,49 +392,5 @@ def row_norm_backward(
         dout, dtotal, x, gamma, mean, rstd, dx, partial, n, gamma.stride(0), channels, ROW_TILES, rows, lanes,
         num_warps=max(lanes // 512, 4),
     )  # fmt: skip
-    _submit_parameters(partial, gamma_grad, beta_grad, side_stream)
+    submit_sums(partial, gamma_grad, beta_grad, side_stream)
     return dx
-
-
-def _submit_parameters(
-    partial: Tensor, gamma_grad: Tensor | None, beta_grad: Tensor | None, side_stream: SideStream
-) -> None:
-    if gamma_grad is not None or beta_grad is not None:
-        side_stream.submit_together(_of_parameters, (partial, gamma_grad, beta_grad), NORMS)
-
-
-Sums = tuple[Tensor, Tensor, Tensor]  # partial ones, and where those of gamma and of beta go
-
-
-def _of_parameters(norms: list[tuple[Tensor, Tensor | None, Tensor | None]]) -> None:
-    """Add up the programs' sums of up to NORMS norms; one of a norm's two parameters may be frozen."""
-    alike: dict[tuple[int, int, int, int, torch.dtype], list[Sums]] = {}
-    copies: list[tuple[Tensor, Tensor]] = []
-    for partial, gamma_grad, beta_grad in norms:
-        count, _, _, channels = partial.shape
-        if gamma_grad is None or beta_grad is None:
-            gamma_sum, beta_sum = partial.new_empty(2, count, channels).unbind()
-            pairs = ((gamma_grad, gamma_sum), (beta_grad, beta_sum))
-            copies += [(grad, total) for grad, total in pairs if grad is not None]
-        else:
-            gamma_sum, beta_sum = gamma_grad, beta_grad
-        # With what decides how a program's sums are laid out over its threads, and so their order.
-        unit, lanes = 16 if channels % 16 == 0 else 1, min(power(2 * channels), 32)
-        form = (unit, lanes, count, gamma_sum.stride(0), gamma_sum.dtype)
-        alike.setdefault(form, []).append((partial, gamma_sum, beta_sum))
-    for (unit, lanes, *_), sums in alike.items():
-        _add_up(sums, unit, lanes)
-    for grad, total in copies:
-        grad.copy_(total)
-
-
-def _add_up(sums: list[Sums], unit: int, lanes: int) -> None:
-    missing = NORMS - len(sums)
-    units = (*(partial.shape[3] // unit for partial, *_ in sums), *([0] * missing))
-    partials, gamma_grads, beta_grads = zip(*sums, *[sums[0]] * missing, strict=True)
-    programs = sum(triton.cdiv(2 * unit * of_one, lanes) for of_one in units)
-    blocks = tuple(_coded(partial.shape[1]) for partial in partials)
-    _add_partials[(programs, len(partials[0]))](
-        partials, gamma_grads, beta_grads, blocks, tuple(map(_coded, units)), gamma_grads[0].stride(0), unit, NORMS,
-        SUMMANDS, lanes,
-    )  # fmt: skip

@@ -25,7 +25,7 @@ from torch import nn
 
 from fedlada_mpi import models
 from fedlada_mpi.doctor import machine
-from fedlada_mpi.gpu import layer_kernels, norm_kernels
+from fedlada_mpi.gpu import layer_kernels, norm_kernels, norm_sum_kernels
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
 from fedlada_mpi.models import columns, layer_steps, layers
@@ -170,7 +170,7 @@ def test_columns(shape, kernel, stride, padding, dtype):
 )
 def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
     count = 2
-    monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.SUMMANDS", 2)
+    monkeypatch.setattr("fedlada_mpi.gpu.norm_sum_kernels.SUMMANDS", 2)
     if shape == PIECES:
         monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.IN_REGISTERS", 512)
     x = 3 + 2 * random(count, n, *shape, dtype=dtype)
@@ -422,8 +422,8 @@ def test_a_norm_with_one_frozen_parameter():
 @pytest.mark.parametrize("dtype", TYPES)
 def test_gradients_of_several_norms_are_added_up_together(dtype, monkeypatch):
     """More of them than a launch takes, of different widths and numbers of summands; some have a frozen parameter."""
-    monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.SUMMANDS", 4)
-    monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.NORMS", 3)
+    monkeypatch.setattr("fedlada_mpi.gpu.norm_sum_kernels.SUMMANDS", 4)
+    monkeypatch.setattr("fedlada_mpi.gpu.norm_sum_kernels.NORMS", 3)
     side_stream, sums = SideStream(DEVICE), []
     flat = random(2, 1000, dtype=dtype)
     before, at = flat.clone(), 1
@@ -437,7 +437,7 @@ def test_gradients_of_several_norms_are_added_up_together(dtype, monkeypatch):
     ):
         partial = random(2, blocks, 2, channels)
         grads = {name: flat[:, at + i * 50 : at + i * 50 + channels] for i, name in enumerate(("gamma", "beta"))}
-        norm_kernels._submit_parameters(
+        norm_sum_kernels.submit_sums(
             partial, *(None if name == frozen else grad for name, grad in grads.items()), side_stream
         )
         sums += [(at + i * 50, partial.sum(1)[:, i]) for i, name in enumerate(grads) if name != frozen]
