@@ -125,8 +125,10 @@ class StartedRanks:
         return ""
 
     def _is_rank(self, pid: int) -> bool:
+        """By its command line: until a new process is the program it was forked for, it has that of mpirun."""
         with suppress(OSError):
-            return self.module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+            words, mpirun = (Path(f"/proc/{number}/cmdline").read_bytes() for number in (pid, self.process.pid))
+            return self.module.encode() in words and words != mpirun
         return False
 
     def _signal(self, number: int) -> None:

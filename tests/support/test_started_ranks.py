@@ -90,6 +90,12 @@ def test_a_rank_that_was_never_seen_is_missed(place, capfd):
     assert capfd.readouterr().err == "error: 1 of 2 processes has ended before all ranks had started: run it again\n"
 
 
+def test_what_mpirun_has_forked_is_no_rank_before_it_is_another_program(place, capfd):
+    """It has the command line of mpirun until then, which names the ranks' module; it may start them all, as MPICH's."""
+    assert place.start("(sleep 0.5; exec -a starter sleep 0.2) & wait; exit 7") == 7
+    assert capfd.readouterr().err == ""
+
+
 def test_one_that_is_lost_later_is_for_the_others_to_notice(place):
     assert place.start('RANKS; sleep 0.3; touch "$FEDLADA_START/joined"; kill -9 $!; sleep 0.6; kill %1; exit 7') == 7
 
