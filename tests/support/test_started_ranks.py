@@ -91,7 +91,7 @@ def test_a_rank_that_was_never_seen_is_missed(place, capfd):
 
 
 def test_what_mpirun_has_forked_is_no_rank_before_it_is_another_program(place, capfd):
-    """It has the command line of mpirun until then, which names the ranks' module; it may start them all, as MPICH's."""
+    """Until then it has the command line of mpirun, with the ranks' module; it may start them all, as MPICH does."""
     assert place.start("(sleep 0.5; exec -a starter sleep 0.2) & wait; exit 7") == 7
     assert capfd.readouterr().err == ""
 
