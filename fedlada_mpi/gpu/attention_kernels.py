@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from .triton_support import await_inputs, exp2, jit, power, tl, triton
+from .triton_support import LOG2_E, await_inputs, exp2, jit, power, tl, triton
 
 WIDEST = 128  # a head; the blocks of wider ones do not fit into the registers
 # Tokens in a block and in a step of its loop, warps, and steps that are loaded ahead.
 FORWARD, BACKWARD = (64, 64, 4, 3), (64, 64, 4, 1)
 NARROW, REGISTERS = 128, 168  # up to so many bytes of a head, three backward programs share a multiprocessor, not two
-LOG2_E: Any = 1.4426950408889634 if tl is None else tl.constexpr(1.4426950408889634)
 
 
 @jit
@@ -35,13 +34,19 @@ def _store(x, value, row, lane, stride, rows, WIDTH: tl.constexpr):
 
 
 @jit
-def _scores(q, k, scale, row, column, keys, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
-    """To the base 2; what a query does not see is -inf."""
-    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+def _seen(row, column, keys, CAUSAL: tl.constexpr):
+    """Which keys a query sees."""
     seen = (column < keys)[None, :]
     if CAUSAL:
         seen = seen & (row[:, None] >= column[None, :])
-    return tl.where(seen, scores, float("-inf"))
+    return seen
+
+
+@jit
+def _scores(q, k, scale, row, column, keys, CAUSAL: tl.constexpr, PRECISION: tl.constexpr):
+    """To the base 2; what a query does not see is -inf."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+    return tl.where(_seen(row, column, keys, CAUSAL), scores, float("-inf"))
 
 
 @jit(do_not_specialize=["queries", "keys"])
@@ -90,9 +95,7 @@ def _weights_and_gradient(
 ):
     """Of a block: the weights of the values, and the gradient of the scores but for their factor ``scale``."""
     scores = tl.dot(query, tl.trans(key), input_precision=PRECISION)
-    seen = (column < keys)[None, :]
-    if CAUSAL:
-        seen = seen & (row[:, None] >= column[None, :])
+    seen = _seen(row, column, keys, CAUSAL)
     weights = tl.where(seen, exp2(scores * (scale * LOG2_E) - log[:, None]), 0.0)
     return weights, weights * (tl.dot(dout, tl.trans(value), input_precision=PRECISION) - common[:, None])
 

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .triton_support import TILE, await_inputs, check, exp2, inverse, jit, power, tl, triton
+from .triton_support import LOG2_E, TILE, await_inputs, check, exp2, inverse, jit, power, tl, triton
 
 DENSITY = tl.constexpr(0.3989422804014327) if tl else None  # of a standard normal at 0
 CUBIC: Any = tl.constexpr(0.044715) if tl else None
 SLOPE: Any = tl.constexpr(0.7978845608028654) if tl else None  # sqrt(2 / pi)
-LOG2_E = tl.constexpr(1.4426950408889634) if tl else None
 
 
 @jit

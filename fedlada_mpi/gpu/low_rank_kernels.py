@@ -130,8 +130,8 @@ def _inner(rank: int) -> int:
 
 def low_rank_product(inner: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     """inner [C, rows, r] times b [C, channels, r], plus bias [channels]."""
-    (count, length, _), (width, rank) = inner.shape, b.shape[1:]
-    out = inner.new_empty(count, length, width)
+    width, rank = b.shape[1:]
+    out = inner.new_empty(*inner.shape[:2], width)
     grid, length, size = _programs(out, PRODUCT)
     assert inner.is_contiguous()
     assert b[0].is_contiguous()

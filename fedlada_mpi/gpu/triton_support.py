@@ -68,23 +68,24 @@ if CAN_AWAIT:
             gdc_launch_dependents()
 
     @jit
+    def _instruction(NAME: tl.constexpr, value):  # type: ignore[no-untyped-def]
+        """A single one on float32, whose result is 0 where it is no normal number."""
+        return tl.inline_asm_elementwise(NAME + " $0, $1;", "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1)
+
+    @jit
     def exp2(value):  # type: ignore[no-untyped-def]
-        """2 to the power of a float32, 0 where that is no normal number: one instruction, and ``tl.exp2`` is four."""
+        """2 to the power of a float32; ``tl.exp2`` is four instructions."""
         if cuda_capability_geq(8, 0):
-            value = tl.inline_asm_elementwise(
-                "ex2.approx.ftz.f32 $0, $1;", "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1
-            )
+            value = _instruction("ex2.approx.ftz.f32", value)
         else:
             value = tl.exp2(value)
         return value
 
     @jit
     def inverse(value):  # type: ignore[no-untyped-def]
-        """1 over a float32, 0 where that is no normal number: one instruction, and a division is eight."""
+        """1 over a float32; a division is eight instructions."""
         if cuda_capability_geq(8, 0):
-            value = tl.inline_asm_elementwise(
-                "rcp.approx.ftz.f32 $0, $1;", "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1
-            )
+            value = _instruction("rcp.approx.ftz.f32", value)
         else:
             value = 1 / value
         return value
@@ -105,6 +106,7 @@ else:
 
 
 __all__ = [
+    "LOG2_E",
     "TILE",
     "Window",
     "available",
@@ -121,6 +123,7 @@ __all__ = [
 ]
 
 TILE = 2048  # elements per program
+LOG2_E: Any = tl.constexpr(1.4426950408889634) if tl else None
 
 
 class Window(Protocol):

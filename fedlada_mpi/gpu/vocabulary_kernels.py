@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .triton_support import await_inputs, check, exp2, jit, power, tl, triton
+from .triton_support import LOG2_E, await_inputs, check, exp2, jit, power, tl, triton
 
 LOWEST = tl.constexpr(-2.0e38) if tl else None  # finite even times LOG2_E: its difference from another is a number
-LOG2_E = tl.constexpr(1.4426950408889634) if tl else None
 LN_2 = tl.constexpr(0.6931471805599453) if tl else None
 # Logits side by side, 16 bytes of bfloat16 for each of 512 threads, and such rows in a tile.
 LANES, ROWS = 4096, 4
@@ -59,7 +58,7 @@ def _overwrite(
 @jit(do_not_specialize=["tokens", "stride"])
 def _token_cross_entropy(
     logits, bias, targets, weight, losses, tokens, stride, WORDS: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, LANES: tl.constexpr, WHOLE: tl.constexpr, LAST: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, IN_TILES: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
     token = tl.program_id(0).to(tl.int64)
@@ -72,21 +71,21 @@ def _token_cross_entropy(
     # Every lane has a level and a sum of its own until the end: no thread waits for another.
     level = tl.full([1, LANES], LOWEST, tl.float32)
     sums = tl.zeros([1, LANES], tl.float32)
-    for begin in range(0, WHOLE, ROWS * LANES):
+    for begin in range(0, IN_TILES, ROWS * LANES):
         value, _ = _some(logits, bias, begin, WORDS, WIDTH, ROWS, LANES, True)
         level, sums = _added(value, level, sums)
-    if WHOLE < WIDTH:
-        rest, _ = _some(logits, bias, WHOLE, WORDS, WIDTH, LAST, LANES, False)
+    if IN_TILES < WIDTH:
+        rest, _ = _some(logits, bias, IN_TILES, WORDS, WIDTH, LAST, LANES, False)
         level, sums = _added(rest, level, sums)
     peak = tl.max(tl.max(level, 1), 0)
     total = tl.sum(tl.sum(sums * exp2(level - peak), 1), 0)
     share = tl.load(weight + token).to(tl.float32)
     tl.store(losses + token, share * LN_2 * (tl.log2(total) + (peak - right * LOG2_E)))
     factor = share / total
-    if WHOLE < WIDTH:
-        _overwrite(logits, bias, WHOLE, peak, factor, WORDS, WIDTH, LAST, LANES, False)
-    for step in range(0, WHOLE, ROWS * LANES):  # from the end, which was read last
-        begin = WHOLE - ROWS * LANES - step
+    if IN_TILES < WIDTH:
+        _overwrite(logits, bias, IN_TILES, peak, factor, WORDS, WIDTH, LAST, LANES, False)
+    for step in range(0, IN_TILES, ROWS * LANES):  # from the end, which was read last
+        begin = IN_TILES - ROWS * LANES - step
         _overwrite(logits, bias, begin, peak, factor, WORDS, WIDTH, ROWS, LANES, True)
     # The label's alone has a further part: a store after all others is less than to compare every place with it.
     tl.debug_barrier()
@@ -107,9 +106,10 @@ def token_cross_entropy(
     targets, weight = targets.contiguous(), weight.contiguous()
     losses = torch.empty(count, tokens, dtype=torch.float32, device=logits.device)
     lanes, stride = min(power(words), LANES), 0 if bias is None else bias.stride(0)
-    whole = words // (ROWS * lanes) * (ROWS * lanes)  # of the words, in tiles that all have a full one
-    last = power(triton.cdiv(width - whole, lanes)) if whole < width else 1
+    in_tiles = words // (ROWS * lanes) * (ROWS * lanes)  # of the words, those in whole tiles
+    last = power(triton.cdiv(width - in_tiles, lanes)) if in_tiles < width else 1
     _token_cross_entropy[(count * tokens,)](
-        logits, bias, targets, weight, losses, tokens, stride, words, width, ROWS, lanes, whole, last, num_warps=WARPS
-    )
+        logits, bias, targets, weight, losses, tokens, stride, words, width, ROWS, lanes, in_tiles, last,
+        num_warps=WARPS,
+    )  # fmt: skip
     return losses

@@ -120,6 +120,14 @@ def test_the_readings_are_those_of_their_records():
     assert counted == len(list((ROOT / "docs/reproduction/readings").iterdir()))
 
 
+def test_a_single_reading_of_few_rounds_has_its_table():
+    found = [one for one in recorded(READINGS) if (one.dataset, one.method) == ("cifar10", "fedlada")]
+    long, short = (next(one for one in found if (one.done < readings.SHORT) == few) for few in (False, True))
+    tables = {table.id: table.rows for table in readings.tables([long, short])}
+    assert {name: len(rows) for name, rows in tables.items()} == {"readings": 2, "readings_short": 1}  # and the paper's
+    assert readings.tables([short]) == []
+
+
 def test_records_are_small_and_name_no_machine():
     for folder in FOLDERS:
         for record in filter(Path.is_dir, (ROOT / "docs" / folder).iterdir()):
