@@ -22,6 +22,7 @@ from fedlada_mpi.data.picture import PICTURE
 from fedlada_mpi.data.prepare import prepare
 from fedlada_mpi.data.settings import DEFAULT_SILOS, IMAGES_PER_CLIENT, STRATA, PrepareSettings
 from fedlada_mpi.data.silos.files import PUBLIC
+from fedlada_mpi.data.silos.prepare import TEST_SHARE as SILO_TEST_SHARE
 from fedlada_mpi.data.silos.prepare import prepare_silo, read_classes
 from fedlada_mpi.data.sources import LOADERS, table
 from fedlada_mpi.data.sources.imagefolder import TEST_SHARE
@@ -45,7 +46,7 @@ def parser() -> Parser:
         type=float,
         metavar="SHARE",
         help=f"imagefolder without test/: of every class, the images to test on [{TEST_SHARE}]; csv: of every client, "
-        f"its rows [{table.TEST_SHARE}]",
+        f"its rows [{table.TEST_SHARE}]; with --silo [{SILO_TEST_SHARE}]",
     )
     add("--target", nargs="+", metavar="COLUMN", help="csv: what is learnt; --task survival: EVENT TIME")
     add("--client", metavar="COLUMN", help="csv: whose a row is [nobody's: rows are dealt to --clients]")
@@ -59,7 +60,7 @@ def parser() -> Parser:
         type=int,
         metavar="M",
         help="number of clients [the paper's 100; digits: 50; natural: the data's own; imagefolder, csv: at most one "
-        f"per {IMAGES_PER_CLIENT} images or rows]",
+        f"per {IMAGES_PER_CLIENT} images or rows; with --silo: 1]",
     )
     add("--silos", type=int, metavar="N", help=f"number of silo files [{DEFAULT_SILOS}, or as many as clients]")
     add("--partition", metavar="KIND", help=f"{', '.join(KINDS)} [natural where the data has owners, else dirichlet]")

@@ -36,6 +36,17 @@ INTRODUCTION = """# Command reference
 All commands with all their options and settings, and those of every method, as the code has them.
 `python docs/make/command_reference.py > docs/reference.md` makes this page; the test suite compares it with the code.
 `--help` of a command (`--help-all` of a run) lists the same, with the values that it will use."""
+VARIABLES = """## Variables of the environment
+
+Those of the scripts in `jobs/` are in [install](install.md#one-command) and [SLURM](slurm.md#settings).
+
+| variable | |
+| --- | --- |
+| `FEDLADA_DATA` | the folder of all data sets' shards [`data`] |
+| `FEDLADA_LAUNCHER` | what `grid` and `tune` start ranks with, as `--launcher` |
+| `FEDLADA_SILO` | of a rank: the name of its silo |
+| `FEDLADA_START_LIMIT` | seconds to wait until all ranks have started [300] |
+| `OMP_NUM_THREADS` | threads of a rank on a CPU [by the work of a step] |"""
 
 
 class _Captured(Exception):
@@ -72,7 +83,7 @@ def page() -> str:
             (f"[`{title}`](#{anchor})", f"`{installed}`" if installed else "", documentation.partition("\n")[0])
         )
         parts.append(f"## {title}\n\n{documentation}\n\n{_options(parser_of(entry.main), module)}")
-    return "\n\n".join([INTRODUCTION, _table(("command", "the same as", ""), rows), *parts]) + "\n"
+    return "\n\n".join([INTRODUCTION, _table(("command", "the same as", ""), rows), *parts, VARIABLES]) + "\n"
 
 
 def _documentation(module: ModuleType) -> str:
@@ -95,7 +106,9 @@ def _options(parser: argparse.ArgumentParser, module: str) -> str:
 SETTINGS_TEXT = """A setting is taken from the command line, `--config FILE.toml` (there with `_` for `-`), the preset
 of the method, the preset of the data set or the default, in that order; `--print-config` shows which. Those with ↻ may
 be changed when a run is resumed."""
-PRESETS_TEXT = "Values of what is not given. Those of the digits are ours, the others are the paper's."
+PRESETS_TEXT = (
+    "Values of what is not given. Those of `cifar10`, `cifar100` and `tinyimagenet` are the paper's, all others ours."
+)
 
 
 def _action(action: argparse.Action) -> tuple[str, ...]:

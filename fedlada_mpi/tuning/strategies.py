@@ -27,7 +27,7 @@ class Rung(NamedTuple):
 def rungs(trials: int, rounds: int, factor: int = 0, first_rounds: int = 0) -> list[Rung]:
     """Successive halving: one trial in ``factor`` goes on, to ``factor`` times as many rounds; without it one rung.
 
-    By default the first rung is such that one trial is left for the last one.
+    By default the first rung is such that fewer than ``factor`` trials are left for the last one.
 
     >>> rungs(9, 90, 3)
     [Rung(rounds=10, trials=9), Rung(rounds=30, trials=3), Rung(rounds=90, trials=1)]

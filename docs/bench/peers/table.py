@@ -125,7 +125,8 @@ def sentence(report: Row) -> str:
     def listed(workload: str) -> str:
         found = [(best(report, each.name, workload), each.label.split(" sim")[0]) for each in peers]
         fast = sorted((row["median"], label) for row, label in found if row)
-        return ", ".join(f"{label} {seconds(value)}" for value, label in fast)
+        loops = [row["median"] for name in REFERENCES if (row := best(report, name, workload))]
+        return ", ".join(f"{label} {seconds(value)}" for value, label in fast) + f"; a plain loop {seconds(min(loops))}"
 
     return wrapped(
         f"On two CPU cores, a round that moves 10 x 11.2 M parameters takes {seconds(own[MOVING]['median'])} s "
