@@ -228,7 +228,7 @@ def machine() -> dict[str, Any]:
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, {model[1] if model else platform.processor()}",
-        "system": platform.platform(terse=True),
+        "system": " ".join((platform.system(), platform.machine(), *platform.libc_ver())),
         "python": platform.python_version(),
         "date": time.strftime("%Y-%m-%d"),
     }
