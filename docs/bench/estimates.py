@@ -161,13 +161,14 @@ def compared(name: str, ranks: int, argv: list[str], repeats: int, cpu_time: boo
 
 
 def table(rows: list[dict[str, Any]]) -> str:
+    on_gpu = any(any(row["gpu_memory"]["measured"]) for row in rows)
+    memory, of = ("gpu_memory", "GPU") if on_gpu else ("host_memory", "host")
     lines = [
-        "| run | ranks | a round, s: estimated, measured | whole run, s | memory of a rank, MB | bytes |",
+        f"| run | ranks | a round, s: estimated, measured | whole run, s | {of} memory of a rank, MB | bytes |",
         "| --- | ---: | ---: | ---: | ---: | --- |",
     ]
     for row in rows:
         cells = []
-        memory = "gpu_memory" if any(row["gpu_memory"]["measured"]) else "host_memory"
         for part, unit, digits in (("round", 1, 4), ("total", 1, 1), (memory, 1e6, 0)):
             if part not in row:
                 cells.append("")
