@@ -120,7 +120,9 @@ def _parser() -> Parser:
     what.add_argument("--todo", action="store_true", help="print stages and the numbers of their unfinished runs")
     what.add_argument("--index", type=int, metavar="I", help="run number I of --stage, from 0")
     what.add_argument("--page", action="store_true", help="write the page and the winners' settings; start nothing")
-    parser.add_argument("--stage", type=int, metavar="K", help="with --index: the stage, counted from 0; the last is the winners' runs")
+    parser.add_argument(
+        "--stage", type=int, metavar="K", help="with --index: the stage, counted from 0; the last is the winners' runs"
+    )
     parser.add_argument("--parallel", type=int, metavar="N", help="N runs at once; on a GPU they share it by MPS")
     parser.add_argument("--out", default="", metavar="DIR", help="where everything is written [runs/PLAN]")
     parser.add_argument(

@@ -6,6 +6,7 @@ between, so that a rank that waits leaves its core to others and Python's signal
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import time
@@ -51,6 +52,11 @@ class Messages:
         self.seconds_waiting = 0.0  # in barriers
         self.bytes_moved = 0  # between ranks
         self.conceal: Callable[[str], str] | None = None  # what others get to see of an error on this rank
+        self.heard = hashlib.sha256()  # of all that the root has told, the same on all ranks that were told the same
+
+    def forget(self) -> None:
+        """Begin with ``heard`` anew: what ranks were told before a loss may differ."""
+        self.heard = hashlib.sha256()
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -84,6 +90,7 @@ class Messages:
         self.comm.Bcast(length)
         buffer = text.copy() if text is not None else np.empty(int(length), np.uint8)
         self.comm.Bcast(buffer)
+        self.heard.update(np.array(len(buffer), "<i8").tobytes() + buffer.tobytes())
         return cast("dict[str, Any]", json.loads(buffer.tobytes()))
 
     @waits

@@ -1,8 +1,8 @@
 """What the silos agree on at every start, resume and loss: an epoch, whose keys are used in no other.
 
 Every silo makes an X25519 key and sends it to all, through the server. Then each signs all that it has received, with
-the key that the others know (``key_files``), and checks the signatures of all: a server in the middle that has changed
-anything is noticed. A pair of neighbours (``graph``) then has a secret of its own.
+the key that the others know (``key_files``), with its own name, and checks the signatures of all: a server in the
+middle that has changed anything is noticed. A pair of neighbours (``graph``) then has a secret of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from typing import Any
 from ..mpi import World
 from ..settings import Config, fixes_result
 from ..settings.privacy import FEWEST_SILOS, neighbours
-from ..support.errors import PublicError, some
+from ..support.errors import PublicError, shortened, some
 from . import graph, key_files
 from .library import require_cryptography
+from .names import ALLOWED
 
 AES, CHACHA = "AES-256-CTR", "ChaCha20"
-_SIGNED, _PAIR = b"fedlada epoch v1", b"fedlada mask v1"
+_SIGNED, _PAIR = b"fedlada epoch v2", b"fedlada mask v1"
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,8 @@ def _agree(world: World, config: Config, name: str, gpu: bool, asked: int | None
     world.collectively(lambda: _check(everyone, mine, world.size))
     # Not what may differ from silo to silo, such as paths.
     settings = {each: value for each, value in config.record().items() if fixes_result(each)}
-    described = json.dumps([everyone, settings, config.secure_neighbours, about], sort_keys=True)
+    received = world.heard.hexdigest()  # the data that silos have agreed on, for instance
+    described = json.dumps([everyone, settings, config.secure_neighbours, about, received], sort_keys=True)
     transcript = hashlib.sha256(described.encode()).digest()
     if config.silo_keys:
         signature = world.collectively(lambda: _signature(config, name, transcript))
@@ -110,24 +112,37 @@ def _check(everyone: Sequence[Mapping[str, Any]], mine: Mapping[str, Any], ranks
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise PublicError(f"two silos have the name {some(twice)}: give each rank its own by --silos or FEDLADA_SILO")
+    if strange := next((name for name in names if not ALLOWED.fullmatch(name)), ""):  # each leads to a file
+        raise PublicError(f"the server has passed on {shortened(strange)} as the name of a silo")
     if not any(all(each[word] == mine[word] for word in mine) for each in everyone):
         raise PublicError(f"the server has not passed on the key of {mine['name'] or 'rank 0'} as it is")
     if len(everyone) != ranks or len(names) < ranks - 1:  # fewer silos, down to one, would hide less
         raise PublicError(f"the server has passed on the keys of {len(names)} of {ranks - 1} silos")
+    if len({str(each["key"]) for each in everyone}) < ranks:
+        raise PublicError("the server has passed on one key as that of two ranks")
 
 
 def _signature(config: Config, name: str, transcript: bytes) -> str:
     if not name:
         return ""
-    return key_files.private_key(Path(config.silo_keys), name).sign(_SIGNED + transcript).hex()
+    return key_files.private_key(Path(config.silo_keys), name).sign(_signed(name, transcript)).hex()
+
+
+def _signed(name: str, transcript: bytes) -> bytes:
+    """What a silo signs: without its name, its signature might pass for that of another."""
+    return _SIGNED + transcript + name.encode()
 
 
 def _verify(directory: Path, signatures: Mapping[str, str], transcript: bytes) -> None:
     from cryptography.exceptions import InvalidSignature
 
+    owners: dict[bytes, str] = {}
     for name, signature in signatures.items():
+        key = key_files.public_key(directory, name)
+        if (other := owners.setdefault(key.public_bytes_raw(), name)) != name:
+            raise PublicError(f"--silo-keys: {other}.pub and {name}.pub are one key: each silo needs its own")
         try:
-            key_files.public_key(directory, name).verify(bytes.fromhex(signature), _SIGNED + transcript)
+            key.verify(bytes.fromhex(signature), _signed(name, transcript))
         except (InvalidSignature, ValueError):
             raise PublicError(
                 f"--silo-keys: the signature of {name} does not belong to {directory / name}.pub: compare its "

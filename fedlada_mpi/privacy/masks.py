@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,12 +30,14 @@ Streams = list[tuple[bytes, int]]
 class Masks:
     """The masks of one silo in an epoch; the server has none.
 
-    >>> masks.start("round", 3, rows, received=[s.x], about={"lr": 0.1})   # as soon as the order is there
-    >>> masks.ready()                               # before the first client's values are added to the rows
+    >>> masks.start("round", 3, rows, received=[s.x])   # as soon as the order is there
+    >>> masks.ready()                                   # before the first client's values are added to the rows
     """
 
-    def __init__(self, epoch: Epoch):
-        self.epoch = epoch
+    def __init__(self, epoch: Epoch, heard: Callable[[], str] = str):
+        """``heard``: a digest of what the server has told this silo in the epoch so far."""
+        self.epoch, self.heard = epoch, heard
+        self._received = b""  # a digest of the vectors of all messages so far
         self._used: set[tuple[str, int]] = set()
         self._numbers = 0
         self._thread: threading.Thread | None = None
@@ -43,19 +45,24 @@ class Masks:
         self._from_host: tuple[Tensor, Tensor] | None = None  # rows on a GPU, and their masks on the host
         self._side: SideStream | None = None
 
-    def start(self, what: str, number: int, rows: Tensor, received: Sequence[Tensor], about: Any = None) -> None:
+    def start(self, what: str, number: int, rows: Tensor, received: Sequence[Tensor]) -> None:
         """Begin to overwrite the integer ``rows`` with the masks of a message, a stream for each row.
 
-        ``received``, ``about``: what the server has sent for it. Neither it nor the rows change before ``ready``.
+        ``received``: the vectors that the server has sent for it. Neither they nor the rows change before ``ready``.
+        Masks depend on these, on those of all messages before, and on all that the server has told.
         """
         self._claim(what, number)
         rows.zero_()
         if not self.epoch.keys:
             return
         if _has_kernels(rows):
-            self._start_on_device(what, number, rows, received_digest(received, about))
+            self._start_on_device(what, number, rows, self._digest(received, self.heard()))
         else:
-            self._start_thread(what, number, rows, received, about)
+            self._start_thread(what, number, rows, received, self.heard())
+
+    def _digest(self, received: Iterable[Tensor | bytes], heard: str) -> bytes:
+        self._received = received_digest([self._received, *received])
+        return received_digest([self._received], heard)
 
     def _start_on_device(self, what: str, number: int, rows: Tensor, digest: bytes) -> None:
         """Behind what the current stream has been given so far, and beside all that follows.
@@ -66,7 +73,7 @@ class Masks:
         streams = [self.epoch.streams(f"{what} {i}", number, digest) for i in range(len(rows))]
         self._side.submit(partial(_add_on_device, rows, streams), rows)
 
-    def _start_thread(self, what: str, number: int, rows: Tensor, received: Sequence[Tensor], about: Any) -> None:
+    def _start_thread(self, what: str, number: int, rows: Tensor, received: Sequence[Tensor], heard: str) -> None:
         # By the main thread where it is on a GPU: another must not call CUDA while a graph is captured.
         given = [leaves(vector) if vector.is_cuda else vector for vector in received]
         host = torch.zeros(rows.shape, dtype=rows.dtype) if rows.is_cuda else rows
@@ -74,7 +81,7 @@ class Masks:
 
         def make() -> None:
             try:
-                digest = received_digest(given, about)
+                digest = self._digest(given, heard)
                 for i, row in enumerate(host):
                     add_streams(row.numpy(), self.epoch.streams(f"{what} {i}", number, digest), self.epoch.cipher)
             except BaseException as error:
@@ -98,12 +105,13 @@ class Masks:
             rows.copy_(host)
             self._from_host = None
 
-    def words(self, words: np.ndarray, received: Sequence[Tensor]) -> None:
+    def words(self, words: np.ndarray, received: Sequence[Tensor] = ()) -> None:
         """Mask a short message, in place."""
         self._numbers += 1
         self._claim("numbers", self._numbers)
         if self.epoch.keys:
-            digest = received_digest(received)
+            self.ready()
+            digest = self._digest(received, self.heard())
             add_streams(words, self.epoch.streams("numbers", self._numbers, digest), self.epoch.cipher)
 
     def _claim(self, what: str, number: int) -> None:

@@ -1,7 +1,7 @@
 """What a silo writes for itself alone: its log, and which rounds it has sent something of.
 
 A sum over some silos and one over others, from the same model and the same batches, differ by what a single silo has
-sent. A round is therefore never sent again with other silos, after a loss or by another start with the same settings.
+sent. A round is therefore never sent again with other silos, after a loss or by another start with the same inputs.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def silo_folder(config: Config, name: str) -> Path:
 class SiloFiles:
     """The files of the silo ``name``.
 
-    >>> files = SiloFiles(silo_folder(config, "silo_0001"), "silo_0001", settings="5f2c", silos="91aa")
+    >>> files = SiloFiles(silo_folder(config, "silo_0001"), "silo_0001", inputs="5f2c", silos="91aa")
     >>> files.begun(7)      # before anything of round 7 leaves the silo
     """
 
-    def __init__(self, folder: Path, name: str, settings: str, silos: str = ""):
-        """``settings``, ``silos``: digests of what the inputs of a round follow from, and of who takes part in it."""
-        self.folder, self.name, self.settings, self.silos = folder, name, settings, silos
+    def __init__(self, folder: Path, name: str, inputs: str, silos: str = ""):
+        """``inputs``, ``silos``: digests of what the first model and the batches follow from, and of who takes part."""
+        self.folder, self.name, self.inputs, self.silos = folder, name, inputs, silos
         self.errors = 0
         with disk.writing(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.sent: dict[int, str] = {}  # with which silos each round was sent, in runs with these settings
+        self.sent: dict[int, str] = {}  # with which silos each round was sent, in runs with these inputs
         self._known = 0  # bytes of the record that have been read
         self._read()
 
@@ -52,7 +52,7 @@ class SiloFiles:
         for line in content[self._known :].splitlines():
             with suppress(ValueError, KeyError, TypeError):  # the last one may be cut off
                 entry = parse_json(line)
-                if entry["settings"] == self.settings:
+                if entry["inputs"] == self.inputs:
                     number, silos = int(entry["round"]), str(entry["silos"])
                     self.sent[number] = silos if self.sent.get(number, silos) == silos else SEVERAL
         self._known = content.rfind(b"\n") + 1
@@ -66,7 +66,7 @@ class SiloFiles:
         """Write down that round ``number`` is sent now; refused if it was sent with others."""
         self._read()
         self._refuse_others(number)
-        entry = {"settings": self.settings, "round": number, "silos": self.silos}
+        entry = {"inputs": self.inputs, "round": number, "silos": self.silos}
         path = self.folder / ROUNDS
         with disk.writing(path):
             disk.append_line(path, json.dumps(entry).encode())

@@ -49,7 +49,7 @@ from ..rundir import checkpoint, provenance, silo_state
 from ..rundir.client_values import Clients
 from ..rundir.columns import Columns, of_task
 from ..rundir.sinks import check_installed
-from ..settings import Config, fixes_result
+from ..settings import Config
 from ..settings.privacy import neighbours
 from ..support.errors import PublicError, UserError
 from ..tasks import Scores, Task
@@ -59,6 +59,9 @@ from ..tasks.own import objective_of
 from .loading import Loading
 from .run_data import RUN, RunData, SharedShards
 
+# The settings by which two runs begin with the same model and batches. Sums of runs that differ in others, such as a
+# rate, may still be so close that their difference tells what one silo has sent.
+DECIDES_START = ("seed", "model", "init")
 TRIED = 4  # examples, of which one may be without an event or a class
 
 
@@ -84,6 +87,7 @@ class Session:
         ``silos``: instead of the directory, where each has one of its own.
         """
         self.world, self.start, self.started = world, start, provenance.now()
+        world.forget()
         world.on_root(lambda: check_installed(config))
         number = world.original_size - int(root_only_serves(world, config))
         self.data = silos or SharedShards(directory, number, report)
@@ -146,10 +150,9 @@ class Session:
         self.world.conceal = None
         if not self.silo_name:
             return None
-        fixed = {name: value for name, value in config.record().items() if fixes_result(name)}
-        identity = self.data.identity(fixed)
-        settings = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-        files = SiloFiles(self.data.log_folder or silo_folder(config, self.silo_name), self.silo_name, settings)
+        start = [self.data.own_digest, *(getattr(config, name) for name in DECIDES_START)]
+        inputs = hashlib.sha256(json.dumps(start).encode()).hexdigest()
+        files = SiloFiles(self.data.log_folder or silo_folder(config, self.silo_name), self.silo_name, inputs)
         if self.world.rank:
             self.world.conceal = files.conceal
         return files
@@ -210,7 +213,7 @@ class Session:
         # The root's own vectors are on every rank where any may have to serve.
         private = a.private if world.rank == 0 or world.tolerant else ()
         s = Vectors(**named_rows((*a.down, *a.derived, *private), size, dtype, device))
-        secure = self._secure(s) if config.secure else None
+        secure = self._secure(s, data) if config.secure else None
         aggregation = aggregate.create(world, config, a, transport, dtype, secure)
         evaluator = Evaluator(engine, data.normalise, trainer.compute, capture, self.scores)
         tested = self.clients.test_sizes
@@ -249,7 +252,7 @@ class Session:
         # By which silos know who else takes part in a round.
         about = [clients.tolist() for clients in self.owners.clients_of]
         self.epoch = agree(self.world, self.config, self.silo_name, self.device.type == "cuda", about)
-        return Masks(self.epoch)
+        return Masks(self.epoch, lambda: self.world.heard.hexdigest())
 
     def _sum_of(self) -> SumOf | None:
         """Sums of words that only all ranks together know; None where they need not be masked."""
@@ -264,7 +267,7 @@ class Session:
 
         return added
 
-    def _secure(self, s: Vectors) -> aggregate.Secure:
+    def _secure(self, s: Vectors, data: LocalData) -> aggregate.Secure:
         c = self.config
         assert self.masks is not None
         assert self.epoch is not None
@@ -278,7 +281,19 @@ class Session:
             secure = replace(secure, begun=files.begun)
         (least,) = self.world.allreduce_min([-files.void_until if files else 0])
         self.void_until = -least
+        if self.void_until > self.start:
+            self.world.collectively(lambda: self._refuse_same_batches(data.sizes))
         return secure
+
+    def _refuse_same_batches(self, sizes: np.ndarray) -> None:
+        """After void rounds the model is as it was; sums of it again, over other silos, must be of other batches."""
+        c = self.config
+        whole = len(sizes) > 0 and (not c.batch_size or bool(np.all(sizes <= c.batch_size)))
+        if whole and c.augment == "none" and c.dp == "none":
+            raise PublicError(
+                f"round {self.void_until} was sent with other silos, and with whole data sets as batches the next "
+                "rounds would repeat its sums: give another --seed, or a smaller --batch-size"
+            )
 
     def _counts(self, loss: ClientLoss, examples: Examples) -> Tensor | None:
         """Of every example, where the loss gives sums and counts."""

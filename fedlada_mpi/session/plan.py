@@ -11,9 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..settings import SETTINGS, Config, Resolved, chosen, coerce, flag, is_record, load, recorded_code
+from ..settings import SETTINGS, Config, Resolved, Setting, chosen, coerce, flag, is_record, load, recorded_code
+from ..settings.dp_checks import check_dp
+from ..settings.fields import shown
+from ..settings.privacy import check_own_data, check_secure
 from ..support import code_digest, trust
-from ..support.errors import PublicError, UserError
+from ..support.errors import PublicError, UserError, shortened
 from ..support.processes import ProcessId
 from ..support.user_code import Given
 
@@ -23,11 +26,12 @@ if TYPE_CHECKING:
     from .run_data import SiloData
 
 
-# Settings that are this rank's own, whatever the root has, and those in which it does not follow the root.
+# Settings that are this rank's own, whatever the root has.
 OF_RANK = ("silo_keys",)
-NOT_FROM_ROOT = (
-    *("secure", "secure_neighbours", "secure_range", "silos", "min_silos"),
-    *("dp", "epsilon", "delta", "noise_multiplier", "clip_norm", "adaptive_clip"),
+# Those that may be others where a rank is; in all others a rank does not follow a root that has been told otherwise.
+OF_PLACE = (
+    *(*OF_RANK, "silo_dir", "data_dir", "out", "device", "engine", "data_on", "compile", "transport"),
+    *("max_clients_at_once", "patience", "checkpoint_every", "targets", "wandb", "mlflow"),
 )
 
 _running = threading.Lock()
@@ -85,17 +89,22 @@ class Request:
         resolved.config.code = code_digest.of_settings(vars(resolved.config))
         return resolved, directory
 
-    def check_privacy(self, config: Config) -> None:
-        """Refuse what another rank has decided, where this one was started with other settings of its privacy."""
-        own = self.given
-        if own.get("secure") and coerce(SETTINGS["secure"], own["secure"]):  # without masks it would be no such run
+    def check_plan(self, config: Config) -> None:
+        """Refuse what the root has decided, where this rank was started with other settings, or as a silo."""
+        decided, own = config.record(), self.given
+        silo = own.get("secure") and coerce(SETTINGS["secure"], own["secure"])
+        if silo:  # without masks it would be no such run
             own = {"secure_neighbours": SETTINGS["secure_neighbours"].default, **own}
-        for name in (name for name in NOT_FROM_ROOT if name in own):
-            expected, got = coerce(SETTINGS[name], own[name]), getattr(config, name)
+        for name in (name for name in decided if name in own and name not in OF_PLACE):
+            got = decided[name]
+            expected = coerce(SETTINGS.get(name) or Setting(got, "").named(name), own[name])
             if got != expected:
                 raise PublicError(
-                    f"--{flag(name)}: got {got} from the server, expected {expected}, with which this silo was started"
+                    f"--{flag(name)}: got {shown(got)} from the server, expected {shown(expected)}, with which this "
+                    "silo was started"
                 )
+        if silo:
+            _refuse_of_server(decided, own)
 
     def of_record(self, file: Mapping[str, Any]) -> dict[str, Any]:
         """Settings that only the record of a run gives; what users write themselves is none."""
@@ -157,6 +166,19 @@ def one_at_a_time(what: str) -> Iterator[None]:
         yield
     finally:
         _running.release()
+
+
+def _refuse_of_server(decided: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Refuse what no silo was asked for: code that the server names, and what shows a single silo or client."""
+    for name, code in code_digest.named(decided).items():
+        if name not in own:
+            raise PublicError(f"--{flag(name)}: the server asks for {shortened(code)}, which no silo runs unasked")
+    try:
+        check_secure(decided, frozenset())
+        check_dp(decided, frozenset())
+        check_own_data(decided)
+    except UserError as error:
+        raise PublicError(f"the server asks for what a silo does not do: {error}") from None
 
 
 def _remove_if_empty(directory: Path) -> None:

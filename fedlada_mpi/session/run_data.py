@@ -69,9 +69,10 @@ class RunData(ABC):
     def settle(self, world: World, config: Config, sum_of: SumOf | None = None) -> None:
         """Agree on what follows from the data of all; collective. ``sum_of``: over all ranks, masked or not."""
 
+    @property
     @abstractmethod
-    def identity(self, settings: Mapping[str, Any]) -> Any:
-        """What the inputs of a rank's rounds follow from, as JSON takes it; ``settings`` are those of the run."""
+    def own_digest(self) -> str:
+        """Of the data that this rank's clients train on."""
 
     @property
     @abstractmethod
@@ -117,8 +118,9 @@ class SharedShards(RunData):
     def settle(self, world: World, config: Config, sum_of: SumOf | None = None) -> None:
         """The manifest has everything."""
 
-    def identity(self, settings: Mapping[str, Any]) -> Any:
-        return [settings, self.manifest.digest]
+    @property
+    def own_digest(self) -> str:
+        return self.manifest.digest
 
     @property
     def all_rows(self) -> int:
@@ -307,10 +309,9 @@ class SiloData(RunData):
         self.statistics = {name: (PIXELS[:1] * columns, PIXELS[1:] * columns) for name, columns in pooled.items()}
         self.notes = (*self.notes, WITHOUT_NOISE)
 
-    def identity(self, settings: Mapping[str, Any]) -> Any:
-        # Without what depends on other silos: these may be others in another run.
-        own = {name: value for name, value in settings.items() if name != "clients"}
-        return [own, self.own.digest if self.own else ""]
+    @property
+    def own_digest(self) -> str:
+        return self.own.digest if self.own else ""
 
     @property
     def all_rows(self) -> int:

@@ -181,7 +181,10 @@ class Training:
         if session.void_until > self.start:
             last, first = session.void_until, self.start + 1
             rounds = f"round {last} is" if last == first else f"rounds {first} to {last} are"
-            self.print(f"note: {rounds} void, as other silos have sent sums of the same models: the model stays")
+            self.print(
+                f"note: {rounds} void, as other silos have sent sums of the same models: the model stays. A run with "
+                "another --seed has no void rounds"
+            )
         if session.masked:
             contributors = Contributors(session)
             server.is_void = lambda t: t < session.void_until or contributors.are_few(t)

@@ -29,12 +29,19 @@ def epoch(own: str) -> Epoch:
     return Epoch(NAMES, own, CHACHA, False, 2, {o: PAIRS[frozenset((own, o))] for o in NAMES if o != own})
 
 
+def digest(number: int) -> bytes:
+    """Of messages 1 to ``number``, each of which has received the same."""
+    received = b""
+    for _ in range(number):
+        received = received_digest([received, X])
+    return received_digest([received], "")
+
+
 def expected(own: str, rows: int, size: int, number: int = 1) -> np.ndarray:
     """The masks of a silo, by the reference."""
     total = np.zeros((rows, size), np.uint64)
-    digest = received_digest([X], {"lr": 0.1})
     for i in range(rows):
-        for key, sign in epoch(own).streams(f"round {i}", number, digest):
+        for key, sign in epoch(own).streams(f"round {i}", number, digest(number)):
             stream = words(key, size)
             total[i] += stream if sign > 0 else -stream
     return total
@@ -52,7 +59,7 @@ def test_masks_of_the_kernels(with_kernels):
     sent, grid, values = {}, PublicGrid(16, 8), torch.linspace(-3, 3, 301, device=DEVICE)
     for own in NAMES:
         masks, rows = Masks(epoch(own)), torch.full((2, 301), 7, dtype=torch.int64, device=DEVICE)
-        masks.start("round", 1, rows, [X.to(DEVICE)], {"lr": 0.1})
+        masks.start("round", 1, rows, [X.to(DEVICE)])
         masks.ready()
         assert np.array_equal(rows.cpu().numpy().view(np.uint64), expected(own, 2, 301))
         grid.add(rows[1], values, 2.0)
@@ -73,7 +80,7 @@ def test_masks_are_made_beside_the_training():
     for number in (1, 2, 3):
         busy @= busy / busy.norm()
         rows.add_(5)  # of the last round, before it is overwritten
-        masks.start("round", number, rows, [X.cuda()], {"lr": 0.1})
+        masks.start("round", number, rows, [X.cuda()])
         torch.empty(size, device="cuda").normal_()  # memory that is free for others meanwhile
         busy @= busy / busy.norm()
         masks.ready()
@@ -88,7 +95,7 @@ def test_masks_are_made_beside_the_training():
 def words_at_the_end(own: str, size: int, number: int) -> np.ndarray:
     first = size // 8 - 100
     total = np.zeros(size - 8 * first, np.uint64)
-    for key, sign in epoch(own).streams("round 0", number, received_digest([X], {"lr": 0.1})):
+    for key, sign in epoch(own).streams("round 0", number, digest(number)):
         stream = words(key, len(total), first)
         total += stream if sign > 0 else -stream
     return total
@@ -104,7 +111,7 @@ def test_a_gpu_without_kernels_gets_masks_of_the_host(monkeypatch):
     pytest.importorskip("cryptography")
     monkeypatch.setattr(masks_module, "_has_kernels", lambda rows: False)
     masks, rows = Masks(epoch("c")), torch.full((2, 301), 7, dtype=torch.int64).as_subclass(OnGpu)
-    masks.start("round", 1, rows, [X], {"lr": 0.1})
+    masks.start("round", 1, rows, [X])
     assert not torch.any(rows)
     masks.ready()
     assert np.array_equal(rows.as_subclass(torch.Tensor).numpy().view(np.uint64), expected("c", 2, 301))

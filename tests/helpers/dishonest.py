@@ -5,7 +5,10 @@
 model         one silo is sent another model
 participants  only one silo's clients are asked to train
 settings      the silos are told that nothing is masked
-keys          one silo gets a key of the server's own in place of every other silo's
+plan          the silos are told to record single clients
+orders        one silo is asked to evaluate something else
+keys          one silo gets keys of the server's own in place of the other silos'
+names         the same, under names that lead to that silo's own public key, with its own signature
 alone         every silo is told that there are no others
 honest        it follows the protocol
 
@@ -83,6 +86,59 @@ def _settings(rank: int) -> tuple[Any, str, Any]:
     return plan, "make", open_sums
 
 
+def _plan(rank: int) -> tuple[Any, str, Any]:
+    from fedlada_mpi.session import plan
+
+    make = plan.make
+
+    def of_clients(*arguments: Any) -> Any:
+        made = make(*arguments)
+        made.settings["eval_clients"] = 1
+        return made
+
+    return plan, "make", of_clients
+
+
+def _orders(rank: int) -> tuple[Any, str, Any]:
+    """As if the server had sent it so."""
+    from fedlada_mpi.mpi.messages import Messages
+
+    broadcast = Messages.broadcast_json
+
+    def ordered(self: Any, message: Any = None) -> Any:
+        order = broadcast(self, message)
+        if rank == VICTIM and order.get("do") == "round":
+            order["evaluate"] = ["train"]
+            self.heard.update(json.dumps(order).encode())
+        return order
+
+    return Messages, "broadcast_json", ordered
+
+
+def _names(rank: int) -> tuple[Any, str, Any]:
+    """As if the server had sent it so."""
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    from fedlada_mpi.mpi.messages import Messages
+
+    gather = Messages.allgather_json
+
+    def exchanged(self: Any, item: Any) -> Any:
+        items = gather(self, item)
+        if rank != VICTIM:
+            return items
+        if isinstance(item, str) and len(item) == 128:
+            return ["", *[item] * (len(items) - 1)]
+        if isinstance(item, dict) and "nonce" in item:
+            keys = [X25519PrivateKey.generate().public_key().public_bytes_raw().hex() for _ in items]
+            names = ["", *("." + "/" * number + item["name"] for number in range(1, len(items)))]
+            others = [{**item, "name": name, "key": key} for name, key in zip(names, keys, strict=True)]
+            return [item if number == rank else other for number, other in enumerate(others)]
+        return items
+
+    return Messages, "allgather_json", exchanged
+
+
 def _keys(rank: int) -> tuple[Any, str, Any]:
     """As if the server had sent it so: what differs is what this silo has received."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -90,12 +146,13 @@ def _keys(rank: int) -> tuple[Any, str, Any]:
     from fedlada_mpi.mpi.messages import Messages
 
     gather = Messages.allgather_json
-    own = X25519PrivateKey.generate().public_key().public_bytes_raw().hex()
 
     def exchanged(self: Any, item: Any) -> Any:
         items = gather(self, item)
         if rank == VICTIM and isinstance(item, dict) and "nonce" in item:
-            return [item if number == rank else {**other, "key": own} for number, other in enumerate(items)]
+            keys = [X25519PrivateKey.generate().public_key().public_bytes_raw().hex() for _ in items]
+            others = [{**other, "key": key} for other, key in zip(items, keys, strict=True)]
+            return [item if number == rank else other for number, other in enumerate(others)]
         return items
 
     return Messages, "allgather_json", exchanged

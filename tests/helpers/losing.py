@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def keep(log: Log) -> None:
     from fedlada_mpi.privacy.agreement import Epoch
     from fedlada_mpi.rounds.aggregate.secure import SecureSums
 
-    streams, start, reduce, prepare = Epoch.streams, masks.Masks.start, SecureSums.reduce, SecureSums.prepare
+    streams, reduce, prepare = Epoch.streams, SecureSums.reduce, SecureSums.prepare
     inputs: dict[str, Any] = {}
 
     def logged_streams(self: Epoch, what: str, number: int, received: bytes) -> Any:
@@ -57,20 +58,18 @@ def keep(log: Log) -> None:
             log.write(key=hashlib.sha256(key).hexdigest(), what=what, number=number)
         return found
 
-    def logged_start(self: Any, what: str, number: int, rows: Any, received: Any, about: Any = None) -> None:
-        digest = masks.received_digest([vector.cpu() for vector in received], about).hex()
-        inputs.update(round=number, digest=digest, silos=list(self.epoch.silos))
-        start(self, what, number, rows, received, about)
-
     def logged_reduce(self: Any, *arguments: Any) -> None:
         log.write(sent=inputs, calls=log.calls)
         reduce(self, *arguments)
 
-    def counting(self: Any, *arguments: Any) -> None:
+    def counting(self: Any, r: Any, participants: Any) -> None:
         log.counts = True
-        prepare(self, *arguments)
+        received = [getattr(self.secure.s, name).cpu() for name in self.algorithm.down]
+        digest = masks.received_digest(received, [asdict(r), participants.tolist()]).hex()
+        inputs.update(round=r.t + 1, digest=digest, silos=list(self.masks.epoch.silos))
+        prepare(self, r, participants)
 
-    Epoch.streams, masks.Masks.start = logged_streams, logged_start
+    Epoch.streams = logged_streams
     SecureSums.reduce, SecureSums.prepare = logged_reduce, counting
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +19,12 @@ class PretendWorld:
     def __init__(self, rank: int, size: int, meeting: Meeting):
         self.rank, self.size, self._meeting = rank, size, meeting
         self.original_size, self.original_ranks = size, list(range(size))
+        self.heard = hashlib.sha256()
 
     def allgather_json(self, item: Any) -> list[Any]:
-        return self._meeting.exchange(self.rank, item)
+        found = self._meeting.exchange(self.rank, item)
+        self.heard.update(json.dumps(found).encode())
+        return found
 
     def collectively(self, action: Callable[[], Any]) -> Any:
         result, message = None, ""

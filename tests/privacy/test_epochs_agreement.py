@@ -112,8 +112,46 @@ def test_another_silos_signature(signed, tmp_path):
     (tmp_path / "b.pub").unlink()
     (tmp_path / "b.key").unlink()
     key_files.new(tmp_path, "b")
-    (tmp_path / "b.pub").write_bytes((tmp_path / "a.pub").read_bytes())
+    (tmp_path / "b.pub").write_bytes(key_files.new(tmp_path / "more", "b").read_bytes())
     assert "the signature of b does not belong to" in str(epochs(signed)[0])
+
+
+def test_a_key_that_two_silos_have(signed, tmp_path):
+    for kind in ("pub", "key"):
+        (tmp_path / f"b.{kind}").write_bytes((tmp_path / f"a.{kind}").read_bytes())
+    assert "--silo-keys: a.pub and b.pub are one key: each silo needs its own" in str(epochs(signed)[0])
+
+
+def test_a_signature_that_passes_for_anothers(signed, tmp_path):
+    """Of a silo whose public key leads to that of the other."""
+
+    def tamper(rank, items):
+        signatures = all(isinstance(item, str) for item in items) and len(items[2]) == 128
+        return ["", *[items[2]] * (len(items) - 1)] if signatures else items
+
+    assert "does not belong to" in str(epochs(signed, tamper=tamper)[0])
+
+
+@pytest.mark.parametrize("name", ["./a", "../a", "", "a\0", "x" * 65])
+def test_a_name_that_is_none(name):
+    def tamper(rank, items):
+        if rank == 2 and isinstance(items[1], dict) and "key" in items[1]:
+            items = [items[0], {**items[1], "name": name}, *items[2:]]
+        return items
+
+    expected = "as the name of a silo" if name else "the keys of 3 of 4 silos"
+    assert expected in str(epochs(tamper=tamper)[2])
+
+
+def test_what_ranks_were_told_before():
+    """Such as the mean and the deviation that all normalise by."""
+
+    def told(world):
+        world.heard.update(b"another" if world.rank == 2 else b"this")
+        return agree(world, Config(secure=True), NAMES[world.rank], False)
+
+    found = on_ranks(len(NAMES), told)
+    assert found[1].keys["a"] != found[2].keys["c"]
 
 
 @pytest.mark.parametrize("signs", [True, False])
@@ -123,7 +161,7 @@ def test_a_server_in_the_middle(signed, signs):
     def tamper(rank, items):
         if rank == 2 and isinstance(items[1], dict) and "key" in items[1]:
             items = deepcopy(items)
-            items[1]["key"] = items[3]["key"]
+            items[1]["key"] = items[3]["key"][::-1]
         return items
 
     found = epochs(signed if signs else Config(secure=True), tamper=tamper)

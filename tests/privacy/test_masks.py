@@ -24,7 +24,7 @@ def made(received=lambda rank: X, gpu=False, neighbours="all", number=1):
         name = f"silo_{world.rank}" if world.rank else ""
         masks = Masks(agree(world, Config(secure=True, secure_neighbours=neighbours), name, gpu))
         rows = torch.full((2, SIZE), 5, dtype=torch.int64)
-        masks.start("round", number, rows, [received(world.rank)], {"lr": 0.1})
+        masks.start("round", number, rows, [received(world.rank)])
         masks.ready()
         return rows
 

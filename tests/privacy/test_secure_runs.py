@@ -232,6 +232,13 @@ def test_settings_that_are_refused(settings, message):
         (dict(secure=True, dp="client"), {}, "--dp: got none from the server, expected client"),
         (dict(dp="client", epsilon="2"), dict(dp="client", epsilon=8.0), "--epsilon: got 8.0 from the server"),
         (dict(clip_norm=1.0), dict(clip_norm=5.0), "--clip-norm: got 5.0 from the server"),
+        (dict(local_steps="2"), dict(local_steps=1), "--local-steps: got 1 from the server, expected 2"),
+        (dict(alpha=0.3), dict(hyper={"alpha": 0.9}), "--alpha: got 0.9 from the server, expected 0.3"),
+        (dict(out="here", device="cpu"), dict(out="there", device="cuda"), ""),
+        (dict(secure=True), dict(eval_clients=1), "what a silo does not do: --eval-clients 1 records single clients"),
+        (dict(secure=True), dict(diagnose=1), "--diagnose 1 adds up gradients that are not masked"),
+        (dict(secure=True), dict(algorithm="leak.py:Leak"), "--algorithm: the server asks for 'leak.py:Leak', which no"),
+        (dict(secure=True, algorithm="own.py:Own"), dict(algorithm="own.py:Own"), ""),
     ],
 )
 def test_a_silo_keeps_to_what_it_was_started_with(own, others, refused):
@@ -239,7 +246,7 @@ def test_a_silo_keeps_to_what_it_was_started_with(own, others, refused):
     from fedlada_mpi.settings import Config
 
     with pytest.raises(UserError, match=refused) if refused else nullcontext():
-        Request(own).check_privacy(Config(**{"secure": True, **others}))
+        Request(own).check_plan(Config(**{"secure": True, "sums": "exact", "min_silos": 3, **others}))
 
 
 def test_a_silo_signs_by_its_own_keys(tmp_path):

@@ -20,23 +20,23 @@ SECURE = ["--secure", "--participation", "0.8"]
 
 
 def test_rounds_that_others_have_sent(tmp_path):
-    files = SiloFiles(tmp_path / "a", "a", settings="s", silos="all")
+    files = SiloFiles(tmp_path / "a", "a", inputs="s", silos="all")
     for number in (1, 2, 3):
         files.begun(number)
     assert files.void_until == 0
     files.begun(3)  # with the same silos, the sum is the same
-    fewer = SiloFiles(tmp_path / "a", "a", settings="s", silos="fewer")
+    fewer = SiloFiles(tmp_path / "a", "a", inputs="s", silos="fewer")
     assert fewer.void_until == 3
     with pytest.raises(UserError, match="round 3 was sent with other silos before"):
         fewer.begun(3)
     fewer.begun(4)
     assert SiloFiles(tmp_path / "a", "a", "s", "fewer").void_until == 3
     assert SiloFiles(tmp_path / "a", "a", "s", "all").void_until == 4
-    assert SiloFiles(tmp_path / "a", "a", "other settings", "fewer").void_until == 0
+    assert SiloFiles(tmp_path / "a", "a", "other inputs", "fewer").void_until == 0
 
 
 def test_a_line_that_was_cut_off_counts_for_nothing(tmp_path):
-    files = SiloFiles(tmp_path, "a", settings="s", silos="all")
+    files = SiloFiles(tmp_path, "a", inputs="s", silos="all")
     files.begun(1)
     files.begun(2)
     path = tmp_path / ROUNDS
@@ -48,7 +48,7 @@ def test_a_line_that_was_cut_off_counts_for_nothing(tmp_path):
 
 
 def test_two_runs_at_once_do_not_send_a_round_with_different_silos(tmp_path, monkeypatch):
-    files, fewer = (SiloFiles(tmp_path, "a", settings="s", silos=silos) for silos in ("all", "fewer"))
+    files, fewer = (SiloFiles(tmp_path, "a", inputs="s", silos=silos) for silos in ("all", "fewer"))
     files.begun(1)
     with pytest.raises(UserError, match="round 1 was sent with other silos before"):
         fewer.begun(1)
@@ -66,7 +66,7 @@ def test_two_runs_at_once_do_not_send_a_round_with_different_silos(tmp_path, mon
 
 
 def test_files_are_the_silos_own(tmp_path):
-    files = SiloFiles(tmp_path / "a", "a", settings="s")
+    files = SiloFiles(tmp_path / "a", "a", inputs="s")
     assert files.conceal("label 3 of patient 17") == "a: error 1 on this silo, see its own log"
     assert files.conceal("again") == "a: error 2 on this silo, see its own log"
     files.begun(1)

@@ -19,8 +19,11 @@ ERRORS = {
     "model": "the masks of the silos do not cancel",
     "participants": "the server asks for other participants than those of --seed",
     "settings": "--secure-neighbours: got 0 from the server, expected auto",
+    "plan": "the server asks for what a silo does not do: --eval-clients 1",
+    "orders": "the masks of the silos do not cancel",
     "alone": "the server has passed on the keys of 1 of 3 silos",
     "keys": "does not belong to",
+    "names": "the server has passed on './silo_0002' as the name of a silo",
 }
 
 

@@ -60,6 +60,19 @@ def test_a_message_that_was_sent_is_refused():
         masks.start("round", 3, rows, [torch.zeros(2)])
 
 
+def test_masks_depend_on_all_that_was_received():
+    """The vectors of messages before, and what the server has told."""
+
+    def second(first: float, told: str) -> bytes:
+        masks, words = Masks(epoch(), lambda: told), np.zeros(4, np.int64)
+        masks.start("round", 1, torch.zeros(1, 8, dtype=torch.int64), [torch.full((2,), first)])
+        masks.words(words)
+        return words.tobytes()
+
+    assert second(1.0, "a") == second(1.0, "a")
+    assert len({second(1.0, "a"), second(2.0, "a"), second(1.0, "b")}) == 3
+
+
 def test_short_messages_are_numbered():
     masks, sent = Masks(epoch()), [np.zeros(4, np.int64) for _ in range(2)]
     for words in sent:

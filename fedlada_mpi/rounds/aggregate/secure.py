@@ -7,7 +7,7 @@ rank adds its clients' values up as they finish, on top of its masks, which canc
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -80,13 +80,15 @@ class SecureSums(Aggregation):
         self.counts = dict.fromkeys(names, 0)
         self.silos_counted = 0  # by the check word
         self.round: Round | None = None
+        self.is_first = True  # of the epoch
 
     def prepare(self, r: Round, participants: np.ndarray) -> None:
         self.permit(r, participants)
         self.round = r
-        received = [getattr(self.secure.s, name) for name in self.algorithm.down]
-        about = [asdict(r), participants.tolist()]
-        self.masks.start("round", r.t + 1, self.rows, received, about)
+        # What is derived of these later, is derived of what was received; before the first round it was sent.
+        names = (*self.algorithm.down, *(self.algorithm.derived if self.is_first else ()))
+        self.is_first = False
+        self.masks.start("round", r.t + 1, self.rows, [getattr(self.secure.s, name) for name in names])
 
     def begin(self, count: int) -> None:
         super().begin(count)

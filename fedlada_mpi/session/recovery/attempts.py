@@ -113,7 +113,7 @@ class Attempts:
             self.plan = Plan(**message)
             self.start = self.plan.start
         config = self.config
-        world.collectively(lambda: request.check_privacy(config) if world.rank else None)
+        world.collectively(lambda: request.check_plan(config) if world.rank else None)
         if self.start == claim.FINISHED:
             self.status = "finished"
             return
