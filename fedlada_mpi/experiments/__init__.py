@@ -16,6 +16,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,16 @@ class PlannedRun:
         known = settings_of(self.given.get("algorithm", settings.SETTINGS["algorithm"].default))
         for name in [name for name in known if name in self.given]:
             value = self.given[name]
+            option = f"--{settings.flag(name)}"
             if isinstance(value, bool):
-                arguments.append(f"--{'' if value else 'no-'}{settings.flag(name)}")
+                arguments.append(option if value else f"--no-{settings.flag(name)}")
             elif isinstance(value, list):
-                arguments += [f"--{settings.flag(name)}", *map(str, value)]
+                # argparse takes -1e-05 for an option, and -0.00001 for a number.
+                arguments += [option, *(f"{Decimal(str(v)):f}" if v < 0 else str(v) for v in value)]
+            elif str(value).startswith("-"):
+                arguments.append(f"{option}={value}")
             else:
-                arguments += [f"--{settings.flag(name)}", str(value)]
+                arguments += [option, str(value)]
         arguments += ["-n", str(self.ranks)] if self.ranks else []
         arguments += ["--accept-changed-code"] if self.accept_changed_code else []
         how = "--overwrite" if self.overwrite and self.changed() else "--resume"

@@ -18,7 +18,7 @@ from ranks import python
 from repository import ROOT
 
 from data_prep import PrepareSettings, prepare
-from fedlada_mpi import algorithms, grid
+from fedlada_mpi import algorithms, grid, run, settings
 from fedlada_mpi.data.datasets import resolve_dataset
 from fedlada_mpi.experiments import experiments, load
 from fedlada_mpi.experiments.starting import StopSignals
@@ -256,6 +256,15 @@ def test_the_command_of_a_run_is_complete(capsys):
         *("--dataset", "tinyimagenet", "--algorithm", "fedlada", "--local-epochs", "20", "--seed", "0"),
         *("--out", "R/tinyimagenet_fedlada_local_epochs=20_seed=0", "--resume"),
     ]
+
+
+def test_the_command_of_a_run_takes_values_that_begin_with_a_minus(tmp_path):
+    given = {"data_dir": "-x", "objective": "-loss", "eval_train_every": -1, "lr": 0.5, "targets": [-1e-05, 0.1, -2.0]}
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in given.items()]
+    path = write(tmp_path / "a.toml", '[base]\ndataset = "dd"\n' + "".join(lines))
+    (planned,) = load(path, "R").runs
+    read, known = run.parse(planned.command()[3:])[0].settings, settings.SETTINGS
+    assert {name: settings.coerce(known[name], read[name]) for name in given} == given
 
 
 def test_set_changes_every_run_and_makes_axes(capsys):
