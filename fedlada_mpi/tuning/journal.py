@@ -80,6 +80,13 @@ class Journal:
                     f"{self.plan.root} holds the search of another plan: {name} was {before}, and is {now} now; give "
                     f"another --out, or remove {self.plan.root} to begin again"
                 )
+        # Trials of a grid are numbered in this order, by which the journal names them.
+        before, now = (", ".join(_in_order(tables["search"])) for tables in (stored, self.plan.content))
+        if self.plan.strategy == "grid" and before != now:
+            raise UserError(
+                f"{self.plan.root}: the search began with the settings of [search] in another order: got {now}, expected "
+                f"{before}; give another --out to begin again"
+            )
 
     def refuse_other_code(self) -> None:
         """Raise if a user's own code is not what the runs that have ended were made with."""
@@ -125,6 +132,11 @@ def decisive(content: Any) -> dict[str, dict[str, Any]]:
     runtime = {name for name, setting in SETTINGS.items() if setting.runtime and name != "eval_every"}
     tables["base"] = {name: value for name, value in tables.get("base", {}).items() if name not in runtime}
     return tables
+
+
+def _in_order(search: Mapping[str, Any]) -> list[str]:
+    """The settings to vary as they are in the plan: those of all methods, then those of each in its own table."""
+    return sorted(_flat(search), key=lambda name: name.rpartition(".")[0])
 
 
 def _flat(tables: Mapping[str, Any], over: str = "") -> dict[str, Any]:

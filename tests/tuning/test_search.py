@@ -333,6 +333,20 @@ def test_a_changed_plan_is_refused(tmp_path, changes, message):
     assert other.runner.calls == []
 
 
+def test_the_order_of_a_grid_that_has_begun_must_stay(tmp_path):
+    """Its trials are numbered in that order: the score of one would be taken for another's."""
+    space = {"weight_decay": [0.1, 0.3], "lr": [0.1, 0.2]}
+    plan = {**PLAN, "search": space, "tune": {"strategy": "grid", "rounds": 3, "seeds": 1}}
+    assert Search(parse_plan(plan, "p", tmp_path), Pretended(), say=lambda _: None).run() == 0
+    other = {**plan, "search": dict(reversed(space.items()))}
+    with pytest.raises(UserError, match="another order: got lr, weight_decay, expected weight_decay, lr;"):
+        Search(parse_plan(other, "p", tmp_path), Pretended()).run()
+    drawn = {**PLAN, "search": space, "tune": {"strategy": "random", "trials": 2, "rounds": 3, "seeds": 1}}
+    for search in (space, other["search"]):
+        plan = parse_plan({**drawn, "search": search}, "p", tmp_path / "drawn")
+        assert Search(plan, Pretended(), say=lambda _: None).run() == 0
+
+
 def test_what_the_decisions_do_not_depend_on_may_change(tmp_path):
     """The title, more seeds of the winner, and where it is computed."""
     make(tmp_path).run()
