@@ -274,6 +274,8 @@ def _search(
     known = settings_of(method)
     fixed = {n: v for n, v in _own(base, "base", method, methods).items() if n != "algorithm"}
     varied = _own(search, "search", method, methods)
+    if shared := [name for name in base.get(method, {}) if name in SHARED and name not in ELSEWHERE]:
+        raise UserError(f"base.{method}.{shared[0]}: the trials of all methods must share it: put it into [base]")
     if not varied:
         raise UserError("[search] is empty: name at least one setting to vary, such as lr = [0.01, 0.1]")
     for name in (*fixed, *varied):
