@@ -84,8 +84,8 @@ class Journal:
         before, now = (", ".join(_in_order(tables["search"])) for tables in (stored, self.plan.content))
         if self.plan.strategy == "grid" and before != now:
             raise UserError(
-                f"{self.plan.root}: the search began with the settings of [search] in another order: got {now}, expected "
-                f"{before}; give another --out to begin again"
+                f"{self.plan.root}: the search began with [search] in another order: got {now}, expected {before}; "
+                "give another --out to begin again"
             )
 
     def refuse_other_code(self) -> None:

@@ -342,8 +342,8 @@ def test_the_order_of_a_grid_that_has_begun_must_stay(tmp_path):
     with pytest.raises(UserError, match="another order: got lr, weight_decay, expected weight_decay, lr;"):
         Search(parse_plan(other, "p", tmp_path), Pretended()).run()
     drawn = {**PLAN, "search": space, "tune": {"strategy": "random", "trials": 2, "rounds": 3, "seeds": 1}}
-    for search in (space, other["search"]):
-        plan = parse_plan({**drawn, "search": search}, "p", tmp_path / "drawn")
+    for order in (space, other["search"]):
+        plan = parse_plan({**drawn, "search": order}, "p", tmp_path / "drawn")
         assert Search(plan, Pretended(), say=lambda _: None).run() == 0
 
 

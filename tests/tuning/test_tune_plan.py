@@ -90,7 +90,7 @@ def test_a_cosine_schedule_has_the_horizon_of_the_whole_search(tmp_path):
         ({"base": {"validation": 0.2}}, "base.validation belongs into [tune]"),
         ({"base": {"out": "x"}}, "base.out belongs into the option --out"),
         ({"base": {"eval_test": "always"}}, "base.eval_test belongs into nowhere: trials leave the test set alone"),
-        ({"base": {"fedlada": {"objective": "loss"}}}, "base.fedlada.objective: the trials of all methods must share it"),
+        ({"base": {"fedlada": {"objective": "loss"}}}, "base.fedlada.objective: the trials of all"),
         ({"base": {"fedavg": {"seed": 3}}}, "base.fedavg.seed: the trials of all methods must share it: put it into"),
         ({"base": {"weight_decay": [0, 1]}}, "base.weight_decay: got a list, expected one value"),
         ({"base": {"lr": 0.1}}, "lr is in [base] and in [search]"),
