@@ -81,6 +81,7 @@ def resolve(
     dataset_kind: str | None = None,
     shards: Mapping[str, Any] | None = None,
     recorded: bool = False,
+    data_known: bool = True,
 ) -> Resolved:
     """The settings of a run, with those of its method (``settings/resolve.py``).
 
@@ -88,7 +89,9 @@ def resolve(
     'flag'
     """
     name = settings.chosen("algorithm", flags, file)
-    return settings.resolve(name, find(name), flags, file, dataset_kind, shards, recorded, built_in_hypers())
+    return settings.resolve(
+        name, find(name), flags, file, dataset_kind, shards, recorded, built_in_hypers(), data_known
+    )
 
 
 def create(config: Config, tensors: Sequence[Sequence[slice]] = ((slice(None),),)) -> Algorithm:

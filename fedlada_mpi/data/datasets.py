@@ -50,15 +50,24 @@ _FIXED = {name: name for name in ("clients", "dirichlet", "exhausted", "classes_
 _FIXED |= {"partition": "kind", "partition_seed": "seed", "validation": "validation"}
 
 
+class NoShardsError(UserError):
+    """``--dataset`` names no shards that there are."""
+
+
 def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = False) -> tuple[Resolved, Path]:
     """The run's settings, and the directory where its shards are or will be; see ``algorithms.resolve``."""
+    resolved = resolve_with_data(flags, file, recorded)
+    return resolved, directory_of(resolved.config)
+
+
+def resolve_with_data(flags: Mapping[str, Any], file: Mapping[str, Any], recorded: bool = False) -> Resolved:
+    """The run's settings, with what its data set or its shards fix."""
     given = {**file, **flags}
     name = str(given.get("dataset", "digits"))
     if name in DATASETS:
         if PRESETS[name].get("partition") == "natural" and "dirichlet" in given and "partition" not in given:
             flags = {**flags, "partition": "dirichlet"}
-        resolved = resolve(flags, file, recorded=recorded)
-        return resolved, directory_of(resolved.config)
+        return resolve(flags, file, recorded=recorded)
     check_path(name, "--dataset")
     data_dir = coerce(SETTINGS["data_dir"], given.get("data_dir", ""))
     check_path(data_dir, "--data-dir")
@@ -68,7 +77,8 @@ def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded:
         names = _prepared(root)
         there = f"; {root} has {', '.join(names[:MOST_NAMES])}{', ...' * (len(names) > MOST_NAMES)}" if names else ""
         known = f"one of {', '.join(DATASETS)}, or what python -m data_prep has written{there}"
-        raise UserError(f"--dataset: got {shortened(name)}, expected {known}{did_you_mean(name, [*DATASETS, *names])}")
+        hint = did_you_mean(name, [*DATASETS, *names])
+        raise NoShardsError(f"--dataset: got {shortened(name)}, expected {known}{hint}")
     manifest = read_manifest(base)
     shards = {k: v for k, v in _prepared_with(manifest).items() if v is not None}
     if manifest.format == 2:
@@ -77,8 +87,7 @@ def resolve_dataset(flags: Mapping[str, Any], file: Mapping[str, Any], recorded:
             shards["model"] = MODELS.get(str(given.get("task", manifest.task)), "linear")
     if not recorded and "dirichlet" in given and "partition" not in given:
         shards["partition"] = "dirichlet"
-    resolved = resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded)
-    return resolved, directory_of(resolved.config)
+    return resolve(flags, file, dataset_kind=manifest.dataset, shards=shards, recorded=recorded)
 
 
 def resolve_silos(

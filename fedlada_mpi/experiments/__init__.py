@@ -15,6 +15,7 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
@@ -22,7 +23,7 @@ from typing import Any
 
 from .. import settings
 from ..algorithms import resolve, settings_of
-from ..data.datasets import resolve_dataset
+from ..data.datasets import NoShardsError, resolve_dataset, resolve_with_data
 from ..rundir import metrics
 from ..rundir.results import finished_rounds
 from ..support import code_digest
@@ -221,15 +222,19 @@ def plan_run(given: Mapping[str, Any], root: Path, codes: dict[str, Files]) -> P
     """One run; ``codes`` has the digests of names that other runs have."""
     if "out" in given:
         raise UserError("out does not belong in a grid's file: give the directory of all its runs with --runs")
-    resolved = resolve({}, given)
-    values = resolved.config.record()
+    # From what is given alone: names and commands stay as they are when the data is prepared.
+    values = resolve({}, given, data_known=False).config.record()
+    rounds = values["rounds"]
+    if not values["silo_dir"]:
+        with suppress(NoShardsError):
+            rounds = resolve_with_data({}, given).config.rounds
     named = code_digest.named(values)
     for name in named.values():
         codes[name] = codes.get(name) or code_digest.of(name)
     run_name = RunName(values)
     return PlannedRun(
         {k: values[k] for k in given},
-        values["rounds"],
+        rounds,
         root / run_name.text(),
         run_name,
         code={setting: codes[name] for setting, name in named.items()},

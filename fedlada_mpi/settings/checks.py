@@ -12,7 +12,7 @@ from ..support.errors import UserError, shortened
 from ..support.inputs import check_path
 from ..support.rng import fixed_number
 from ..support.suggestions import did_you_mean
-from .dp_checks import check_dp
+from .dp_checks import check_delta, check_dp
 from .fields import MOST, Setting, flag
 from .privacy import check_own_data, check_secure
 
@@ -45,7 +45,7 @@ def check_value(setting: Setting, value: Any, name: str) -> None:
 
 
 def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[str, Setting]) -> None:
-    """Ranges, choices and contradictions."""
+    """Ranges, choices and contradictions, but for those that depend on the data."""
     by_hand = {n for n, s in sources.items() if s in ("file", "flag")}
     for name, setting in known.items():
         check_value(setting, values[name], name)
@@ -81,11 +81,6 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
                 f"--{flag(name)} has no effect on --lr-schedule {values['lr_schedule']}, only on "
                 f"{' and '.join(schedules)}: leave it out"
             )
-    if values["sampling"] == "fixed" and fixed_number(values["clients"], values["participation"]) < 1:
-        raise UserError(
-            f"--participation {values['participation']} of {values['clients']} clients selects none: "
-            f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"
-        )
     _check_robust(values, by_hand)
     _check_profile(values)
     check_dp(values, by_hand)
@@ -96,6 +91,17 @@ def check(values: Mapping[str, Any], sources: Mapping[str, str], known: Mapping[
             raise UserError(
                 f"--wire bf16 would round what --{name} {values[name]} computes: got both, expected --wire fp32"
             )
+
+
+def check_with_data(values: Mapping[str, Any]) -> None:
+    """What contradicts the number of clients, or the task of the data."""
+    if values["sampling"] == "fixed" and fixed_number(values["clients"], values["participation"]) < 1:
+        raise UserError(
+            f"--participation {values['participation']} of {values['clients']} clients selects none: "
+            f"expected at least {1 / values['clients']:.3g}, or --sampling bernoulli"
+        )
+    _check_participants(values)
+    check_delta(values)
     if values["task"] == "classification" and any(not 0 < t <= 1 for t in values["targets"]):
         raise UserError(f"--targets: got {values['targets']}, expected fractions between 0 and 1, such as 0.7")
 
@@ -106,7 +112,7 @@ def trimmed(trim: float, participants: int) -> int:
 
 
 def _check_robust(values: Mapping[str, Any], by_hand: Set[str]) -> None:
-    robust, number = values["robust"], fixed_number(values["clients"], values["participation"])
+    robust = values["robust"]
     if "trim" in by_hand and robust != "trimmed":
         raise UserError(f"--trim has no effect on --robust {robust}, only on trimmed: leave it out")
     if robust == "none":
@@ -119,12 +125,19 @@ def _check_robust(values: Mapping[str, Any], by_hand: Set[str]) -> None:
         raise UserError(
             f"--robust {robust} has no weights: got --weighting {values['weighting']}, expected uniform or clip"
         )
-    if values["sampling"] == "fixed" and number < 3:
+
+
+def _check_participants(values: Mapping[str, Any]) -> None:
+    """Enough of them for ``--robust``."""
+    robust, number = values["robust"], fixed_number(values["clients"], values["participation"])
+    if robust == "none" or values["sampling"] != "fixed":
+        return
+    if number < 3:
         raise UserError(
             f"--robust {robust}: got {number} participant{'s' * (number > 1)} in a round, expected at least 3: raise "
             "--participation"
         )
-    if robust == "trimmed" and values["sampling"] == "fixed" and not trimmed(values["trim"], number):
+    if robust == "trimmed" and not trimmed(values["trim"], number):
         raise UserError(
             f"--trim {values['trim']} of {number} participants leaves out none: expected at least {1 / number:.3g}"
         )

@@ -48,6 +48,12 @@ def check_dp(values: Mapping[str, Any], by_hand: Set[str]) -> None:
         )
     if not values["clip_norm"]:
         raise UserError("--dp: got no --clip-norm, expected the largest norm of what a client sends, such as 1.0")
+
+
+def check_delta(values: Mapping[str, Any]) -> None:
+    """That of ``--dp``, whose limit is the number of clients."""
+    if values["dp"] == "none":
+        return
     if not 0 < values["delta"] < 1 / values["clients"]:
         raise UserError(
             f"--delta: got {values['delta']:g}, expected more than 0 and less than 1 / {values['clients']} clients, "

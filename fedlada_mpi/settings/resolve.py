@@ -15,7 +15,7 @@ from typing import Any
 
 from ..support.errors import UserError, shortened
 from ..support.suggestions import did_you_mean
-from .checks import check
+from .checks import check, check_with_data
 from .configurable import Configurable
 from .fields import FEW, SETTINGS, Config, Setting, coerce, flag, shown
 from .presets import PRESETS, not_in_paper
@@ -49,13 +49,14 @@ def resolve(
     shards: Mapping[str, Any] | None = None,
     recorded: bool = False,
     of_other_methods: Container[str] = (),
+    data_known: bool = True,
 ) -> Resolved:
     """Merge all sources and check the result; ``method`` is the class that ``algorithm`` names.
 
     When the data set is a directory, ``dataset_kind`` names its preset and ``shards`` holds what it was prepared with.
     ``recorded``: the file is a run's own record, which names every setting; only those that differ from the presets
     count as chosen by hand. ``of_other_methods``: the settings that any built-in method has; a run's record once had
-    them all.
+    them all. ``data_known``: else what depends on the data is not checked.
     """
     file, known = dict(file or {}), {**SETTINGS, **method.hypers}
     if recorded:
@@ -103,7 +104,9 @@ def resolve(
         name = method.name or method.__name__
         values["out"] = f"runs/{Path(values['dataset']).name}-{name}-seed{values['seed']}"
     check(values, sources, known)
-    if not recorded:  # earlier versions have taken and ignored it
+    if data_known:
+        check_with_data(values)
+    if data_known and not recorded:  # earlier versions have taken and ignored it
         _check_augmentation(values, sources)
     _check_method(algorithm, method, values)
     config = Config(**{name: values[name] for name in SETTINGS}, hyper={name: values[name] for name in method.hypers})

@@ -23,6 +23,7 @@ from fedlada_mpi.data.datasets import resolve_dataset
 from fedlada_mpi.experiments import experiments, load
 from fedlada_mpi.experiments.starting import StopSignals
 from fedlada_mpi.rundir import lock
+from fedlada_mpi.support.errors import UserError
 
 # Stands in for a launcher: gets the whole command of the run and plays its part.
 PRETEND = """
@@ -544,6 +545,25 @@ def test_a_run_that_was_finished_with_other_defaults(tmp_path, capsys):
         assert run.changed() == expected
     shutil.rmtree(tmp_path / "mine")  # nothing is known of what a run would be
     assert run.changed() == []
+
+
+def test_a_plan_is_checked_against_its_own_data(tmp_path):
+    """120 clients, of whom one takes part; of the digits' 50 none would. Names are the same before it is prepared."""
+    raw = tmp_path / "raw.npz"
+    images, labels = np.zeros((240, 2, 2), np.uint8), np.arange(240) % 2
+    np.savez(raw, train_images=images, train_labels=labels, test_images=images, test_labels=labels)
+    text = f'[base]\ndataset = "{tmp_path}/mine"\nalgorithm = "fedavg"\nparticipation = [0.01, 0.02]\n'
+    path = write(tmp_path / "plan.toml", text + "targets = [1.2]\n")
+    before = [run.directory for run in load(path).runs]
+    with pytest.raises(UserError, match=r"--participation: got -1.0, expected more than 0"):
+        load(path, "", {"participation": -1})
+    prepare(PrepareSettings("npz", raw=raw, out=tmp_path / "mine", clients=120))
+    with pytest.raises(UserError, match="expected fractions between 0 and 1"):
+        load(path)
+    path = write(tmp_path / "plan.toml", text)
+    assert [run.directory for run in load(path).runs] == before
+    with pytest.raises(UserError, match=r"--participation 0.001 of 120 clients selects none"):
+        load(path, "", {"participation": 0.001})
 
 
 def test_other_code_is_accepted_or_overwritten(of_my_own, capsys):
