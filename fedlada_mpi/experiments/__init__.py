@@ -26,6 +26,7 @@ from ..algorithms import resolve, settings_of
 from ..data.datasets import NoShardsError, resolve_dataset, resolve_with_data
 from ..rundir import metrics
 from ..rundir.results import finished_rounds
+from ..settings.fields import shown
 from ..support import code_digest
 from ..support.code_digest import Code, Files
 from ..support.errors import UserError, shortened
@@ -44,6 +45,7 @@ class PlannedRun:
     rounds: int
     directory: Path
     name: RunName
+    runtime: dict[str, Any] = field(default_factory=dict)  # all settings that are not part of its name
     axes: frozenset[str] = frozenset()  # of its plan
     code: Code = field(default_factory=dict)  # digests of a user's own method and model
     ranks: int | None = None  # that the run starts on this machine by itself, without a launcher
@@ -195,8 +197,9 @@ def _expand(path: Path, root: Path, changes: Mapping[str, Any]) -> Experiment:
             run = plan_run(given, root, codes)
             key = run.name.text()
             first = runs.setdefault(key, run)
-            if first.rounds != run.rounds:
-                raise UserError(f"{key} has {first.rounds} and {run.rounds} rounds: keep one of them")
+            if differ := [n for n, v in run.runtime.items() if v != first.runtime[n]]:
+                both = f"{shown(first.runtime[differ[0]])} and {shown(run.runtime[differ[0]])}"
+                raise UserError(f"{key} has {differ[0]} {both}: keep one of them")
             runs[key] = replace(first, axes=first.axes | axes)
     placed = [replace(run, directory=root / run.name.choose(run.axes, existing)) for run in runs.values()]
     return Experiment(path.stem, str(data.get("title", "")), str(data.get("paper", "")), placed)
@@ -224,18 +227,19 @@ def plan_run(given: Mapping[str, Any], root: Path, codes: dict[str, Files]) -> P
         raise UserError("out does not belong in a grid's file: give the directory of all its runs with --runs")
     # From what is given alone: names and commands stay as they are when the data is prepared.
     values = resolve({}, given, data_known=False).config.record()
-    rounds = values["rounds"]
+    final = values
     if not values["silo_dir"]:
         with suppress(NoShardsError):
-            rounds = resolve_with_data({}, given).config.rounds
+            final = resolve_with_data({}, given).config.record()
     named = code_digest.named(values)
     for name in named.values():
         codes[name] = codes.get(name) or code_digest.of(name)
     run_name = RunName(values)
     return PlannedRun(
         {k: values[k] for k in given},
-        rounds,
+        final["rounds"],
         root / run_name.text(),
         run_name,
+        {name: final[name] for name, setting in settings.SETTINGS.items() if setting.runtime},
         code={setting: codes[name] for setting, name in named.items()},
     )

@@ -120,6 +120,12 @@ def test_lists_are_crossed_and_blocks_are_added(tmp_path):
     ]
 
 
+def test_blocks_with_the_same_run_may_say_it_in_other_words(tmp_path):
+    """10 is the preset's eval_every of the digits."""
+    path = write(tmp_path / "g.toml", "[[runs]]\n[[runs]]\neval_every = 10\n")
+    assert len(load(path, "R").runs) == 1
+
+
 def test_a_list_setting_is_a_value_unless_it_holds_lists(tmp_path):
     one = write(tmp_path / "one.toml", "[base]\ntargets = [0.8, 0.9]\n")
     assert [run.given["targets"] for run in load(one).runs] == [[0.8, 0.9]]
@@ -226,7 +232,9 @@ def test_names_of_odd_values_stay_apart(tmp_path):
         ('[base]\nalgorithm = "fedavg"\nalpha = 0.1\n', "is not a setting of fedavg"),
         ("[base]\nseed = []\n", "seed is an empty list"),
         ('[base]\nout = "x"\n', "--runs"),
-        ("[base]\nrounds = [10, 20]\n", "10 and 20 rounds"),
+        ("[base]\nrounds = [10, 20]\n", "digits_fedlada_seed=0 has rounds 10 and 20: keep one of them"),
+        ("[base]\neval_every = [1, 2]\n", "has eval_every 1 and 2"),
+        ("[[runs]]\n[[runs]]\neval_clients = 1\n", "has eval_clients 0 and 1"),
         ("[base\n", "not valid TOML"),
     ],
 )
