@@ -88,13 +88,15 @@ def peak_memory() -> int:
 
 
 def is_alive(pid: int, started: str = "") -> bool:
-    """Whether the process exists; with ``started``, whether it is the one that started then (pids are reused)."""
+    """Whether the process has not ended; with ``started``, whether it is the one that started then (pids are reused)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         pass
+    if state(pid) == "Z":  # only its parent still has to take note of that
+        return False
     return not started or start_time(pid) in ("", started)
 
 

@@ -80,6 +80,13 @@ def test_which_processes_are_alive():
     assert start_time(gone.pid) == ""
 
 
+def test_a_process_that_nobody_has_waited_for_is_not_alive():
+    ended = subprocess.Popen([python(), "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_alive(ended.pid, start_time(ended.pid))
+    ended.wait()
+
+
 @pytest.mark.parametrize("other", [{"started": "1"}, {"boot": "another"}, {"namespace": "another"}])
 def test_only_the_very_process_is_killed(other):
     """Not one that has its number now, nor one that has it here, where it is counted on another machine."""
