@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ..gpu import mps
 from ..rundir import lock
+from ..support import disk
 from ..support.processes import exit_status, usable_cores
 from . import PlannedRun
 from .live import LiveTable
@@ -101,10 +102,10 @@ class Parallel:
             if not to_do:
                 self._say(index, "already finished")
                 return
-            log = held.enter_context(open(run.directory / LOG, "a"))
             command = run.command(self.launcher)
-            log.write(shlex.join(command) + "\n")
-            log.flush()
+            with disk.writing(run.directory / LOG, "then give the same command again"):
+                log = held.enter_context(open(run.directory / LOG, "ab", buffering=0))
+                log.write(os.fsencode(shlex.join(command) + "\n"))
             slot = self.slots.pop(0)
             environment = {**os.environ, **places, **self._share(slot)}
             process = self.signals.start(command, environment, log)

@@ -88,7 +88,7 @@ def peak_memory() -> int:
 
 
 def is_alive(pid: int, started: str = "") -> bool:
-    """Whether the process has not ended; with ``started``, whether it is the one that started then (pids are reused)."""
+    """Whether the process has not ended; with ``started``, whether it is the one that started then: pids are reused."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -555,6 +555,16 @@ def test_a_run_that_was_finished_with_other_defaults(tmp_path, capsys):
     assert run.changed() == []
 
 
+def test_a_full_disk_ends_a_parallel_grid_in_one_line(small, tmp_path, capsys):
+    log = tmp_path / "runs/digits_fedavg_seed=0/log.txt"
+    log.parent.mkdir(parents=True)
+    log.symlink_to("/dev/full")
+    assert grid.main([*small, "--all", "--parallel", "2"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: cannot write {log}: No space left on device")
+    assert error.endswith("then give the same command again\n")
+
+
 def test_a_plan_is_checked_against_its_own_data(tmp_path):
     """120 clients, of whom one takes part; of the digits' 50 none would. Names are the same before it is prepared."""
     raw = tmp_path / "raw.npz"
