@@ -23,12 +23,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
-from .settings import Parser
+from .settings import Parser, Setting, check_value
+from .support import disk
 from .support.errors import UserError
 
 NODES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PIECE = 1 << 18  # as in mpi/relay.py, which needs MPI
 COLLECTIVES, POLL = 10, 1e-4
+AT_LEAST_ONE = ("participants", "ranks_per_node", "elements", "up", "down", "bandwidth")
+MOST = 10**15
 PHASES = {"train": "#0fa587", "transport": "#4e79a7", "messages": "#f28e2b", "server": "#b07aa1"}
 
 
@@ -109,7 +112,11 @@ def draw(setups: dict[str, Setup], path: Path) -> None:
         axes.set_title(title, fontsize=10)
     panels[0].set_ylabel("seconds of a round")
     panels[-1].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=9)
-    figure.savefig(path)
+    known = figure.canvas.get_supported_filetypes()
+    if path.suffix and path.suffix[1:].lower() not in known:
+        raise UserError(f"--plot: got {path}, expected a name that ends in .{', .'.join(sorted(known))}")
+    with disk.writing(path, "then give the same command again"):
+        figure.savefig(path)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,17 +130,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it, also over 1 Gbit/s")
     try:
         options = vars(parser.parse_all(argv))
+        path = options.pop("plot")
+        setup = Setup(**options)
+        _check(setup)
+        print(table(setup))
+        if path:
+            slow = replace(setup, bandwidth=125e6, latency=5e-5)
+            names = [f"{s.bandwidth * 8 / 1e9:g} Gbit/s, {s.latency * 1e6:g} µs, {s.wire}" for s in (setup, slow)]
+            draw(dict(zip(names, (setup, slow), strict=True)), path)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    path = options.pop("plot")
-    setup = Setup(**options)
-    print(table(setup))
-    if path:
-        slow = replace(setup, bandwidth=125e6, latency=5e-5)
-        names = [f"{s.bandwidth * 8 / 1e9:g} Gbit/s, {s.latency * 1e6:g} µs, {s.wire}" for s in (setup, slow)]
-        draw(dict(zip(names, (setup, slow), strict=True)), path)
     return 0
+
+
+def _check(setup: Setup) -> None:
+    for name, value in vars(setup).items():
+        if name != "wire":
+            check_value(Setting(value, "", least=int(name in AT_LEAST_ONE), most=MOST), value, name)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,25 @@ def test_many_nodes_and_one():
     assert rounded["transport"] == pytest.approx(2 * 4 * 2.25 + 17)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--bandwidth 0", "--bandwidth: got 0.0, expected at least 1"),
+        ("--elements 0", "--elements: got 0, expected at least 1"),
+        ("--latency -1", "--latency: got -1.0, expected at least 0"),
+        ("--per-client nan", "--per-client: got nan, expected at least 0"),
+        ("--fixed inf", "--fixed: got inf, expected at most 1000000000000000"),
+        ("--plot {}/none/x.png", "cannot write {}/none/x.png: No such file or directory: put its directory back, then"),
+        ("--plot {}/x.foo", "--plot: got {}/x.foo, expected a name that ends in ."),
+    ],
+)
+def test_what_is_refused(tmp_path, capsys, arguments, message):
+    assert scaling.main(arguments.format(tmp_path).split()) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: " + message.format(tmp_path))
+    assert error.count("\n") == 1
+
+
 def test_the_table_and_the_picture(tmp_path, capsys):
     assert scaling.main(["--participants", "8", "--plot", str(tmp_path / "s.png")]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2 + len(scaling.NODES)
