@@ -64,7 +64,8 @@ from .rounds.examples import Examples, Resident
 from .rounds.gradients import create_engine
 from .rounds.trainer import Trainer
 from .rounds.vectors import named_rows
-from .settings import Config, Parser
+from .settings import MOST, Config, Parser, Setting, check_value
+from .support import disk
 from .support.processes import since_start
 from .support.version import __version__
 from .tasks import About, Array
@@ -445,12 +446,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lora", type=int, default=0, help="rank of adapters on the model's linear layers [none]")
     parser.add_argument("--lora-on", default="", help="as for fedlada_mpi.run [all]")
     parser.add_argument("--model", nargs="*", default=[], help="built-in, torchvision:NAME or your own")
-    parser.add_argument("--algorithm", nargs="*", default=["fedlada"], help="methods [fedlada]")
+    parser.add_argument("--algorithm", nargs="+", default=["fedlada"], help="methods [fedlada]")
     parser.add_argument("--precision", nargs="*", default=[], help="[tf32 bf16 on a GPU, fp32 on a CPU]")
-    parser.add_argument("--participants", type=int, nargs="*", default=[10, 1], help="in a round [10 1]")
+    parser.add_argument("--participants", type=int, nargs="+", default=[10, 1], help="in a round [10 1]")
     parser.add_argument("--rounds", type=int, default=0, help="timed rounds [20 on a GPU, 3 on a CPU]")
     parser.add_argument("--local-steps", type=int, default=0, help="[the data set's]")
-    parser.add_argument("--only", nargs="*", default=SECTIONS, choices=SECTIONS, help="what to time [all]")
+    parser.add_argument("--only", nargs="+", default=SECTIONS, choices=SECTIONS, help="what to time [all]")
     parser.add_argument("--engine", default="auto", help="as for fedlada_mpi.run [auto]")
     parser.add_argument("--compile", default="auto", help="as for fedlada_mpi.run [auto]")
     parser.add_argument("--device", default="auto", help="as for fedlada_mpi.run [auto]")
@@ -458,8 +459,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", help="write all figures there")
     try:
         options = parser.parse_all(argv)
-        if options.json and not Path(options.json).parent.is_dir():
-            raise UserError(f"--json: there is no directory {Path(options.json).parent}")
+        _check(options)
         with mpi.World() as world:
             measure(world, options)
     except UserError as error:
@@ -467,6 +467,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name, least in (("participants", 1), ("rounds", 0), ("length", 1), ("tokens", 1)):
+        given = getattr(options, name)
+        for value in given if isinstance(given, list) else [given]:
+            check_value(Setting(value, "", least=least, most=MOST[int]), value, name)
+    if options.json and not Path(options.json).parent.is_dir():
+        raise UserError(f"--json: there is no directory {Path(options.json).parent}")
+    if options.json and Path(options.json).is_dir():
+        raise UserError(f"--json: got {options.json}, which is a directory, expected a file")
 
 
 def measure(world: mpi.World, options: argparse.Namespace) -> None:
@@ -527,7 +538,8 @@ def measure(world: mpi.World, options: argparse.Namespace) -> None:
     if world.rank == 0:
         print(table(report), flush=True)
         if options.json:
-            Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
+            with disk.writing(Path(options.json), "then give the same command again"):
+                Path(options.json).write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

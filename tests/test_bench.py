@@ -33,6 +33,20 @@ def test_rows_of_several_models(tmp_path, capsys):
     assert "mlp: fedlada round" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--rounds -1", "--rounds: got -1, expected at least 0"),
+        ("--participants", "argument --participants: expected at least one argument"),
+        ("--participants 2 -1", "--participants: got -1, expected at least 1"),
+        ("--json {}", "--json: got {}, which is a directory, expected a file"),
+    ],
+)
+def test_what_is_refused(tmp_path, capsys, arguments, message):
+    assert bench.main(arguments.format(tmp_path).split()) == 2
+    assert capsys.readouterr().err == f"error: {message.format(tmp_path)}\n"
+
+
 def test_rows_of_text_with_adapters(tmp_path, capsys):
     path = tmp_path / "bench.json"
     text = ["--dataset", "shakespeare", "--length", "5", "--tokens", "7", "--batch-size", "2", "--model", "gpt", "lstm"]
