@@ -107,7 +107,7 @@ def _landscape(one: Landscape, style: Style) -> Drawing:
         drawing = (_heat_map if crossed else _scatter)(one, style)
     else:
         drawing = _parallel(one, style)
-    drawing.suptitle(figure_text(f"{method_name(one.method)}: {_over(one)}", 100), fontsize="medium")
+    drawing.suptitle(figure_text(f"{method_name(one.method)}: {_over(one)}", 100), fontsize="medium", wrap=True)
     return drawing
 
 

@@ -224,7 +224,13 @@ def _cost_table(plan: TunePlan, costs: dict[tuple[int, str], Cost]) -> Table:
             cost = costs.get((at, method), Cost())
             total = total.plus(cost)
             rows.append([Cell(what, sort=float(at)), Cell(method_name(method)), *_cost_cells(cost)])
-    rows.append([Cell("all", sort=math.inf), Cell("all" if len(plan.methods) > 1 else method), *_cost_cells(total)])
+    rows.append(
+        [
+            Cell("all", sort=math.inf),
+            Cell("all" if len(plan.methods) > 1 else method_name(plan.methods[0])),
+            *_cost_cells(total),
+        ]
+    )
     columns = [
         *(Column("Stage", numeric=False), Column("Method", numeric=False), Column("runs"), Column("rounds")),
         *(Column("time"), Column("bytes")),

@@ -62,9 +62,10 @@ def tested(winner: Winner, objective: Metric) -> str:
 
 
 def toml(values: Mapping[str, Any], remarks: Sequence[str] = ()) -> str:
-    """Settings as TOML; JSON writes numbers, lists and texts as TOML does."""
+    """Settings as TOML; JSON writes numbers, lists and unescaped texts as TOML does."""
     lines = [f"# {remark}" for remark in remarks]
-    return "\n".join([*lines, *(f"{name} = {json.dumps(value)}" for name, value in values.items())]) + "\n"
+    lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in values.items()]
+    return "\n".join(lines) + "\n"
 
 
 def closing_lines(plan: TunePlan, state: State) -> list[str]:

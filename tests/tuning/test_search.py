@@ -11,6 +11,7 @@ import pytest
 from fedlada_mpi import tune
 from fedlada_mpi.rundir import lock
 from fedlada_mpi.rundir.columns import ACCURACY, LOSS, Columns
+from fedlada_mpi.settings import load
 from fedlada_mpi.support.errors import DIVERGED, UserError
 from fedlada_mpi.tuning import journal, outcomes, page, results, search
 from fedlada_mpi.tuning.plan import parse_plan
@@ -407,7 +408,6 @@ def test_an_element_of_an_array_that_fails(tmp_path):
 
 def test_settings_of_the_winner(tmp_path):
     from fedlada_mpi.algorithms import resolve
-    from fedlada_mpi.settings import load
 
     one = make(tmp_path)
     one.run()
@@ -420,10 +420,13 @@ def test_settings_of_the_winner(tmp_path):
     assert "# test accuracy 42.00% ± 1.41%, 2 seeds.\n" in path.read_text()
 
 
-def test_texts_in_toml():
-    assert results.toml({"a": 'say "é"\n', "b": True, "c": [0.5, 1e-05], "d": 3}) == (
-        'a = "say \\"\\u00e9\\"\\n"\nb = true\nc = [0.5, 1e-05]\nd = 3\n'
-    )
+def test_texts_in_toml(tmp_path):
+    values = {"a": 'say "é 𝛼"\n', "b": True, "c": [0.5, 1e-05], "d": 3}
+    text = results.toml(values)
+    assert text == 'a = "say \\"é 𝛼\\"\\n"\nb = true\nc = [0.5, 1e-05]\nd = 3\n'
+    path = tmp_path / "a.toml"
+    path.write_text(text, encoding="utf-8")
+    assert load(path) == values
 
 
 def test_what_belongs_together(tmp_path, capsys):

@@ -50,6 +50,15 @@ def test_a_grid_of_two_is_a_heat_map():
     assert texts == {"diverged": "normal", "20.0": "normal", "50.0": "bold", "25.0": "normal"}
 
 
+def test_the_title_of_a_small_heat_map_is_whole():
+    points = [{"lr": lr, "weight_decay": decay} for lr in (1.0, 0.1) for decay in (0.01, 0.1)]
+    space = {"lr": Choices((1.0, 0.1)), "weight_decay": DECAY}
+    drawing = drawn(space, points, [scored(0.2)] * 4, [Rung(3, 4)]).figure
+    drawing.canvas.draw()
+    title = drawing._suptitle.get_window_extent()
+    assert 0 <= title.x0 < title.x1 <= drawing.bbox.width
+
+
 def test_two_settings_that_are_drawn_are_points():
     points = [{"lr": 0.1, "weight_decay": 0.01}, {"lr": 0.5, "weight_decay": 0.1}, {"lr": 0.9, "weight_decay": 0.1}]
     axes = drawn(
