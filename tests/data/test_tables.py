@@ -88,6 +88,9 @@ REFUSED = {
     "no target": (TABLE, [], {}, "no target given, expected --target COLUMN of cost"),
     "a missing number": (TABLE.replace(",40,", ",,"), ["cost"], {}, "column 'age' has no value in row 3: fill it in"),
     "a missing word": (TABLE.replace(",m,", ",NA,"), ["cost"], {}, "column 'sex' has no value in row 2"),
+    "a missing cell of Excel": (TABLE.replace(",m,", ",#N/A,"), ["cost"], {}, "column 'sex' has no value in row 2"),
+    "missing in lower case": (TABLE.replace(",40,", ",na,"), ["cost"], {}, "column 'age' has no value in row 3"),
+    "a missing owner": (TABLE.replace(",10,", ",None,"), ["cost"], dict(client="hospital"), "'hospital' has no value"),
     "a missing target": (TABLE.replace("\n7,", "\nnan,"), ["cost"], {}, "column 'cost' has no value in row 6"),
     "a row of nobody": (TABLE.replace(",south,", ",,", 1), ["cost"], dict(client="hospital"), "no value in row 3"),
     "infinity": (TABLE.replace(",40,", ",inf,"), ["cost"], {}, "column 'age' has 'inf' in row 3"),
@@ -303,6 +306,30 @@ def test_numbers_that_would_become_others_are_refused(tmp_path, text, how, words
     (tmp_path / "odd.csv").write_text(text)
     with pytest.raises(UserError, match=words):
         load_csv(tmp_path / "odd.csv", **how)
+
+
+@pytest.mark.parametrize("cell", ["1,234.5", "none", "<0.1", "-", "3 days"])
+@pytest.mark.parametrize("target", ["days", "y"])
+def test_one_odd_cell_makes_no_text_of_numbers(tmp_path, cell, target):
+    """As a target it would be 5 classes, as a feature 5 columns."""
+    (tmp_path / "a.csv").write_text(f'days,y\n0.5,1\n1,2\n2.5,3\n2,1\n"{cell}",2\n')
+    with pytest.raises(UserError, match=f"column 'days' has {cell!r} in row 5, expected a number, as in other rows"):
+        load_csv(tmp_path / "a.csv", target=[target])
+
+
+def test_words_for_nothing(tmp_path):
+    """A category among words, but no value among numbers."""
+    (tmp_path / "a.csv").write_text("rh,y\n+,1\n-,2\nnone,3\n")
+    assert load_csv(tmp_path / "a.csv", target=["y"]).feature_names == ["rh=+", "rh=-", "rh=none"]
+    (tmp_path / "a.csv").write_text("a,y\nNone,1\n2,2\n-,3\n")
+    with pytest.raises(UserError, match="column 'a' has 'None' in row 1, expected a number"):
+        load_csv(tmp_path / "a.csv", target=["y"])
+
+
+def test_as_many_words_as_rows_are_no_classes(tmp_path):
+    column = [f"{i}d" for i in range(50)]
+    with pytest.raises(UserError, match="'y' is text with 50 values in 60 rows, expected at most 30 classes: make"):
+        targets_of({"y": [*column, *column[:10]]}, "", tmp_path / "a.csv")
 
 
 def test_codes_are_no_numbers(tmp_path):

@@ -19,7 +19,8 @@ from .bounds import check_memory
 
 TEST_SHARE, TEST_SEED = 0.2, 0  # not the partition's seed: all partitions of a table have the same test rows
 MOST_VALUES = 20  # of a column of text, which becomes a column for each
-MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
+MISSING = ("", "na", "n/a", "#n/a", "#na", "<na>", "nan", "null", "?")  # in any case
+NOTHING = ("none", "nil", "-", "--", ".")  # missing among numbers and owners; among words they may be one
 TRUTH = {"true": 1.0, "false": 0.0}
 DELIMITERS = ",;\t|"
 DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
@@ -55,7 +56,7 @@ def load_csv(
     targets, names, task = targets_of({name: columns[name] for name in target}, task, raw)
     owners = None
     if client:
-        check_complete(client, columns[client], raw)
+        check_complete(client, columns[client], raw, missing=(*MISSING, *NOTHING))
         owners = _numbered(columns[client])
     inputs, features = features_of({n: c for n, c in columns.items() if n not in {*target, client, *drop}}, raw)
     share = TEST_SHARE if test_share is None else test_share
@@ -109,8 +110,14 @@ def _without_nul(lines: Iterable[str]) -> Iterator[str]:
         yield line
 
 
-def check_complete(name: str, column: list[str], raw: Path, advice: str = "fill it in, or remove the row") -> None:
-    if row := next((row for row, cell in enumerate(column, 1) if cell in MISSING), 0):
+def check_complete(
+    name: str,
+    column: list[str],
+    raw: Path,
+    advice: str = "fill it in, or remove the row",
+    missing: Sequence[str] = MISSING,
+) -> None:
+    if row := next((row for row, cell in enumerate(column, 1) if cell.lower() in missing), 0):
         raise UserError(f"{raw}: column {name!r} has no value in row {row}: {advice}")
 
 
@@ -124,6 +131,7 @@ def numbers(name: str, column: list[str], raw: Path) -> np.ndarray | None:
     except ValueError:
         if all(DECIMAL_COMMA.fullmatch(cell) for cell in column):
             raise UserError(f"{raw}: column {name!r} has decimal commas, expected points, as in 2.5") from None
+        _refuse_odd_cell(name, column, raw)
         return None
     if (odd := np.flatnonzero(~(np.abs(values) <= LARGEST))).size:
         got = column[odd[0]]
@@ -131,6 +139,25 @@ def numbers(name: str, column: list[str], raw: Path) -> np.ndarray | None:
             f"{raw}: column {name!r} has {shortened(got)} in row {odd[0] + 1}, expected a number up to {LARGEST:g}"
         )
     return values
+
+
+def _refuse_odd_cell(name: str, column: list[str], raw: Path) -> None:
+    """A column that is mostly numbers is no text because of a few cells."""
+    odd = [row for row, cell in enumerate(column) if not _is_number(cell)]
+    words = sum(column[row].lower() not in NOTHING for row in odd)
+    if len(column) - len(odd) > words:
+        raise UserError(
+            f"{raw}: column {name!r} has {shortened(column[odd[0]])} in row {odd[0] + 1}, expected a number, as in "
+            "other rows: correct it, or remove the row; if these are codes, put a letter before each"
+        )
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        _number(cell)
+    except ValueError:
+        return False
+    return True
 
 
 def _number(cell: str) -> float:
@@ -177,7 +204,13 @@ def targets_of(columns: dict[str, list[str]], task: str, raw: Path) -> tuple[np.
             return values.astype(np.float32), [], "regression"
         cells = np.array(column) if values is None or truth else values
         found, labels = np.unique(cells, return_inverse=True)
-        if values is not None and not truth and len(found) > max(MOST_VALUES, len(column) // 2):
+        most = max(MOST_VALUES, len(column) // 2)
+        if len(found) > most and values is None:
+            raise UserError(
+                f"--target: column {name!r} is text with {len(found)} values in {len(column)} rows, expected at most "
+                f"{most} classes: make numbers of it, or choose another column"
+            )
+        if len(found) > most:
             raise UserError(f"--task classification: column {name!r} has {len(found)} values: use --task regression")
         names = (
             [f"{value:g}" for value in found] if values is not None and not truth else [str(value) for value in found]
