@@ -332,6 +332,11 @@ def test_as_many_words_as_rows_are_no_classes(tmp_path):
         targets_of({"y": [*column, *column[:10]]}, "", tmp_path / "a.csv")
 
 
+def test_truth_values_in_any_spelling_are_two_classes(tmp_path):
+    targets, names, task = targets_of({"y": ["True", "FALSE", "true", "False"]}, "", tmp_path / "a.csv")
+    assert (targets.tolist(), names, task) == ([1, 0, 1, 0], ["false", "true"], "classification")
+
+
 def test_codes_are_no_numbers(tmp_path):
     (tmp_path / "codes.csv").write_text("code,y\n1_2,3\n12,4\n1_2,5\n")
     assert load_csv(tmp_path / "codes.csv", target=["y"]).feature_names == ["code=12", "code=1_2"]

@@ -202,6 +202,8 @@ def targets_of(columns: dict[str, list[str]], task: str, raw: Path) -> tuple[np.
                     f"--task regression: column {name!r} is text, expected numbers, or --task classification"
                 )
             return values.astype(np.float32), [], "regression"
+        if truth and len({*column}) > 2:  # true and True are one class
+            column = [cell.lower() for cell in column]
         cells = np.array(column) if values is None or truth else values
         found, labels = np.unique(cells, return_inverse=True)
         most = max(MOST_VALUES, len(column) // 2)
