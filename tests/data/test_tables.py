@@ -337,6 +337,19 @@ def test_truth_values_in_any_spelling_are_two_classes(tmp_path):
     assert (targets.tolist(), names, task) == ([1, 0, 1, 0], ["false", "true"], "classification")
 
 
+@pytest.mark.parametrize(
+    ("codes", "labels"),
+    [
+        (["1000003", "1000001", "1000002", "1000001"], [2, 0, 1, 0]),
+        (["2.1234568", "-3", "2.1234567", "10"], [2, 0, 1, 3]),
+        (["9007199254740993", "9007199254740992", "9007199254740992", "9007199254740993"], [1, 0, 0, 1]),
+    ],
+)
+def test_classes_have_the_names_of_their_codes(tmp_path, codes, labels):
+    targets, names, _ = targets_of({"y": codes}, "classification", tmp_path / "a.csv")
+    assert (targets.tolist(), [names[label] for label in labels]) == (labels, codes)
+
+
 def test_codes_are_no_numbers(tmp_path):
     (tmp_path / "codes.csv").write_text("code,y\n1_2,3\n12,4\n1_2,5\n")
     assert load_csv(tmp_path / "codes.csv", target=["y"]).feature_names == ["code=12", "code=1_2"]

@@ -22,6 +22,7 @@ MOST_VALUES = 20  # of a column of text, which becomes a column for each
 MISSING = ("", "na", "n/a", "#n/a", "#na", "<na>", "nan", "null", "?")  # in any case
 NOTHING = ("none", "nil", "-", "--", ".")  # missing among numbers and owners; among words they may be one
 TRUTH = {"true": 1.0, "false": 0.0}
+EXACT = 2.0**53  # from here on, two codes may be the same double: as classes they are text
 DELIMITERS = ",;\t|"
 DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
 BYTES = 12  # of memory for each byte of a table, as text and as numbers
@@ -196,6 +197,8 @@ def targets_of(columns: dict[str, list[str]], task: str, raw: Path) -> tuple[np.
     if len(columns) == 1 and task in ("", "classification", "regression"):
         column, values = columns[name], parts[name]
         truth = all(cell.lower() in TRUTH for cell in column)
+        if task == "classification" and values is not None and np.abs(values).max() >= EXACT:
+            values = None
         if task == "regression" or (not task and values is not None and not truth):
             if values is None:
                 raise UserError(
@@ -214,9 +217,7 @@ def targets_of(columns: dict[str, list[str]], task: str, raw: Path) -> tuple[np.
             )
         if len(found) > most:
             raise UserError(f"--task classification: column {name!r} has {len(found)} values: use --task regression")
-        names = (
-            [f"{value:g}" for value in found] if values is not None and not truth else [str(value) for value in found]
-        )
+        names = [_exact(value) if isinstance(value, float) else str(value) for value in found.tolist()]
         return labels.reshape(-1).astype(np.int64), names, "classification"
     if odd := next((name for name, values in parts.items() if values is None), None):
         raise UserError(f"--target: column {odd!r} is text, expected numbers for --task {task or 'survival'}")
@@ -233,6 +234,10 @@ def targets_of(columns: dict[str, list[str]], task: str, raw: Path) -> tuple[np.
         f"--target: got {len(columns)} columns for --task {task or 'none'}, expected --task survival "
         "with event and time, regression or multilabel"
     )
+
+
+def _exact(value: float) -> str:
+    return str(int(value)) if value.is_integer() else repr(value)
 
 
 def _numbered(column: list[str]) -> np.ndarray:
