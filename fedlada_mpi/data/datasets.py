@@ -236,12 +236,12 @@ def _prepare(config: Config, directory: Path, silos: int, report: Callable[[str]
         if raw is None:
             other = f"prepare others with {_command(settings)} and run it again"
             raise UserError(f"{differs}, and their raw data is not there: add --{flag(name)} {value}, or {other}")
-        if fingerprint(settings, raw) != near.source:
+        if fingerprint(settings, raw, near.source) != near.source:
             raise UserError(f"{differs}, and {raw} has changed since: prepare both from it, first with {near.command}")
     with _alone(directory, report):
         if not (directory / MANIFEST).is_file():
             report(f"preparing {directory}, once for all runs with these settings")
-            prepare(settings)
+            prepare(settings, like=near.source if near else "")
 
 
 @contextmanager

@@ -28,8 +28,13 @@ Examples: TypeAlias = "ImageSet | ArraySet"
 CELL_BYTES = 32  # in the table of images per client and class, as an array, a list and text
 
 
-def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda message: None) -> Manifest:
-    """Write the shards that ``settings`` describe, unless they are there; ``report`` receives progress messages."""
+def prepare(
+    settings: PrepareSettings, report: Callable[[str], None] = lambda message: None, like: str = ""
+) -> Manifest:
+    """Write the shards that ``settings`` describe, unless they are there; ``report`` receives progress messages.
+
+    ``like``: the fingerprint of the raw data in other shards of it.
+    """
     settings.check()
     if not settings.force and (settings.out / MANIFEST).exists():
         present = read_manifest(settings.out)
@@ -57,7 +62,7 @@ def prepare(settings: PrepareSettings, report: Callable[[str], None] = lambda me
             examples = replace(examples, inputs=inputs, test_inputs=tests)
     if settings.normalised == "client" and isinstance(examples, ArraySet):
         examples, division = by_client(examples, division)
-    manifest = describe(settings, fingerprint(settings, raw), examples, division)
+    manifest = describe(settings, fingerprint(settings, raw, like), examples, division)
     number, clients = sum(map(len, division.owned)), len(division.owned)
     report(f"writing {number} training {what} of {clients} clients to {manifest['silos']} silo files")
     return write_shards(settings.out, manifest, examples, division, settings.raw)
@@ -273,7 +278,7 @@ def refuse_other_settings(settings: PrepareSettings, present: Manifest) -> None:
     differences = [f"{name} {actual} not {wanted}" for name, (actual, wanted) in pairs.items() if actual != wanted]
     raw = settings.raw or sources.raw_available(settings.dataset, settings.out.parent)
     # Raw data may have been removed once the shards were written.
-    if not differences and raw and is_readable(raw) and fingerprint(settings, raw) != present.source:
+    if not differences and raw and is_readable(raw) and fingerprint(settings, raw, present.source) != present.source:
         differences = ["other raw data"]
     if differences:
         raise UserError(
@@ -288,10 +293,10 @@ def complete(manifest: Manifest) -> bool:
     return all(path.is_file() and path.stat().st_size == size for path, size in paths.items())
 
 
-def fingerprint(settings: PrepareSettings, raw: Path) -> str:
+def fingerprint(settings: PrepareSettings, raw: Path, like: str = "") -> str:
     """Distinguishes this raw data from other data of the same name."""
     try:
-        return sources.fingerprint(settings.dataset, raw)
+        return sources.fingerprint(settings.dataset, raw, like)
     except OSError as error:
         raise UserError(f"{error.filename or raw}: cannot be read ({error.strerror or error})") from None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,10 @@ import pytest
 from PIL import Image
 
 from data_prep.__main__ import main
+from fedlada_mpi.data.datasets import ensure, resolve_dataset
 from fedlada_mpi.data.manifest import read_manifest
+from fedlada_mpi.data.prepare import prepare
+from fedlada_mpi.data.settings import PrepareSettings
 from fedlada_mpi.data.shards import read_test
 from fedlada_mpi.data.sources import load
 from fedlada_mpi.data.sources.imagefolder import ORIENTATION, read_photos
@@ -161,6 +166,43 @@ def test_folders_that_are_refused(tmp_path):
     fails("--test-share: got 0.1, which leaves owner (mia|ben) no training image")
     folder(tmp_path / "test")
     fails("--test-share has no effect: the test images are in", test_share=0.1)
+
+
+def test_other_pixels_in_files_of_the_same_size_are_noticed(tmp_path):
+    raw, settings = tmp_path / "raw", dict(clients=2, silos=1, dirichlet=0.3)
+    for name in ("a", "b"):
+        for number in range(4):
+            save(raw / name / f"{number}.bmp", grey(number))
+    first = prepare(PrepareSettings("imagefolder", tmp_path / "data" / "raw", raw, **settings))
+    assert prepare(PrepareSettings("imagefolder", tmp_path / "data" / "raw", raw, **settings)).source == first.source
+    save(raw / "b" / "3.bmp", grey(99))
+    with pytest.raises(UserError, match="other raw data"):
+        prepare(PrepareSettings("imagefolder", tmp_path / "data" / "raw", raw, **settings))
+    resolved, directory = resolve_dataset(dict(dataset="raw", data_dir=str(tmp_path / "data"), clients=3), {})
+    with pytest.raises(UserError, match="raw has changed since: prepare both from it"):
+        ensure(resolved.config, directory, 1)
+
+
+def test_shards_of_version_1_0_are_compared_by_names_and_sizes(tmp_path):
+    """They are still the same data, of which other partitions are made, until another size is found."""
+    raw, settings = tmp_path / "raw", dict(clients=2, silos=1, dirichlet=0.3)
+    lines = []
+    for name in ("a", "b"):
+        for number in range(4):
+            save(raw / name / f"{number}.bmp", grey(number))
+            lines.append(f"{name}/{number}.bmp\0{(raw / name / f'{number}.bmp').stat().st_size}\n")
+    out = tmp_path / "data" / "raw"
+    prepare(PrepareSettings("imagefolder", out, raw, **settings))
+    source = hashlib.sha256("".join(lines).encode()).hexdigest()
+    written = json.loads((out / "manifest.json").read_text())
+    (out / "manifest.json").write_text(json.dumps({**written, "source": source}))
+    assert prepare(PrepareSettings("imagefolder", out, raw, **settings)).source == source
+    for _ in range(2):  # prepared, then found
+        resolved, directory = resolve_dataset(dict(dataset="raw", data_dir=str(out.parent), clients=3), {})
+        assert ensure(resolved.config, directory, 1).source == source
+    (raw / "b" / "3.bmp").write_bytes((raw / "b" / "3.bmp").read_bytes() + b"0")
+    with pytest.raises(UserError, match="other raw data"):
+        prepare(PrepareSettings("imagefolder", out, raw, **settings))
 
 
 def test_the_command_with_names_of_any_language(tmp_path, monkeypatch, capsys, recwarn):

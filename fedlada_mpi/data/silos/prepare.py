@@ -72,7 +72,7 @@ def prepare_silo(
         same = raw is None or (
             present.silo == name
             and (not by_list(present.task) or [*present.class_names] == [*classes])
-            and fingerprint(settings, raw) == present.source
+            and fingerprint(settings, raw, present.source) == present.source
             and present.reading == settings.recorded
             and (present.seed, present.resize) == (settings.seed, settings.resize)
         )

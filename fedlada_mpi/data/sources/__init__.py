@@ -83,10 +83,13 @@ def load_listed(dataset: str, raw: Path, workers: int, classes: Sequence[str], *
     return arrays
 
 
-def fingerprint(dataset: str, raw: Path) -> str:
-    """Distinguishes this raw data from other data of the same name; official data is always the same."""
+def fingerprint(dataset: str, raw: Path, like: str = "") -> str:
+    """Distinguishes this raw data from other data of the same name; official data is always the same.
+
+    ``like``: one of any version, to compare with.
+    """
     if dataset == "imagefolder" and raw.is_dir():
-        return imagefolder.fingerprint(raw)
+        return imagefolder.fingerprint(raw, like)
     if dataset == "text" and raw.is_dir():
         return text.fingerprint(raw)
     if dataset in SHIPPED or (raw.suffix != ".npz" and dataset != "csv") or not raw.is_file():

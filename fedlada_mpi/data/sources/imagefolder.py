@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from ...support.errors import UserError
 from ...support.processes import usable_cores
+from ..checksums import sha256
 from .base import ArraySet, ImageSet
 from .bounds import empty_images
 from .decode import METADATA_BYTES, MODES, bombs_refused, decode_all, decoding, refuse
@@ -37,6 +38,7 @@ DEEPEST = 3  # CLIENT/CLASS/IMAGE
 COLOUR = {"RGB", "RGBA", "P", "CMYK", "YCbCr", "PA", "RGBX"}
 ORIENTATION, TURNED = 0x0112, range(5, 9)  # the EXIF tag, and its values that exchange height and width
 TEST_SHARE, TEST_SEED = 0.1, 0  # not the partition's seed: all partitions of a folder have the same test images
+BY_CONTENT = "contents:"  # begins the fingerprint of a folder; those of version 1.0.0 were of names and sizes
 # Of a photo that is resized: Pillow's limit, beyond which it is refused, times four channels.
 MOST_BYTES = METADATA_BYTES + 4 * 89_478_485
 
@@ -253,12 +255,17 @@ def read_photos(paths: Sequence[str], shape: tuple[int, ...]) -> np.ndarray:
     return out
 
 
-def fingerprint(raw: Path) -> str:
-    """A hash of file names and sizes: changes when the data does, without reading it."""
-    digest = hashlib.sha256()
-    for root in filter(None, roots(raw)):
-        prefix = "" if root == raw else f"{root.name}/"
-        for file in sorted(image_files(root), key=lambda file: file.parts):
-            line = f"{prefix}{file.as_posix()}\0{(root / file).stat().st_size}\n"
-            digest.update(line.encode(errors="surrogateescape"))
-    return digest.hexdigest()
+def fingerprint(raw: Path, like: str = "") -> str:
+    """A hash of file names and contents; of names and sizes where ``like``, which it is compared with, is one."""
+    files = {
+        root / file: f"{'' if root == raw else f'{root.name}/'}{file.as_posix()}"
+        for root in filter(None, roots(raw))
+        for file in sorted(image_files(root), key=lambda file: file.parts)
+    }
+    by_size, digest = bool(like) and not like.startswith(BY_CONTENT), hashlib.sha256()
+    with ThreadPoolExecutor(usable_cores()) as pool:  # hashlib releases the interpreter lock
+        each = pool.map(os.path.getsize if by_size else sha256, files)
+        found = [*tqdm(each, "hashing", len(files), unit=" images", disable=None)]
+    for name, what in zip(files.values(), found, strict=True):
+        digest.update(f"{name}\0{what}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest() if by_size else BY_CONTENT + digest.hexdigest()
