@@ -143,6 +143,9 @@ def stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, np.ndarray]:
 
 def array(given: object, what: str) -> np.ndarray:
     """The value as an array; a tensor may be on a GPU or have a gradient."""
+    parts = given if isinstance(given, (list, tuple)) else [given]
+    if any(isinstance(part, np.ma.MaskedArray) and np.ma.is_masked(part) for part in parts):
+        raise UserError(f"{what}: got masked values, expected none: leave their rows out, or .filled(...) them")
     try:
         return np.asarray(given.detach().cpu() if hasattr(given, "detach") else given)
     except (ValueError, TypeError, RuntimeError) as error:

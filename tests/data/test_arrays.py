@@ -213,6 +213,10 @@ def good(**changes):
 REFUSED = {
     "a NaN among the inputs": (dict(inputs=np.where(X == 4, np.nan, X)), "training inputs: got nan in row 1"),
     "an infinite target": (dict(test=(X, np.where(Y == 3, np.inf, Y))), "test targets: got inf in row 3"),
+    "masked inputs": (dict(inputs=np.ma.masked_equal(X, 4)), "data: inputs: got masked values, expected none"),
+    "masked targets": (dict(targets=np.ma.masked_equal(Y, 4)), "data: targets: got masked values"),
+    "masked test rows": (dict(test=([*np.ma.masked_equal(X, 4)], Y)), "data: test inputs: got masked values"),
+    "rows of masked targets": (dict(targets=[*np.ma.masked_equal(X, 4)]), "data: targets: got masked values"),
     "objects": (dict(inputs=np.array([{}] * 6)), "training inputs are object, expected bool, integers or floats"),
     "text": (dict(targets=list("abcdef"), test=(X, list("abcdef"))), "training targets are <U1"),
     "complex numbers": (dict(inputs=X + 1j), "training inputs are complex"),

@@ -354,6 +354,8 @@ def test_predictions_of_integers_and_of_rows_that_are_too_long(data, there):
     np.testing.assert_array_equal(run.predict([[1, 2, 3]]), run.predict([[1.0, 2.0, 3.0]]))
     with pytest.raises(UserError, match="got no rows"):
         run.predict(np.zeros((0, 3)))
+    with pytest.raises(UserError, match="inputs: got masked values, expected none"):
+        run.predict(np.ma.masked_equal([[1.0, 2.0, 3.0]], 2))
     tokens = Data(inputs=[[0, 1, 2], [1, 2]], clients=[0, 0], test=([[0, 1], [1, 0, 2]],))
     run = train(data=tokens, model=nn.Embedding(3, 3).double(), out=f"{there}/tokens", **where)
     with pytest.raises(UserError, match="got a row of 4, expected at most 3, as in training"):
