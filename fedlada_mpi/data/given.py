@@ -104,11 +104,15 @@ def next_tokens(tokens: Inputs) -> np.ndarray:
 def names_of(given: Any, what: str) -> np.ndarray:
     """Names or numbers of owners; text may come as Python objects, as pandas has it."""
     owners = array(given, what)
+    # numpy leaves NUL at the end of a name out, which may make one owner of two.
+    each = given if isinstance(given, (list, tuple)) else owners.reshape(-1).tolist()
+    if odd := next((name for name in each if isinstance(name, str) and "\0" in name), None):
+        raise UserError(f"{what}: got the name {shortened(odd)}, expected one without NUL characters")
     text = owners.dtype == object and all(isinstance(owner, str) for owner in owners.reshape(-1))
     return owners.astype(str) if text else owners
 
 
-def stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, np.ndarray]:
+def stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, list[str | int]]:
     """All pairs of some data sets: inputs, targets and the owner of each."""
     xs, ys, owners = [], [], []
     if odd := next((name for name in sets if not isinstance(name, (str, int))), None):
@@ -138,7 +142,7 @@ def stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, np.ndarray]:
         inputs = [array(x, f"data: {what} inputs") for x in xs]
     if len({y.shape for y in ys}) > 1:
         raise UserError(f"data: {what} targets have several shapes, expected one")
-    return inputs, np.stack(ys), np.array(owners)
+    return inputs, np.stack(ys), owners
 
 
 def array(given: object, what: str) -> np.ndarray:

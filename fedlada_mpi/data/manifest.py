@@ -251,6 +251,15 @@ class Manifest:
 M = TypeVar("M", bound=Manifest)
 
 
+def as_text(name: str) -> str:
+    """The name of an owner as files take it: in UTF-8, without NUL; bytes that are no text are escaped, as \\xff."""
+    try:
+        content = name.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # surrogates that stand for no byte
+        content = name.encode(errors="backslashreplace")
+    return content.decode(errors="backslashreplace").replace("\0", "\\x00")
+
+
 def silo_file(silo: int) -> str:
     return f"silo_{silo + 1:04d}.h5"
 
@@ -338,7 +347,7 @@ def parsed(data: dict[str, Any], root: Path, kind: type[M], **more: Any) -> M:
         clients=clients,
         silos=silos,
         client_ids=client_ids,
-        client_names=tuple(field("client_names", checks.items, checks.text, (0, clients))),
+        client_names=tuple(map(as_text, field("client_names", checks.items, checks.text, (0, clients)))),
         partition=_rule(data.get("partition")),
         seed=field("seed", checks.integer, 0, 2**32 - 1),
         source=field("source", checks.text),

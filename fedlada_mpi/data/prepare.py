@@ -12,7 +12,7 @@ import numpy as np
 
 from ..support.errors import UserError
 from . import sources
-from .manifest import MANIFEST, MOST_VALUES, RAW_PATH, READING, Manifest, read_manifest
+from .manifest import MANIFEST, MOST_VALUES, RAW_PATH, READING, Manifest, as_text, read_manifest
 from .normalise import by_client, statistics, time_edges
 from .partition import hold_out, partition, strata
 from .picture import PICTURE, draw
@@ -187,7 +187,7 @@ def describe(settings: PrepareSettings, source: str, examples: Examples, divisio
         **({"test_share": examples.test_share} if examples.test_share else {}),
         "source": source,
         "class_names": examples.class_names,
-        "client_names": division.names,
+        "client_names": [as_text(name) for name in division.names],
         "client_sha256": client_checksums(examples, division),
         **by_class,
     }

@@ -200,6 +200,8 @@ def test_torch_data_sets(written):
     manifest, shard, test = written(data=Data.from_datasets([Pairs(i) for i in range(11)], test=Pairs(0, 9)))
     assert shard.inputs[:, 0].tolist() == list(range(11))
     assert test[1].tolist() == [0, 1]
+    with pytest.raises(UserError, match=r"clients: got the name 'a.x00', expected one without NUL"):
+        Data.from_datasets({"a": Pairs(1), "a\0": Pairs(2)}, test=Pairs(1))
     with pytest.raises(UserError, match="data set 'a' has no rows"):
         Data.from_datasets({"a": Pairs()}, test=Pairs(1))
     with pytest.raises(UserError, match=r"got 3, expected pairs \(x, y\)"):
@@ -221,6 +223,8 @@ REFUSED = {
     "text": (dict(targets=list("abcdef"), test=(X, list("abcdef"))), "training targets are <U1"),
     "complex numbers": (dict(inputs=X + 1j), "training inputs are complex"),
     "fewer targets": (dict(targets=Y[:5]), "got 6 rows of inputs and 5 targets"),
+    "an owner with NUL": (dict(clients=["a\0", *OWNERS[1:]]), r"clients: got the name 'a.x00', expected one"),
+    "an owner with NUL in pandas": (dict(clients=np.array(["a\0b"] * 6, object)), "expected one without NUL"),
     "fewer owners": (dict(clients=OWNERS[:5]), "got 5 owners for 6 rows"),
     "owners that are numbers with a point": (dict(clients=np.ones(6)), "clients: got float64 of shape"),
     "an unknown owner of a test row": (dict(test=(X, Y, [*OWNERS[:5], "z"])), "test rows of 'z', who has no training"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tracemalloc
 
@@ -10,9 +11,11 @@ import pytest
 from hostile_data import HOSTILE, image_folder, npz
 from PIL import Image
 
+from fedlada_mpi.data.manifest import read_manifest
 from fedlada_mpi.data.prepare import divide, prepare
 from fedlada_mpi.data.settings import PrepareSettings
 from fedlada_mpi.data.sources import ImageSet, bounds, load
+from fedlada_mpi.rundir.client_values import CLIENTS, Clients, ClientValues, latest
 from fedlada_mpi.support.errors import UserError
 
 # Some of the archives take longer to make than everything else here: the campaign has them.
@@ -70,3 +73,23 @@ def test_names_that_are_not_text(tmp_path):
     os.rename(os.fsencode(folder / "train" / "b"), os.fsencode(folder / "train") + b"/\xfe\n$\\no$")
     manifest = prepare(PrepareSettings(kind, tmp_path / "out", folder, clients=2, silos=1, partition="iid"))
     assert manifest.clients == 2
+
+
+def test_owners_whose_names_are_not_text(tmp_path):
+    """Folders in latin-1, and what version 1.0.0 wrote of them: the names are text for all that is written later."""
+    for place in (b"train/M\xfcller/a", b"train/M\xfcller/b", b"train/\xfe/a", b"test/a"):
+        folder = tmp_path / "raw" / os.fsdecode(place)
+        folder.mkdir(parents=True)
+        Image.new("L", (5, 4), 7).save(folder / "0.png")
+    manifest = prepare(PrepareSettings("imagefolder", tmp_path / "out", tmp_path / "raw"))
+    assert manifest.client_names == ("M\\xfcller", "\\xfe")
+    path = tmp_path / "out" / "manifest.json"
+    written = json.loads(path.read_text())
+    assert written["client_names"] == [*manifest.client_names]
+    path.write_text(json.dumps({**written, "client_names": ["\udcfe", "\ud800\0"]}))
+    names = read_manifest(tmp_path / "out").client_names
+    assert names == ("\\xfe", "\\ud800\\x00")
+    values = ClientValues(tmp_path, 0, Clients(np.ones(2, int), np.ones(2, int), names=names))
+    values.append(1, dict.fromkeys(values.values, [0.5, 0.5]))
+    values.write()
+    assert latest(tmp_path / CLIENTS, 1)["names"].tolist() == [*names]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import numpy as np
 
 from ...support.errors import UserError
+from ..manifest import as_text
 from .base import ArraySet
 from .bounds import check_memory, read_file
 
@@ -66,8 +66,7 @@ def text_files(raw: Path) -> dict[str, Path]:
         raise UserError(f"{raw}: no files, expected a text for each client")
     short = [path.stem for path in paths]
     names = short if len({*short}) == len(paths) else [path.name for path in paths]
-    # Bytes that are no text stay apart: \xfe and \xff are two clients.
-    return {os.fsencode(name).decode(errors="backslashreplace"): path for name, path in zip(names, paths, strict=True)}
+    return {as_text(name): path for name, path in zip(names, paths, strict=True)}
 
 
 def fingerprint(raw: Path) -> str:
