@@ -19,7 +19,7 @@ from fedlada_mpi.data.settings import PrepareSettings
 from fedlada_mpi.data.shards import padded_inputs, read_manifest, read_silos, read_test
 from fedlada_mpi.data.sources import ArraySet, load
 from fedlada_mpi.data.sources.embedded import EMBEDDED
-from fedlada_mpi.data.sources.table import load_csv, read_columns, targets_of
+from fedlada_mpi.data.sources.table import load_csv, read_columns, single, targets_of
 from fedlada_mpi.settings import PRESETS
 from fedlada_mpi.support.errors import UserError
 
@@ -348,6 +348,28 @@ def test_truth_values_in_any_spelling_are_two_classes(tmp_path):
 def test_classes_have_the_names_of_their_codes(tmp_path, codes, labels):
     targets, names, _ = targets_of({"y": codes}, "classification", tmp_path / "a.csv")
     assert (targets.tolist(), [names[label] for label in labels]) == (labels, codes)
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_refused(tmp_path):
+    """It has steps of 128 from 2^30 to 2^31; the deviation of 0 to 100 is 29."""
+    times = [f"{1_700_000_000 + i},{i % 7}" for i in range(101)]
+    (tmp_path / "a.csv").write_text("\n".join(["time,y", *times]))
+    words = (
+        "column 'time' has numbers from 1700000000 to 1700000100, which float32 rounds by .*: subtract 1700000000 from"
+    )
+    with pytest.raises(UserError, match=words + " all, or add --drop time"):
+        load_csv(tmp_path / "a.csv", target=["y"])
+    with pytest.raises(UserError, match=words + " all$"):
+        load_csv(tmp_path / "a.csv", target=["time"])
+    with pytest.raises(UserError, match=words + " all$"):
+        load_csv(tmp_path / "a.csv", target=["y", "time"], task="regression")
+
+
+@pytest.mark.parametrize(
+    "column", [[1.6e9, 1.7e9, 1.65e9], [0.3, 0.1 + 0.2, 0.3], [1600000001, 1600000001, 1600000001], [1e-3, 1e12, 5]]
+)
+def test_numbers_that_float32_rounds_a_little(tmp_path, column):
+    assert single("x", np.array(column, float), tmp_path).tolist() == np.array(column, np.float32).tolist()
 
 
 def test_codes_are_no_numbers(tmp_path):

@@ -23,6 +23,7 @@ MISSING = ("", "na", "n/a", "#n/a", "#na", "<na>", "nan", "null", "?")  # in any
 NOTHING = ("none", "nil", "-", "--", ".")  # missing among numbers and owners; among words they may be one
 TRUTH = {"true": 1.0, "false": 0.0}
 EXACT = 2.0**53  # from here on, two codes may be the same double: as classes they are text
+MOST_ROUNDED = 0.01  # of the standard deviation of a column
 DELIMITERS = ",;\t|"
 DECIMAL_COMMA = re.compile(r"[+-]?\d+(,\d+)?")
 BYTES = 12  # of memory for each byte of a table, as text and as numbers
@@ -142,6 +143,19 @@ def numbers(name: str, column: list[str], raw: Path) -> np.ndarray | None:
     return values
 
 
+def single(name: str, values: np.ndarray, raw: Path, advice: str = "") -> np.ndarray:
+    """The numbers as float32, unless that takes away what they differ by, as from seconds since 1970."""
+    cast, smallest = values.astype(np.float32), values.min()
+    noise = 16 * np.spacing(np.abs(values).max())  # such as 0.3 and 0.1 + 0.2
+    if np.abs(cast - values).max() > MOST_ROUNDED * values.std() and np.ptp(values) > noise:
+        raise UserError(
+            f"{raw}: column {name!r} has numbers from {smallest:.15g} to {values.max():.15g}, which float32 rounds by "
+            f"{np.abs(cast - values).max():.2g}, expected less than {MOST_ROUNDED:.0%} of their standard deviation: "
+            f"subtract {smallest:.15g} from all{advice}"
+        )
+    return cast
+
+
 def _refuse_odd_cell(name: str, column: list[str], raw: Path) -> None:
     """A column that is mostly numbers is no text because of a few cells."""
     odd = [row for row, cell in enumerate(column) if not _is_number(cell)]
@@ -173,7 +187,7 @@ def features_of(columns: dict[str, list[str]], raw: Path) -> tuple[np.ndarray, l
     for name, column in columns.items():
         values = numbers(name, column, raw)
         if values is not None:
-            parts.append(values.astype(np.float32))
+            parts.append(single(name, values, raw, f", or add --drop {shlex.quote(name)}"))
             names.append(name)
             continue
         found = sorted(set(column))
@@ -204,7 +218,7 @@ def targets_of(columns: dict[str, list[str]], task: str, raw: Path) -> tuple[np.
                 raise UserError(
                     f"--task regression: column {name!r} is text, expected numbers, or --task classification"
                 )
-            return values.astype(np.float32), [], "regression"
+            return single(name, values, raw), [], "regression"
         if truth and len({*column}) > 2:  # true and True are one class
             column = [cell.lower() for cell in column]
         cells = np.array(column) if values is None or truth else values
@@ -229,7 +243,7 @@ def targets_of(columns: dict[str, list[str]], task: str, raw: Path) -> tuple[np.
             raise UserError(f"{raw}: --task multilabel: the targets have other values, expected 0 or 1 in each")
         return table.astype(bool), [*columns], task
     if task in ("survival", "regression"):
-        return table.astype(np.float32), [], task
+        return np.stack([single(each, table[:, i], raw) for i, each in enumerate(parts)], axis=1), [], task
     raise UserError(
         f"--target: got {len(columns)} columns for --task {task or 'none'}, expected --task survival "
         "with event and time, regression or multilabel"
