@@ -90,6 +90,6 @@ def test_owners_whose_names_are_not_text(tmp_path):
     names = read_manifest(tmp_path / "out").client_names
     assert names == ("\\xfe", "\\ud800\\x00")
     values = ClientValues(tmp_path, 0, Clients(np.ones(2, int), np.ones(2, int), names=names))
-    values.append(1, dict.fromkeys(values.values, [0.5, 0.5]))
+    values.append(1, {name: [0.5, 0.5] for name in values.values})
     values.write()
     assert latest(tmp_path / CLIENTS, 1)["names"].tolist() == [*names]
