@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from ..support.errors import first_line
 from ..support.randomness import Draws
+from ..support.user_code import users_code
 from .form import Stored, each
 from .network import Network
-from .parameters import outputs_with, tensors, tied
+from .parameters import outputs_with, tensors, tied, while_holding
 
 CLIENTS, IMAGES = 2, 2
 DOUBLE = 2_000_000  # numbers of a model up to which double precision is tried; beyond, it would take too much memory
@@ -88,8 +89,12 @@ def _plain(
     network: Network, module: nn.Module, state: dict[str, Tensor], images: Stored, key: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     leaves = {name: value.requires_grad_() for name, value in state.items()}
-    with torch.enable_grad(), Draws(key, stacked=False):
-        logits = _call(network, module, leaves, images, training=True)
-        every = list(leaves.values())
-        gradients = torch.autograd.grad(_loss(logits), every, allow_unused=True, materialize_grads=True)
+
+    def passes() -> tuple[Tensor, tuple[Tensor, ...]]:
+        logits, every = _call(network, module, leaves, images, training=True), list(leaves.values())
+        return logits, torch.autograd.grad(_loss(logits), every, allow_unused=True, materialize_grads=True)
+
+    expected = "a model that autograd can differentiate"
+    with torch.enable_grad(), Draws(key, stacked=False), users_code(f"--model {network.name}", expected):
+        logits, gradients = while_holding(module, {**tensors(module), **leaves}, tied(module), passes)
     return logits.detach(), dict(zip(leaves, gradients, strict=True))

@@ -7,8 +7,9 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain, combinations
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ from torch.func import functional_call
 
 from ..support.errors import UserError
 from .form import Form, Stored
+
+T = TypeVar("T")
 
 
 def tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -65,6 +68,31 @@ def outputs_with(
     # Where a whole layer is used twice, torch's own way of tying would leave these values in the module.
     outputs: Tensor = functional_call(module, every, *form.seen(stored), tie_weights=False)
     return outputs
+
+
+def while_holding(
+    module: nn.Module, values: Mapping[str, Tensor], tied: Mapping[str, str], action: Callable[[], T]
+) -> T:
+    """What ``action`` gives while a module has ``values`` in place of its tensors.
+
+    A backward pass may read them from the module, too: checkpointing does, and so do functions and hooks of users.
+    """
+    every = {**values, **{name: values[first] for name, first in tied.items()}}
+    found: T = functional_call(
+        _Caller(module), {f"module.{name}": value for name, value in every.items()}, (action,), tie_weights=False
+    )
+    return found
+
+
+class _Caller(nn.Module):
+    """Calls what it is given."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, action: Callable[[], T]) -> T:
+        return action()
 
 
 def refuse_untrainable(model: str, module: nn.Module) -> None:

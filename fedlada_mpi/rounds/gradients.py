@@ -8,7 +8,7 @@ model but costs more.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from ..gpu.side_stream import SideStream
 from ..models import Network, form, vocabulary
 from ..models.agreement import perturbed
 from ..models.form import Stored
-from ..models.parameters import outputs_with, tensors, tied
+from ..models.parameters import outputs_with, tensors, tied, while_holding
 from ..models.stack import Kernels, Stack
 from ..settings import Config
 from ..support import autograd
@@ -295,9 +295,16 @@ class GenericEngine(Engine):
         if self.network.module.training != training:
             self.network.module.train(training)
 
+    def _values(self, parameters: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Of all tensors of the module."""
+        return {**self._constants(next(iter(parameters.values())).dtype), **parameters}
+
     def _forward(self, parameters: dict[str, Tensor], inputs: Stored) -> Tensor:
-        values = {**self._constants(next(iter(parameters.values())).dtype), **parameters}
-        return outputs_with(self.network.module, values, self.tied, self.network.form, inputs)
+        return outputs_with(self.network.module, self._values(parameters), self.tied, self.network.form, inputs)
+
+    def _holding(self, parameters: dict[str, Tensor], action: Callable[[], Any]) -> Any:
+        """What a forward and a backward pass give with these parameters in the module until both have ended."""
+        return while_holding(self.network.module, self._values(parameters), self.tied, action)
 
     def _constants(self, dtype: torch.dtype) -> dict[str, Tensor]:
         if dtype not in self.constants:
@@ -342,9 +349,13 @@ class GenericEngine(Engine):
         self._set_mode(training=keys is not None)
         self._constants(values.dtype)  # outside of vmap, whose tensors are no longer valid behind it
         layout = self.network.layout
-        gradient = vmap(grad_and_value(self._loss), randomness="different")
+
+        def of_client(parameters: dict[str, Tensor], *batch: Any) -> Any:
+            return self._holding(parameters, lambda: grad_and_value(self._loss)(parameters, *batch))
+
         with self._draws(keys, stacked=True):
-            computed, losses = gradient(layout.views(values), inputs, targets, weight)
+            of_clients = vmap(of_client, randomness="different")
+            computed, losses = of_clients(layout.views(values), inputs, targets, weight)
         for name, target in layout.views(grads).items():
             target.copy_(computed[name])
         return losses
@@ -359,10 +370,14 @@ class GenericEngine(Engine):
         clients = zip(self._leaves(values, grads), targets, weight, each_key, strict=True)
         for client, ((parameters, places), client_targets, client_weight, key) in enumerate(clients):
             client_inputs = form.each(inputs, lambda value, row=client: value[row])
+            leaves, batch = tuple(parameters.values()), (client_inputs, client_targets, client_weight)
+
+            def passes(own: dict[str, Tensor] = parameters, of: Any = leaves, batch: Any = batch) -> Any:
+                loss = self._loss(own, *batch)
+                return loss, torch.autograd.grad(loss, of, allow_unused=True, materialize_grads=True)
+
             with torch.enable_grad(), self._draws(key, stacked=False):
-                loss = self._loss(parameters, client_inputs, client_targets, client_weight)
-                leaves = tuple(parameters.values())
-                computed = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+                loss, computed = self._holding(parameters, passes)
             torch._foreach_copy_(places, computed)
             losses.append(loss.detach())
         return torch.stack(losses)

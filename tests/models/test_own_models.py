@@ -22,6 +22,7 @@ import random
 import numpy as np
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
 def small(classes, image_shape):
@@ -207,6 +208,41 @@ class Clamped(torch.autograd.Function):
 
 own_gradient = wrapped(lambda self, net, x: Clamped.apply(net(x)))
 
+class Rescaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module = module
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dout):
+        return dout * ctx.module.net[1].weight.sum(), None
+
+def checkpointed(self, net, x):
+    return torch.utils.checkpoint.checkpoint(lambda x: net(x) * net(x), self.bend(x), use_reentrant=False)
+
+def reentrant(self, net, x):
+    return torch.utils.checkpoint.checkpoint(net, self.bend(x), use_reentrant=True)
+
+def rescaled(self, net, x):
+    return net(Rescaled.apply(self.bend(x), self))
+
+def hook_of_tensor(self, net, x):
+    x = self.bend(x)
+    if x.requires_grad:
+        x.register_hook(lambda dx: dx * net[1].weight.sum())
+    return net(x)
+
+def bent(change):
+    def made(classes, image_shape):
+        module = Wrapped(classes, image_shape, change)
+        module.bend = nn.Conv2d(image_shape[2], image_shape[2], 1)
+        return module
+    return made
+
+checkpointed, reentrant = bent(checkpointed), bent(reentrant)
+rescaled, hook_of_tensor = bent(rescaled), bent(hook_of_tensor)
+
 def hooked(where, register, hook):
     def build(classes, image_shape):
         net = nn.Sequential(small(classes, image_shape))
@@ -282,6 +318,34 @@ def test_gradients_and_outputs_are_the_plain_modules(name, way):
             torch.testing.assert_close(found[parameter], gradient, rtol=1e-10, atol=1e-13)
     x = engine.network.initial(torch.float64)
     torch.testing.assert_close(engine.outputs(x, images[0]), plain(engine, images[0]).detach())
+
+
+@pytest.mark.parametrize("way", ["_one_by_one", "_at_once"])
+@pytest.mark.parametrize("name", ["checkpointed", "rescaled", "hook_of_tensor"])
+def test_a_backward_pass_reads_the_clients_own_parameters(name, way):
+    engine = engine_of(name)
+    if way == "_at_once" and not engine.capturable:
+        return
+    values = torch.stack([engine.network.initial(torch.float64) * scale for scale in (1.5, 2.0)])
+    images, labels, weight = batch(2)
+    grads = torch.zeros_like(values)
+    getattr(engine, way)(values, grads, images, labels, weight, torch.arange(2))
+    module = engine.network.module.double()
+    for i, row in enumerate(values):
+        module.load_state_dict(engine.network.layout.unpack(row))
+        module.zero_grad()
+        F.cross_entropy(module(images[i].permute(0, 3, 1, 2)), labels[i]).backward()
+        for parameter, found in engine.network.layout.unpack(grads[i]).items():
+            torch.testing.assert_close(found, module.get_parameter(parameter).grad, rtol=1e-12, atol=1e-14)
+
+
+def test_checkpointing_is_no_reason_against_stacked_layers():
+    assert models.build("users_own:checkpointed", 3, (8, 8, 2)).untraceable_because == ""
+
+
+def test_what_autograd_does_not_differentiate_is_refused_in_one_line():
+    with pytest.raises(UserError, match=r"users_own:reentrant.*use_reentrant=False"):
+        models.build("users_own:reentrant", 3, (8, 8, 2))
 
 
 def test_frozen_parameters_are_constants():
