@@ -21,7 +21,10 @@ NEGLIGIBLE = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 def disagreement(network: Network) -> str:
-    """In what the stacked forward differs from the module; sets whether its layers draw random numbers."""
+    """In what the stacked forward differs from the module.
+
+    Sets whether its layers draw random numbers, and which parameters a backward pass reaches.
+    """
     size = sum(value.numel() for value in tensors(network.module).values())
     dtype = torch.float64 if size <= DOUBLE else torch.float32
     draw = torch.Generator().manual_seed(0)
@@ -65,11 +68,16 @@ def _loss(logits: Tensor) -> Tensor:
 def _stacked(network: Network, values: Tensor, images: Stored, keys: Tensor) -> tuple[Tensor, Tensor, bool]:
     assert network.forward is not None
     grads = torch.zeros_like(values)  # the gradient-free parts stay zero
+    places = {entry.name: entry.live(grads).fill_(torch.nan) for entry in network.layout.entries}
     stack = network.stack(values, grads)
     stack.draws = Draws(keys, stacked=True)
     with torch.enable_grad():
         logits = network.forward(stack, images)
         _loss(logits).backward()
+    for name, place in places.items():
+        if place.isnan().all():
+            network.forward.used.discard(name)
+            place.zero_()
     return logits.detach(), grads, stack.draws.count > 0
 
 

@@ -215,8 +215,24 @@ def torchvision_resnet(classes, image_shape):
     return torchvision.models.resnet18(num_classes=classes, norm_layer=lambda channels: nn.GroupNorm(2, channels))
 
 
+class Unreached(nn.Module):
+    """Layers whose parameters no backward pass reaches."""
+
+    def __init__(self, classes, image_shape):
+        super().__init__()
+        self.body, self.head = nn.Linear(image_shape[0] * image_shape[1] * image_shape[2], 6), nn.Linear(6, classes)
+        self.dropped, self.detached, self.gate = nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 6)
+        self.map, self.factor = nn.Conv2d(image_shape[2], 2, 3, stride=4), nn.Parameter(torch.ones(6))
+
+    def forward(self, x):
+        y = torch.tanh(self.body(x.flatten(1)))
+        self.dropped(y) * self.factor
+        y = y + self.detached(y).detach() + self.map(x).detach().mean((2, 3)).sum(1, keepdim=True)
+        return self.head(y * F.one_hot(self.gate(y).argmax(1), 6).to(y.dtype))
+
+
 MODELS = dict(
     resnet18=torchvision_resnet, vgg11=vgg11, lenet=LeNet, mlp=mlp, convnext=ConvNeXt, separable=separable, odd=Odd,
     in_place=InPlace, attention=Attention, shared=Shared, dropping=Dropping, dropped_map=dropped_map, skipping=Skipping,
-    frozen_small_maps=frozen_small_maps, whole_layers=whole_layers,
+    frozen_small_maps=frozen_small_maps, whole_layers=whole_layers, unreached=Unreached,
 )  # fmt: skip
