@@ -212,6 +212,6 @@ class CausalCNN(nn.Module):
 
 def causal_cnn(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn.Module:
     """For text: the next token, of those up to 14 before it."""
-    if not form.integers(form.single) or len(outputs) != 2:
+    if not form.tokens(form.single) or len(outputs) != 2:
         raise ValueError(f"causal_cnn takes rows of tokens, got {form.seen_shape}")
     return CausalCNN(outputs[1], activation)

@@ -60,7 +60,8 @@ class Form:
             rows, columns, channels = self.arrays.shape  # type: ignore[union-attr]
             return f"images {[channels, rows, columns]}"
         if self.single:
-            return f"arrays {list(self.single.shape)}"
+            kind = "truth values" if self.single.dtype == "bool" else "arrays"
+            return f"{kind} {list(self.single.shape)}"
         return ", ".join(f"{name} {list(array.shape)}" for name, array in self.arrays.items())  # type: ignore[union-attr]
 
     @property
@@ -76,8 +77,12 @@ class Form:
         return Axes.plain((self.arrays if isinstance(self.arrays, Array) else self.arrays[name]).shape)
 
     def integers(self, array: Array | None) -> bool:
-        """Whether a module gets this array of the inputs as integers, such as tokens."""
+        """Whether a module gets this array of the inputs as it is stored, such as tokens and masks."""
         return array is not None and not self.image and not array.dtype.startswith("float")
+
+    def tokens(self, array: Array | None) -> bool:
+        """Whether a module can look up this array of the inputs in a table."""
+        return array is not None and self.integers(array) and array.dtype != "bool"
 
     def seen(self, stored: Stored) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
         """Arguments of a module for stored examples [N, ...]: copies, which it may change."""
@@ -96,9 +101,11 @@ class Form:
         return {name: number(array, (*lead, *array.shape)) for name, array in self.arrays.items()}
 
     def random(self, *lead: int, draw: torch.Generator, dtype: torch.dtype = torch.float32) -> Stored:
-        """Examples to try a model on: normal numbers of type ``dtype``, and integers of their range."""
+        """Examples to try a model on: normal numbers of type ``dtype``, integers of their range, and truth values."""
 
         def number(array: Array, shape: tuple[int, ...]) -> Tensor:
+            if array.dtype == "bool":
+                return torch.randint(2, shape, generator=draw).bool()
             if self.integers(array):
                 return torch.randint(max(array.values, 1), shape, generator=draw)
             return torch.randn(shape, generator=draw, dtype=dtype)
@@ -107,7 +114,7 @@ class Form:
 
     def zeros(self, *lead: int, dtype: torch.dtype = torch.float32, device: Any = "cpu") -> Stored:
         def number(array: Array, shape: tuple[int, ...]) -> Tensor:
-            kind = torch.int64 if self.integers(array) else dtype
-            return torch.zeros(shape, dtype=kind, device=device)
+            whole = torch.bool if array.dtype == "bool" else torch.int64
+            return torch.zeros(shape, dtype=whole if self.integers(array) else dtype, device=device)
 
         return self.made(lead, number)

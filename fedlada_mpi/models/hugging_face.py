@@ -132,7 +132,7 @@ def short_rows(outputs: tuple[int, ...], form: Form) -> tuple[tuple[int, ...], F
 
 def _tokens(what: str, form: Form) -> Array:
     tokens = form.arrays.get(TOKENS) if isinstance(form.arrays, Mapping) else form.arrays
-    if tokens is None or not form.integers(tokens) or len(tokens.shape) != 1:
+    if tokens is None or not form.tokens(tokens) or len(tokens.shape) != 1:
         raise UserError(f"{what}: got {form.seen_shape}, expected rows of tokens, or several arrays with {TOKENS}")
     return tokens
 

@@ -103,7 +103,7 @@ def lstm(outputs: tuple[int, ...], form: Form, activation: MakeActivation) -> nn
 
 
 def _vocabulary(name: str, outputs: tuple[int, ...], form: Form) -> int:
-    if not form.integers(form.single) or len(outputs) != 2:
+    if not form.tokens(form.single) or len(outputs) != 2:
         raise ValueError(f"{name} takes rows of tokens, got {form.seen_shape}")
     return outputs[1]
 

@@ -372,6 +372,22 @@ def test_frozen_layers_are_computed_once_for_all_clients():
     assert products.largest < clients * 400 * 16
 
 
+def test_truth_values_reach_a_model_as_they_are():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.norm = nn.Linear(4, 6), nn.Linear(6, 3), nn.LayerNorm(6)
+
+        def forward(self, x, mask):
+            x = torch.where(mask.unsqueeze(-1), self.a(x), self.norm(self.a(x)))
+            x = F.scaled_dot_product_attention(x, x, x, attn_mask=(mask | ~mask[:, :1]).unsqueeze(1))
+            return self.b(x.masked_fill(~mask.unsqueeze(-1), 0.5).mean(1))
+
+    about = About({"x": Array("float32", (5, 4)), "mask": Array("bool", (5,), 2)})
+    network = check_stacked(Masked(), about)
+    assert {value.dtype for value in network.form.zeros(1, 2).values()} == {torch.float32, torch.bool}
+
+
 def test_embeddings_with_padding_and_frequencies():
     class Words(nn.Module):
         def __init__(self):

@@ -92,6 +92,10 @@ def test_a_new_gpt_knows_nothing():
             lambda: models.build("gpt", 10, (32, 32, 3)),
             r"--model gpt: gpt takes rows of tokens, got images \[3, 32, 32\]",
         ),
+        (
+            lambda: models.build("gpt", (5, 2), About(Array("bool", (5,), 2))),
+            r"--model gpt: gpt takes rows of tokens, got truth values \[5\]",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(build, message):
