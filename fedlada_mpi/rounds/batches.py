@@ -22,7 +22,10 @@ from .examples import Examples
 
 @dataclass
 class Plan:
-    """Arrays [K, C, B]; a client's rows end where its own steps do (its weights are zero from there on)."""
+    """Arrays [K, C, B]; a client's rows end where its own steps do (its weights are zero from there on).
+
+    Batches are padded with the client's own first example: no other's is ever among its numbers.
+    """
 
     index: Tensor  # int64, into the rank's images
     weight: Tensor  # 1/n of the batch's n images, 0 where the batch is padded
@@ -154,7 +157,8 @@ def plan(
         order[:, :n] = rng.permutations(n, epochs, config.seed, t, client)
         order = order.reshape(-1, batch)[:count]
         there = order >= 0
-        index[:count, c, :batch] = start + np.maximum(order, 0)
+        index[:, c] = start
+        index[:count, c, :batch] += np.maximum(order, 0)
         weight[:count, c, :batch] = there / there.sum(1, keepdims=True)
         keys[:count, c] = rng.bits(count, config.seed, rng.LAYERS, t, client).view(np.int64)
         if config.augment == "paper":
@@ -187,7 +191,8 @@ def all_batches(
     index, weight = np.zeros(shape, np.int64), np.zeros(shape)
     keys = np.zeros((steps, len(clients)), np.int64)
     for c, (client, start, n) in enumerate(zip(clients.tolist(), starts.tolist(), sizes.tolist(), strict=True)):
-        index[c, :n], weight[c, :n] = start + np.arange(n), 1 / n
+        index[c], weight[c, :n] = start, 1 / n
+        index[c, :n] += np.arange(n)
         keys[:, c] = rng.bits(steps, config.seed, rng.FULL_GRADIENT, t, client).view(np.int64)
 
     def by_step(array: np.ndarray) -> Tensor:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlada_mpi.rounds.batches import Normaliser, Plan, PlanBuffer, gather, local_steps, plan
+from fedlada_mpi.rounds.batches import Normaliser, Plan, PlanBuffer, all_batches, gather, local_steps, plan
 from fedlada_mpi.settings import Config
 
 
@@ -45,6 +45,18 @@ def test_a_plan_by_hand():
             assert sorted(seen.tolist()) == list(own), "every image once in an epoch"
     assert not found.flip.any()
     assert not found.down.any()
+
+
+def test_batches_are_padded_with_the_clients_own_first_example():
+    """A loss that overflows on another client's example would otherwise be NaN, although its weight is zero."""
+    sizes, starts = np.array([5, 3, 1]), np.array([100, 105, 108])
+    arguments = Config(local_epochs=1, batch_size=4, augment="none"), 0, np.arange(3), starts, sizes, 4, torch.float64
+    for found in (plan(*arguments), all_batches(*arguments)):
+        for client, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            index, padding = found.index[:, client], found.weight[:, client] == 0
+            assert padding.any()
+            assert set(index[padding].tolist()) == {start}
+            assert sorted(index[~padding].tolist()) == [*range(start, start + size)]
 
 
 def test_every_epoch_is_shuffled_again():
