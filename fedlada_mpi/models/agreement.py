@@ -12,7 +12,7 @@ from ..support.randomness import Draws
 from ..support.user_code import users_code
 from .form import Stored, each
 from .network import Network
-from .parameters import outputs_with, tensors, tied, while_holding
+from .parameters import dense, outputs_with, tensors, tied, while_holding
 
 CLIENTS, IMAGES = 2, 2
 DOUBLE = 2_000_000  # numbers of a model up to which double precision is tried; beyond, it would take too much memory
@@ -105,4 +105,4 @@ def _plain(
     expected = "a model that autograd can differentiate"
     with torch.enable_grad(), Draws(key, stacked=False), users_code(f"--model {network.name}", expected):
         logits, gradients = while_holding(module, {**tensors(module), **leaves}, tied(module), passes)
-    return logits.detach(), dict(zip(leaves, gradients, strict=True))
+    return logits.detach(), dict(zip(leaves, map(dense, gradients), strict=True))

@@ -14,7 +14,7 @@ from ..support.user_code import users_code
 from . import state
 from .form import Form, Stored, as_stored, each
 from .norms import has_batch_norm
-from .parameters import dtype_of, outputs_with, refuse_untrainable, tensors, tied, trained
+from .parameters import dense, dtype_of, outputs_with, refuse_untrainable, tensors, tied, trained
 
 BATCHES = (1, 2, 3, 7)  # images; clients' batches have many sizes, and are padded
 # Added to every parameter, at most, as a model may act on its weights only where they are large; None: they are zero.
@@ -22,6 +22,7 @@ CHANGES = (0.01, 1.0, 30.0, None)
 ROUNDING = 1e-6  # added to parameters, at most, to see how much a model makes of it
 DRAWS = 3  # by Dropout, of which one may keep the same elements in two batches by chance
 CLOSE, NEGLIGIBLE = 1e-3, 1e-5  # of the outputs of an image
+ROUNDED = 0.1  # of a gradient
 
 
 def dry_run(model: str, module: object, expected: tuple[int, ...] | None, form: Form) -> nn.Module:
@@ -43,6 +44,7 @@ def dry_run(model: str, module: object, expected: tuple[int, ...] | None, form: 
     trial.refuse_changes_of_parameters()
     trial.refuse_other_values()
     trial.refuse_no_gradient()
+    trial.refuse_counted_padding()
     module.train()
     return module
 
@@ -291,6 +293,28 @@ class _Trial:
                 f"--model {self.model}: no parameter has a gradient: leave out torch.no_grad() and .detach() on the "
                 "way from them to the outputs"
             )
+
+    def refuse_counted_padding(self) -> None:
+        """Padding has no weight in the loss, but a layer may count it in its backward pass."""
+        (alone, size), (padded, _) = self._gradients(1), self._gradients(2)
+        whole = size + torch.stack([gradient.norm() for gradient in alone.values()]).norm()
+        for name, gradient in alone.items():
+            if (padded[name] - gradient).norm() > ROUNDED * gradient.norm() + NEGLIGIBLE * whole:
+                raise UserError(
+                    f"--model {self.model}: an example's gradient of {name} depends on the number of examples in its "
+                    "batch: expected that of the example alone, as batches are padded; leave out scale_grad_by_freq"
+                )
+
+    def _gradients(self, times: int) -> tuple[dict[str, Tensor], Tensor]:
+        """Of a sum of the outputs of the first example, which the whole batch consists of; and the size of the sum."""
+        own, expected = trained(self.module), "a model that autograd can differentiate"
+        with torch.enable_grad(), users_code(f"--model {self.model}", expected), SameDraws():
+            arguments, named = self.seen(each(self.images, lambda value: value[:1].expand(times, *value.shape[1:])))
+            outputs = self.module(*arguments, **named)[0]
+            weights = torch.linspace(1, 2, outputs.numel(), dtype=outputs.dtype).view_as(outputs)
+            terms = outputs * weights
+            found = torch.autograd.grad(terms.sum(), [*own.values()], allow_unused=True, materialize_grads=True)
+        return {name: dense(value) for name, value in zip(own, found, strict=True)}, terms.detach().abs().sum()
 
 
 def _draws(key: int = 0) -> Draws:

@@ -31,6 +31,11 @@ def trained(module: nn.Module) -> dict[str, Tensor]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
+def dense(gradient: Tensor) -> Tensor:
+    """A gradient that layers may give as the rows that are not zero."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
 def names_by_id(module: nn.Module) -> dict[int, str]:
     """The name in ``tensors`` of every parameter and buffer; one that several layers share has a single name."""
     return {id(value): name for name, value in tensors(module).items()}

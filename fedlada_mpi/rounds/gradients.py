@@ -21,7 +21,7 @@ from ..gpu.side_stream import SideStream
 from ..models import Network, form, vocabulary
 from ..models.agreement import perturbed
 from ..models.form import Stored
-from ..models.parameters import outputs_with, tensors, tied, while_holding
+from ..models.parameters import dense, outputs_with, tensors, tied, while_holding
 from ..models.stack import Kernels, Stack
 from ..settings import Config
 from ..support import autograd
@@ -378,7 +378,7 @@ class GenericEngine(Engine):
 
             with torch.enable_grad(), self._draws(key, stacked=False):
                 loss, computed = self._holding(parameters, passes)
-            torch._foreach_copy_(places, computed)
+            torch._foreach_copy_(places, [*map(dense, computed)])
             losses.append(loss.detach())
         return torch.stack(losses)
 

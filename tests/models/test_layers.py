@@ -13,13 +13,17 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedlada_mpi import models
 from fedlada_mpi.models import by_autograd, recurrent
 from fedlada_mpi.models.attention import attention
 from fedlada_mpi.models.form import as_stored, each
 from fedlada_mpi.models.resample import adaptive_average, average, border, by_products, interpolation
 from fedlada_mpi.models.stack import Stack
+from fedlada_mpi.rounds.gradients import GenericEngine
+from fedlada_mpi.support.errors import UserError
 from fedlada_mpi.support.randomness import Draws
-from fedlada_mpi.tasks import About, Array
+from fedlada_mpi.support.user_code import Given
+from fedlada_mpi.tasks import About, Array, NextToken, client_loss
 
 ROWS = About(Array("float32", (6, 8)))  # tokens, width
 LINE, MAP, VOLUME = (About(Array("float32", shape)) for shape in ((4, 9), (4, 6, 7), (2, 4, 6, 4)))
@@ -388,11 +392,35 @@ def test_truth_values_reach_a_model_as_they_are():
     assert {value.dtype for value in network.form.zeros(1, 2).values()} == {torch.float32, torch.bool}
 
 
-def test_embeddings_with_padding_and_frequencies():
+class Looked(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.table, self.out = nn.Embedding(TOKENS, 4, **options), nn.Linear(4, TOKENS)
+
+    def forward(self, tokens):
+        return self.out(torch.tanh(self.table(tokens)))
+
+
+def test_frequencies_of_tokens_are_refused_as_padding_counts():
+    with pytest.raises(UserError, match=r"gradient of table.weight depends on .* leave out scale_grad_by_freq"):
+        models.build(Given(Looked(scale_grad_by_freq=True)), None, TEXT)
+
+
+def test_sparse_gradients_on_the_generic_engine():
+    networks = [models.build(Given(Looked(sparse=sparse)), None, TEXT, stacked=False) for sparse in (True, False)]
+    values = networks[0].initial().expand(2, -1).contiguous()
+    tokens, weight = networks[0].form.random(2, 3, draw=torch.Generator().manual_seed(0)), torch.full((2, 3), 1 / 3)
+    found, expected = (torch.zeros_like(values) for _ in networks)
+    for network, grads in zip(networks, (found, expected), strict=True):
+        GenericEngine(network, loss=client_loss(NextToken(TEXT))).gradients(values, grads, tokens, tokens, weight, None)
+    torch.testing.assert_close(found, expected)
+
+
+def test_embeddings_with_padding():
     class Words(nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.b = nn.Embedding(TOKENS, 4, padding_idx=-2), nn.Embedding(TOKENS, 4, scale_grad_by_freq=True)
+            self.a, self.b = nn.Embedding(TOKENS, 4, padding_idx=-2), nn.Embedding(TOKENS, 4)
             self.tied = nn.Linear(4, TOKENS)
             self.tied.weight = self.a.weight
 
