@@ -28,7 +28,7 @@ from .models.lora import Lora, merged
 from .models.parameters import in_type
 from .rounds.batches import on_device, tensor_of
 from .rounds.evaluate import BATCH, batch_size, batches
-from .rundir import checkpoint
+from .rundir import data_digest
 from .rundir.results import BEST, MODEL, SUMMARY
 from .settings import SETTINGS, Config, recorded_code
 from .support import code_digest, trust
@@ -279,9 +279,7 @@ class Run:
         if known.get("silo_dir"):
             raise UserError(f"the test examples of {self.dir} are in its silos: give evaluate inputs and targets")
         manifest = read_manifest(directory_of(Config(**known)))
-        about = self.summary.get("data")
-        recorded = str(about.get("digest", "")) if isinstance(about, dict) else ""
-        expected = recorded or checkpoint.data_digest(self.dir)
+        expected = data_digest.of_run(self.dir, self.summary)
         if expected and expected != manifest.digest:
             raise UserError(
                 f"{self.dir} was trained on other data: got {manifest.digest[:12]} in {manifest.root}, expected "

@@ -27,6 +27,11 @@ PROBLEM = (
 )
 # Settings whose values need no name.
 PLAIN = ("preset", "task", "loss", "model", "activation", "precision", "partition", "sampling")
+# Settings by which data is made: the same ones may still have been used for other data.
+OF_DATA = (
+    *("dataset", "clients", "partition", "dirichlet", "exhausted", "classes_per_client", "size_sigma"),
+    *("partition_seed", "validation"),
+)
 EVALUATED = ("test", "train", "val")  # parts of the data, on which some rounds are evaluated and others not
 
 
@@ -87,6 +92,7 @@ class Group:
     settings: dict[str, Any]
     runs: list[RecordedRun]
     repeated: int = 0
+    data: str = ""  # which one, where others of these runs have the same settings of the data and other data
     _curves: dict[str, Curve] = field(default_factory=dict)
 
     @property
@@ -124,8 +130,8 @@ class Group:
     @property
     def problem(self) -> str:
         """The data set and, where they differ from its presets, the model and the partition."""
-        own = self.departures()
-        return ", ".join([dataset_name(self.dataset), *(show(n, own[n]) for n in PROBLEM if n in own)])
+        own, which = self.departures(), [self.data] if self.data else []
+        return ", ".join([dataset_name(self.dataset), *(show(n, own[n]) for n in PROBLEM if n in own), *which])
 
     @property
     def named(self) -> set[str]:
@@ -237,9 +243,10 @@ def group(runs: Iterable[RecordedRun]) -> list[Group]:
     """Groups, ordered by data set, method and settings. Of two runs with the same seed the longer one counts."""
     by_identity: dict[tuple, dict[int, RecordedRun]] = {}
     repeated: dict[tuple, int] = {}
-    for run in runs:
+    runs = list(runs)
+    for run, data in zip(runs, _which_data(runs), strict=True):
         values = {**run.settings, "dataset": kind(run.settings["dataset"])}
-        key = (*((n, values[n]) for n in identity(values)), run.code, run.columns)
+        key: tuple[Any, ...] = (*((n, values[n]) for n in identity(values)), run.code, run.columns, data)
         seeds = by_identity.setdefault(key, {})
         repeated[key] = repeated.get(key, 0) + (run.seed in seeds)
         if run.seed not in seeds or run.done > seeds[run.seed].done:
@@ -248,8 +255,20 @@ def group(runs: Iterable[RecordedRun]) -> list[Group]:
     for key, seeds in by_identity.items():
         members = [seeds[s] for s in sorted(seeds)]
         first = members[0].settings
-        groups.append(Group({n: first[n] for n in identity(first)}, members, repeated[key]))
+        groups.append(Group({n: first[n] for n in identity(first)}, members, repeated[key], key[-1]))
     return sorted(groups, key=_order)
+
+
+def _which_data(runs: Sequence[RecordedRun]) -> list[str]:
+    """Of each run, which data it was trained on, where runs with the same settings of the data have several."""
+    settings_of = [(kind(run.settings["dataset"]), *(run.settings[n] for n in OF_DATA[1:])) for run in runs]
+    known: dict[tuple, set[str]] = {}
+    for values, run in zip(settings_of, runs, strict=True):
+        known.setdefault(values, set()).update([run.data] if run.data else [])
+    return [
+        (f"data {run.data}" if run.data else "data not recorded") if len(known[values]) > 1 else ""
+        for values, run in zip(settings_of, runs, strict=True)
+    ]
 
 
 def _order(one: Group) -> tuple:

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import algorithms, settings
 from ..experiments import names, titles
-from ..rundir import client_values, metrics
+from ..rundir import client_values, data_digest, metrics
 from ..rundir.columns import ALL_PHASES, CLASSIFICATION, Columns, recorded
 from ..rundir.metrics import parse
 from ..support import code_digest
@@ -44,6 +44,7 @@ class RecordedRun:
     status: str = "unfinished"
     method: str = ""  # the label of a user's own, where the run has recorded it
     code: str = ""  # a short digest of a user's own method and model, where the run has recorded it
+    data: str = ""  # a short digest of the data, where the run has recorded it
     skipped: int = 0
     columns: Columns = CLASSIFICATION
     clients: dict[str, np.ndarray] = field(default_factory=dict)  # each one's values, where they were last evaluated
@@ -147,6 +148,7 @@ def read(directory: Path) -> RecordedRun:
         pass
     except ValueError as error:
         run.damaged = f"unreadable {client_values.CLIENTS} ({printable(str(error))})"
+    summary: Any = None
     try:
         summary = read_json(directory / "summary.json")
         run.status = label(str(summary["status"]))
@@ -161,6 +163,7 @@ def read(directory: Path) -> RecordedRun:
         pass
     except (OSError, ValueError, TypeError, LookupError):
         run.status = "unreadable summary"
+    run.data = printable(data_digest.of_run(directory, summary)[:8])
     return _without_reweighted(run)
 
 

@@ -125,14 +125,15 @@ def find(groups: Sequence[Group]) -> list[HeatMap]:
     families: dict[tuple[Any, ...], list[Group]] = {}
     for one in groups:
         if one.validated or one.has(one.columns.objective.of("test")):
-            families.setdefault((one.dataset, one.columns, one.method, one.code), []).append(one)
+            families.setdefault((one.dataset, one.data, one.columns, one.method, one.code), []).append(one)
     found = [each for family in families.values() for each in _maps(family)]
     titles = [each.title for each in found]
     for each, text in zip(found, titles, strict=True):
         if titles.count(text) > 1:  # methods of one name, from other files or of other code
             alike = [other for other, same in zip(found, titles, strict=True) if same == text]
             objective = each.objective.title if len({other.objective for other in alike}) > 1 else ""
-            each.mark = " ".join(filter(None, [each.groups[0].method, each.groups[0].code, objective]))
+            first = each.groups[0]
+            each.mark = " ".join(filter(None, [first.method, first.code, first.data, objective]))
     return found
 
 

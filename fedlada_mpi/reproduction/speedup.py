@@ -100,7 +100,7 @@ def grids(groups: Sequence[Group]) -> list[SpeedupGrid]:
     for one in groups:
         values = one.settings
         if one.done and values["local_steps"] and values["sampling"] == "fixed":
-            key = tuple((name, value) for name, value in values.items() if name not in VARIED)
+            key = (one.data, *((name, value) for name, value in values.items() if name not in VARIED))
             point = Point(one, rng.fixed_number(values["clients"], values["participation"]), values["local_steps"])
             point.rounds = {level: one.over(measures.rounds_to("train_loss", level)) for level in LEVELS}
             families.setdefault(key, []).append(point)

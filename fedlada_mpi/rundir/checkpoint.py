@@ -34,13 +34,13 @@ from ..support.errors import UserError
 from ..support.inputs import read_json, require_regular
 from . import lock
 from .files import CHECKPOINT_NAMES, CHECKPOINTS, checkpoint_folder, complete_checkpoints
+from .files import DATA as DATA
 
 State = dict[str, dict[int, Tensor]]  # what clients keep across rounds, by name and client
 
 KEEP_CHECKPOINTS = 2
 LIST = "files.json"  # the files of a checkpoint with their CRC-32; only names in checkpoints of version 0.1.0
-# Attributes with the digests of the shards and of the model's constants; checkpoints of version 0.1 have none.
-DATA, MODEL = "data", "model"
+MODEL = "model"  # attribute: the digest of the model's constants; checkpoints of version 0.1 have none, nor of DATA
 ORDER = "order_of_parameters"  # of the parameters in a vector; earlier versions did not write it
 # Of the run up to the checkpoint, next to the server's vectors; earlier versions wrote none.
 SEGMENTS = "run/segments"  # provenance.py
@@ -264,14 +264,6 @@ def refuse_other_code(out: Path, t: int, config: Config) -> None:
             f"--resume: {', '.join(names)} {have} changed since the run in {out} began: restore the code, use another "
             "--out, or go on with it as it is by --accept-changed-code"
         )
-
-
-def data_digest(out: Path) -> str:
-    """Of the data that the run in ``out`` was trained on; empty if no checkpoint has it."""
-    for saved in reversed(complete(out)):
-        with suppress(*DAMAGE), h5py.File(saved / "server.h5") as file:
-            return str(file.attrs.get(DATA, ""))
-    return ""
 
 
 def attribute(out: Path, name: str) -> str:

@@ -12,6 +12,7 @@ from ..support import disk
 
 CHECKPOINTS = "checkpoint"  # the folder of a run that they are in
 CHECKPOINT_NAMES = "round_*"  # of their folders there, also of unfinished ones
+DATA = "data"  # attribute of a checkpoint: the digest of the shards
 PROFILES = "profile"  # the folder of a run that its traces are in
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from browser import Browser, chromium
@@ -285,6 +286,30 @@ def test_runs_of_the_same_seed_count_once_and_the_longer_one():
 def test_groups_differ_in_settings_that_matter_and_no_others():
     runs = [run([0.1]), run([0.1], seed=1, out="elsewhere", device="cpu"), run([0.1], participation=0.5)]
     assert [len(g.runs) for g in group(runs)] == [2, 1]
+
+
+def test_seeds_of_other_data_are_not_averaged():
+    known = (("fedavg", 0, "aa"), ("fedavg", 1, "bb"), ("fedlada", 0, ""))
+    runs = [replace(run([0.1], seed=s, algorithm=m), data=d) for m, s, d in known]
+    assert [(g.problem, g.method, len(g.runs)) for g in group(runs)] == [
+        ("CIFAR-10, data aa", "fedavg", 1),
+        ("CIFAR-10, data bb", "fedavg", 1),
+        ("CIFAR-10, data not recorded", "fedlada", 1),
+    ]
+    assert [(g.problem, len(g.runs)) for g in group([runs[0], replace(runs[1], data="")])] == [("CIFAR-10", 2)]
+    apart = group([runs[0], replace(run([0.1], partition_seed=1), data="bb")])
+    assert not any(g.data for g in apart)  # which the settings tell
+
+
+def test_which_data_a_run_had_is_read_from_its_summary_or_its_checkpoint(tmp_path):
+    directory = write_run(tmp_path / "a", {"rounds": 4}, 4, status=None)
+    assert load.read(directory).data == ""
+    (directory / "checkpoint/round_000002").mkdir(parents=True)
+    with h5py.File(directory / "checkpoint/round_000002/server.h5", "w") as file:
+        file.attrs["data"] = "0123456789abcdef"
+    assert load.read(directory).data == "01234567"
+    (directory / "summary.json").write_text('{"status": "finished", "data": {"digest": "fedcba9876543210"}}')
+    assert load.read(directory).data == "fedcba98"
 
 
 def test_names_distinguish_groups_and_no_more():
