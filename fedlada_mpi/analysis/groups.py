@@ -186,6 +186,10 @@ class Group:
         """A measure of all rounds, or of the last one, over the rounds that all runs have."""
         return self._stat([measure(run) for run in self.common], None)
 
+    def each(self, measure: Callable[[RecordedRun], float | None]) -> Stat:
+        """A measure of every run as far as it got."""
+        return self._stat([measure(run) for run in self.runs], None)
+
     @cached_property
     def uneven(self) -> str:
         """What its means leave out, where seeds differ in their rounds or in those that were evaluated; else empty."""

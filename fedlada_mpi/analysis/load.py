@@ -44,6 +44,7 @@ class RecordedRun:
     status: str = "unfinished"
     method: str = ""  # the label of a user's own, where the run has recorded it
     code: str = ""  # a short digest of a user's own method and model, where the run has recorded it
+    epsilon: float | None = None  # spent by the end of the run, where it has recorded that
     data: str = ""  # a short digest of the data, where the run has recorded it
     skipped: int = 0
     columns: Columns = CLASSIFICATION
@@ -159,6 +160,7 @@ def read(directory: Path) -> RecordedRun:
         run.usage = usage.of(summary)
         run.environment = _environment(summary, run.usage.device)
         run.own_tests = summary.get(OWN_TESTS) is True
+        run.epsilon = _epsilon(summary, run.done)
     except FileNotFoundError:
         pass
     except (OSError, ValueError, TypeError, LookupError):
@@ -189,6 +191,13 @@ def _environment(summary: dict[str, Any], device: str) -> dict[str, str]:
         "commit": commit + " modified" * bool(commit and last.get("modified")),
     }
     return {name: printable(str(value))[:100] for name, value in known.items() if value}
+
+
+def _epsilon(summary: dict[str, Any], done: int) -> float | None:
+    """What a private run has spent, where its summary is that of all ``done`` rounds."""
+    privacy, rounds = summary.get("privacy"), summary.get("rounds")
+    spent = privacy.get("epsilon") if isinstance(privacy, dict) and rounds == done else None
+    return float(spent) if isinstance(spent, (int, float)) and math.isfinite(spent) else None
 
 
 def _options(summary: dict[str, Any]) -> set[str]:

@@ -131,6 +131,12 @@ def final(name: str, scale: float = 1.0) -> Measure:
     return measure
 
 
+def epsilon(run: RecordedRun) -> float | None:
+    """What a private run has spent; rounds without evaluation do not record it."""
+    recorded = run.series["epsilon"]
+    return float(recorded[-1]) if run.epsilon is None and recorded.size and not np.isnan(recorded[-1]) else run.epsilon
+
+
 def per_round(*names: str, per_participant: bool = False) -> Measure:
     """The mean over the rounds of a metric, or of the sum of several."""
 

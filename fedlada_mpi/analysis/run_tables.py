@@ -67,6 +67,8 @@ def _overview(objective: Metric, groups: Sequence[Group]) -> Table:
     columns += [Column(f"Final validation{of}")] if by_validation else []
     columns += [Column(f"Final test{of}"), Column(f"Final train{of}")]
     columns += [] if by_loss else [Column("Final train loss")]
+    private = _any_private(groups)
+    columns += [Column("Epsilon")] if private else []
     parts = ("val", "test", "train") if by_validation else ("test", "train")
     rows = []
     for one, head in named(groups):
@@ -80,6 +82,7 @@ def _overview(objective: Metric, groups: Sequence[Group]) -> Table:
             row += [Cell(), Cell()] if one.validated else tested
         row += [cell(one.latest(measures.final(objective.of(part), objective.scale))) for part in parts]
         row += [] if by_loss else [metric_cell(one.latest(measures.final(LOSS.of("train"))), LOSS, one.columns)]
+        row += [stat(one.each(measures.epsilon), 2)] if private else []
         rows.append(row)
     accuracy = objective == ACCURACY
     what, value = ("Accuracies are", "accuracy") if accuracy else ("Final values are", objective.title)
@@ -318,7 +321,7 @@ def _runs(objective: Metric, groups: Sequence[Group]) -> Table:
     columns = [*HEAD, Column("Seed"), Column("Rounds"), Column("State", numeric=False)]
     columns += [Column(f"Test{of} at best validation")] if by_validation else []
     columns += [Column(f"Best test{of}")] if by_test else []
-    private = any(run.settings["dp"] != "none" for one in groups for run in one.runs)
+    private = _any_private(groups)
     columns += [Column(f"Final test{of}"), *([Column("Epsilon")] if private else []), Column("Time")]
     columns += [Column("Directory", numeric=False), Column("Ran on", numeric=False)]
     rows = []
@@ -336,7 +339,7 @@ def _runs(objective: Metric, groups: Sequence[Group]) -> Table:
                     *([chosen] if by_validation else []),
                     *([tested] if by_test else []),
                     _of_run(measures.final(objective.of("test"), objective.scale), run),
-                    *([_of_run(measures.final("epsilon"), run)] if private else []),
+                    *([_epsilon(run)] if private else []),
                     duration(Stat(() if (seconds := _seconds(run)) is None else (seconds,), 1)),
                     text(printable(str(run.path))),
                     text(run.ran_on),
@@ -352,6 +355,18 @@ def _of_run(measure: measures.Measure, run: RecordedRun) -> Cell:
     """Of the objective."""
     value = measure(run)
     return plain(value, 2 if run.columns.objective.percent else decimals(value))
+
+
+def _any_private(groups: Sequence[Group]) -> bool:
+    return any(run.settings["dp"] != "none" for one in groups for run in one.runs)
+
+
+def _epsilon(run: RecordedRun) -> Cell:
+    """What was spent; a lower bound where rounds followed the last one that recorded it."""
+    spent, least = measures.epsilon(run), measures.final("epsilon")(run)
+    if spent is not None or least is None:
+        return plain(spent, 2)
+    return Cell(f"≥ {number(least, 2)}", sort=least, hint="rounds followed that did not record it")
 
 
 def _problems(run: RecordedRun) -> list[str]:

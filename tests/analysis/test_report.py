@@ -193,6 +193,23 @@ def test_accuracy_after_so_many_rounds_needs_so_many_rounds():
     assert measures.best(None, "round")(run([0.3, 0.2, 0.9])) == 3
 
 
+def test_the_epsilon_shown_is_that_spent_by_all_rounds(tmp_path):
+    settings = {"rounds": 4, "dp": "client", "epsilon": 8.0, "delta": 0.001, "clip_norm": 1.0, "algorithm": "fedavg"}
+    spent, killed = (write_run(tmp_path / name, settings, 3, status="stopped") for name in "ab")
+    for directory in (spent, killed):
+        lines = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+        lines[1]["epsilon"] = 4.0  # of the only round that was evaluated
+        (directory / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (spent / "summary.json").write_text('{"status": "stopped", "rounds": 3, "privacy": {"epsilon": 7.9}}')
+    (killed / "summary.json").unlink()
+    found = group([load.read(spent), replace(load.read(killed), settings={**load.read(killed).settings, "seed": 1})])
+    (runs,), (overview,) = run_tables.runs(found), run_tables.overview(found)
+    at = [column.name for column in runs.columns].index("Epsilon")
+    assert [row[at].text for row in runs.rows] == ["7.90", "≥ 4.00"]
+    assert overview.columns[-1].name == "Epsilon"
+    assert overview.rows[0][-1].text == "7.90 (1 of 2)"
+
+
 def test_cells_distinguish_missing_unreached_and_partial():
     assert tables.stat(Stat((), 3)).text == "–"
     assert tables.stat(Stat((), 3, beyond=1500)).text == "> 1,500"
