@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -24,7 +26,7 @@ from ..support.inputs import figure_text
 from ..support.processes import process_map, usable_cores
 from . import latex
 from .groups import Group
-from .series import LOGARITHMIC, LOOKS, MARKERS, Look, Series, points, points_by_run, quantities, spent
+from .series import LOGARITHMIC, LOOKS, MARKERS, Look, Series, points, points_by_run, quantities, series, spent
 
 _SCREEN: dict[Any, Any] = {
     "font.size": 9,
@@ -72,6 +74,8 @@ STYLES = {"screen": Style({**_SCREEN, "lines.markersize": 4.5}), "paper": Style(
 POINTS = 300  # of a curve
 MARKS = 8  # on a curve
 WORTH_A_PROCESS = 8  # figures; fewer are drawn before another process has imported matplotlib
+LONGEST = 60  # characters of a name
+LEGEND_ROWS = 3  # that a figure has room for
 SINGLE_LINES = 5  # seeds; of more, a figure shows only the mean and the standard deviation
 
 # A figure's name and the function that draws it.
@@ -124,6 +128,34 @@ def panels(
     return drawing, list(grid.flat)[:count]
 
 
+def fitting(names: Sequence[str], length: int = LONGEST) -> list[str]:
+    """The names as figures have room for them, each another one: long ones without their middle, as their ends tell
+    most of them apart, and numbered where these are alike."""
+    half = (length - len("… (10)")) // 2
+    short = [name if len(name) <= length else f"{name[:half]}…{name[-half:]}" for name in names]
+    alike, count = Counter(short), Counter[str]()
+    for i, name in enumerate(short):
+        if alike[name] > 1:
+            count[name] += 1
+            short[i] = f"{name} ({count[name]})"
+    return short
+
+
+def drawn_series(groups: Sequence[Group]) -> list[Series]:
+    """The groups of one figure, with names that fit."""
+    known = series(groups)
+    names = fitting([each.label for each in known])
+    return [each._replace(label=name) for each, name in zip(known, names, strict=True)]
+
+
+def lines(text: str, pixels: float, drawing: Any) -> str:
+    """Text for a figure in lines of at most so many pixels, in the usual size or a smaller one."""
+    wide = max(10, int(pixels / drawing.dpi * 72 / (0.56 * plt.rcParams["font.size"])))
+    return "\n".join(
+        figure_text(line, wide) for line in wrap(text, wide, break_on_hyphens=False, max_lines=3, placeholder="…")
+    )
+
+
 def stroke(look: Look) -> dict[str, Any]:
     """How matplotlib draws a line in that look."""
     return {"color": look.colour, "linestyle": (0, look.dash) if look.dash else "solid", "marker": look.marker}
@@ -136,8 +168,9 @@ def spaced_markers(look: Look, count: int) -> tuple[int, int]:
     return min(first, count - 1), every
 
 
-def curve(axes: Axes, series: Series, measure: str, x: str = "", limit: int | None = None) -> None:
-    """Draw a group's curve over the rounds, or over what was ``spent``, with its band and its single runs."""
+def curve(axes: Axes, series: Series, measure: str, x: str = "", limit: int | None = None, name: str = "") -> None:
+    """Draw a group's curve over the rounds, or over what was ``spent``, with its band and its single runs; ``name`` is
+    text for a figure in place of the label."""
     one, look = series.group, series.look
     shown = points(one, measure, POINTS, limit)
     if not len(shown.rounds):
@@ -146,7 +179,7 @@ def curve(axes: Axes, series: Series, measure: str, x: str = "", limit: int | No
     line = {**stroke(look), "markevery": spaced_markers(look, len(across))}
     if len(across) == 1:
         line["linestyle"] = "solid"
-    axes.plot(across, shown.y, label=figure_text(series.label), **line)
+    axes.plot(across, shown.y, label=name or figure_text(series.label), **line)
     if shown.std is not None:
         axes.fill_between(across, shown.y - shown.std, shown.y + shown.std, color=look.colour, alpha=0.16, linewidth=0)
         if not x and len(one.runs) <= SINGLE_LINES:
@@ -158,10 +191,12 @@ def axis(axes: Axes, measure: str, x: str = "Round", columns: Columns = CLASSIFI
     """Titles and scales of a panel of curves, once these are drawn."""
     quantity = quantities(columns)[measure]
     axes.set_xlabel(x)
-    axes.set_ylabel(figure_text(quantity.title))
+    axes.set_ylabel(lines(quantity.title, axes.bbox.height, axes.figure))
     if measure in LOGARITHMIC and any((np.asarray(line.get_ydata()) > 0).any() for line in axes.lines):
         axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        low, high = axes.get_ylim()
+        if high >= 10 * low:  # else there may be no number at all
+            axes.yaxis.set_minor_formatter(NullFormatter())
     if quantity.percent:
         within_percent(axes)
     from_zero(axes)
@@ -190,6 +225,8 @@ def legend_below(drawing: Drawing, panels: Iterable[Axes]) -> None:
         size = 1.0 if plt.rcParams["font.size"] > 8 else 0.8
         inches = size * (0.8 + 0.075 * max(map(len, handles)))
         columns = max(1, min(len(handles), int(drawing.get_figwidth() / inches)))
+        more = max(0, -(-len(handles) // columns) - LEGEND_ROWS)
+        drawing.set_figheight(drawing.get_figheight() + 0.19 * size * more)
         drawing.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=3.2)
 
 

@@ -20,8 +20,11 @@ from .drawing import (
     Style,
     axis,
     curve,
+    drawn_series,
+    fitting,
     from_zero,
     legend_below,
+    lines,
     over_seeds,
     panels,
     spaced_markers,
@@ -39,7 +42,6 @@ from .series import (
     phase_bars,
     points,
     quantities,
-    series,
     with_silos,
 )
 from .sites import by_silo, evaluated_last
@@ -50,7 +52,7 @@ def plan(groups: Sequence[Group]) -> list[Planned]:
     """The figures that there are runs for."""
     planned: list[Planned] = []
     for problem, members in by_problem([one for one in groups if one.done]).items():
-        name, problem = slug(problem), figure_text(problem, 100)
+        name, problem = slug(problem), figure_text(fitting([problem], 90)[0], 90)
         columns = members[0].columns
         spread = columns.spread.values()
         apart: tuple[str, ...] = ()  # measures with a figure of their own
@@ -88,11 +90,11 @@ def _curves(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     wanted = [w for w in wanted if any(one.has(w[0]) for one in groups)]
     drawing, grid = panels(style, len(wanted), 2, 4.6, 3.1, 0.6)
     for axes, (measure, x) in zip(grid, wanted, strict=True):
-        for each in series(groups):
+        for each in drawn_series(groups):
             curve(axes, each, measure, x)
         across = "Communication, vectors of the model per participant (Nd)" if x else "Round"
         axis(axes, measure, across, columns)
-    drawing.suptitle(problem + over_seeds(groups))
+    drawing.suptitle(problem + over_seeds(groups), wrap=True)
     legend_below(drawing, grid)
     return drawing
 
@@ -106,7 +108,7 @@ def _clients(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     undefined = False
     drawing, grid = panels(style, 2 * len(parts), 2, 4.6, 3.1, 0.6)
     for left, right, part in zip(grid[::2], grid[1::2], parts, strict=True):
-        for one, label, look in series(groups):
+        for one, label, look in drawn_series(groups):
             name, colour = figure_text(label), look.colour
             shown = (points(one, measure, POINTS) for measure in columns.spread[part])
             (across, mean, _), (_, spread, _), worst = shown
@@ -126,23 +128,23 @@ def _clients(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
             undefined |= len(values) < len(everyone)
             if len(values):
                 right.step(values, np.arange(1, len(values) + 1) / len(values), where="post", color=colour, label=name)
-        title = figure_text(objective.title, 40)
-        left.set(xlabel="Round", ylabel=f"Clients' {part} {title}{unit}")
+        title = objective.title
+        left.set(xlabel="Round", ylabel=lines(f"Clients' {part} {title}{unit}", left.bbox.height, drawing))
         if objective.percent:
             within_percent(left)
         from_zero(left)
         across_title = f"{part.capitalize()} {title} after the last evaluation{unit}"
-        right.set(xlabel=across_title, ylabel="Clients at or below it")
+        right.set(xlabel=lines(across_title, right.bbox.width, drawing), ylabel="Clients at or below it")
     grid[0].set_title("mean ± standard deviation; dashed: worst tenth")
     grid[1].set_title("distribution over the clients" + " that have a value" * undefined)
-    drawing.suptitle(f"{problem}: client by client")
+    drawing.suptitle(f"{problem}: client by client", wrap=True)
     legend_below(drawing, grid)
     return drawing
 
 
 def _silos(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     """Objective and loss of each silo after the last evaluation, the mean of the seeds and their standard deviation."""
-    found = [(each, silos) for each in series(groups) if (silos := by_silo(each.group.runs)) is not None]
+    found = [(each, silos) for each in drawn_series(groups) if (silos := by_silo(each.group.runs)) is not None]
     metrics = dict.fromkeys((groups[0].columns.objective, LOSS))
     measures = [(metric, part) for metric in metrics for part in ("test", "train")]
     measures = [(metric, part) for metric, part in measures if any(metric.of(part) in s.values for _, s in found)]
@@ -159,14 +161,14 @@ def _silos(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
             spread = each.std(axis=0, ddof=1) if len(each) > 1 else None
             axes.errorbar(across, each.mean(axis=0), spread, elinewidth=0.8, capsize=2, **drawn)
     for axes, (metric, part) in zip(grid, measures, strict=True):
-        axes.set(xlabel="Silo", ylabel=figure_text(of_part(metric, part).title))
+        axes.set(xlabel="Silo", ylabel=lines(of_part(metric, part).title, axes.bbox.height, drawing))
         if all(name.isdecimal() for name in names.values()):
             whole_numbers(axes)
         else:
             axes.set_xticks(list(names), [figure_text(name, 20) for name in names.values()], rotation=30, ha="right")
         if metric.percent:
             within_percent(axes)
-    drawing.suptitle(f"{problem}: silo by silo, after the last evaluation" + over_seeds(groups))
+    drawing.suptitle(f"{problem}: silo by silo, after the last evaluation" + over_seeds(groups), wrap=True)
     legend_below(drawing, grid)
     return drawing
 
@@ -177,7 +179,7 @@ def _diagnostics(problem: str, groups: Sequence[Group], style: Style) -> Drawing
     wanted = [measure for measure in known if measure != "gradient_norm_z"]
     drawing, grid = panels(style, len(wanted), 3, 4.2, 3.1, 0.6)
     for axes, measure in zip(grid, wanted, strict=True):
-        for each in series(groups):
+        for each in drawn_series(groups):
             curve(axes, each, measure)
             if measure == "gradient_norm":
                 at_z = points(each.group, "gradient_norm_z", POINTS)
@@ -185,14 +187,14 @@ def _diagnostics(problem: str, groups: Sequence[Group], style: Style) -> Drawing
         axis(axes, measure)
         if measure == "gradient_norm":
             axes.set_title("thin and dotted: at z")
-    drawing.suptitle(f"{problem}: diagnostics" + over_seeds(groups))
+    drawing.suptitle(f"{problem}: diagnostics" + over_seeds(groups), wrap=True)
     legend_below(drawing, grid)
     return drawing
 
 
 def _facets(problem: str, groups: Sequence[Group], measure: str, style: Style) -> Drawing:
     """One panel per method, the other methods' curves behind it in grey."""
-    named = dict(zip(map(id, groups), labels(groups), strict=True))
+    named = dict(zip(map(id, groups), fitting(labels(groups)), strict=True))
     facets: list[list[Group]] = []
     for method in dict.fromkeys(one.method for one in groups):
         same_method = [one for one in groups if one.method == method]
@@ -204,13 +206,14 @@ def _facets(problem: str, groups: Sequence[Group], measure: str, style: Style) -
         behind = [np.column_stack(points(one, measure, 100)[:2]) for one in others]
         axes.add_collection(LineCollection(behind, colors="#d9dce1", linewidths=0.6, zorder=1), autolim=False)
         for one, look in zip(shown, looks(shown), strict=True):
-            curve(axes, Series(one, named[id(one)], look), measure)
+            name = lines(named[id(one)], 0.8 * axes.bbox.width, drawing)
+            curve(axes, Series(one, named[id(one)], look), measure, name=name)
         corner: Any = "lower right" if quantities(shown[0].columns)[measure].percent else "upper right"
         axes.legend(fontsize=7 if style.widths is None else 5.5, loc=corner, handlelength=2.6, labelspacing=0.3)
     columns = groups[0].columns
     for axes in grid:  # after all curves, as the panels share their axes
         axis(axes, measure, columns=columns)
-    drawing.suptitle(f"{problem}: {figure_text(quantities(columns)[measure].title)}")
+    drawing.suptitle(f"{problem}: {figure_text(quantities(columns)[measure].title)}", wrap=True)
     return drawing
 
 
@@ -236,13 +239,13 @@ def _heat_map(one: HeatMap, style: Style) -> Drawing:
     axes.spines[:].set_visible(False)
     axes.invert_yaxis()
     drawing.colorbar(drawn, label=figure_text(one.value_name)).outline.set_visible(False)
-    drawing.suptitle(figure_text(one.heading, 100), fontsize="medium")
+    drawing.suptitle(figure_text(one.heading, 100), fontsize="medium", wrap=True)
     return drawing
 
 
 def _phases(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     """Seconds per round by phase, one bar per group."""
-    names = [figure_text(name) for name in labels(groups)]
+    names = [figure_text(name) for name in fitting(labels(groups), 40)]
     drawing, (axes,) = panels(style, 1, 1, 8.4, 0.28 * len(groups) + 0.5, 1.0)
     left = np.zeros(len(groups))
     for phase, colour, seconds in phase_bars(groups):
@@ -251,8 +254,8 @@ def _phases(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
         left += values
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    axes.set_xlabel("Seconds per round (slowest rank of each phase; evaluation may overlap the next round)")
-    drawing.suptitle(f"{problem}: where the time goes")
+    axes.set_xlabel("Seconds per round\n(slowest rank of each phase; evaluation may overlap the next round)")
+    drawing.suptitle(f"{problem}: where the time goes", wrap=True)
     axes.margins(y=0.01)
     legend_below(drawing, [axes])
     return drawing
@@ -261,7 +264,7 @@ def _phases(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
 def _ranks(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
     """Seconds of training and waiting by rank, in the last run of each group."""
     drawing, grid = panels(style, len(groups), 4, 2.9, 2.2, 0.5, sharey=True)
-    for axes, one, name in zip(grid, groups, labels(groups), strict=True):
+    for axes, one, name in zip(grid, groups, fitting(labels(groups), 40), strict=True):
         last = (
             one.runs[-1].by_rank if "wait" in one.runs[-1].by_rank else next(r.by_rank for r in one.runs if r.by_rank)
         )
@@ -269,11 +272,11 @@ def _ranks(problem: str, groups: Sequence[Group], style: Style) -> Drawing:
         train = last.get("train", np.zeros(len(ranks)))
         axes.bar(ranks, train, color=PHASE_COLOURS[1], label="training")
         axes.bar(ranks, last["wait"], bottom=train, color="#c9ced6", label="waiting")
-        axes.set_title(figure_text(name), fontsize=8)
+        axes.set_title(lines(name, axes.bbox.width, drawing), fontsize=8)
         axes.set_xlabel("Rank")
         axes.grid(axis="x", visible=False)
         whole_numbers(axes)
     grid[0].set_ylabel("Seconds per round")
-    drawing.suptitle(f"{problem}: training and waiting by rank")
+    drawing.suptitle(f"{problem}: training and waiting by rank", wrap=True)
     legend_below(drawing, grid)
     return drawing

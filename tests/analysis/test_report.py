@@ -531,6 +531,32 @@ def test_without_the_charting_library_the_page_shows_pictures(tmp_path, digits, 
     assert 'alt="Digits, curves over the rounds: FedAvg, SCAFFOLD, FedLADA"' in text
 
 
+def test_long_names_stay_apart_in_figures():
+    names = [f"{'long ' * 20}{end}" for end in ("a", "b")] + ["x" * 30 + c + "x" * 60 for c in "ab"] + ["short"]
+    shown = drawing.fitting(names)
+    assert len({*shown}) == 5
+    assert max(map(len, shown)) <= 60
+    assert [name[-3:] for name in shown] == ["g a", "g b", "(1)", "(2)", "ort"]
+    found = group([run([0.1, 0.2], algorithm=f"own.py:{'Long' * 20}{end}") for end in "ab"])
+    figure = figures._phases("p", found, STYLES["screen"])
+    assert len(figure.axes[0].get_yticklabels()) == 2
+    plt.close(figure)
+
+
+def test_titles_and_logarithmic_axes_have_room():
+    figure = plt.figure(figsize=(4, 3), dpi=100)
+    shown = drawing.lines("mean of the errors of all clients ($)", 150, figure)
+    assert shown == "mean of the errors\nof all clients (\\$)"
+    plt.close(figure)
+    one = run([0.1, 0.2])
+    one.series["consistency"] = np.array([0.31, 0.3])
+    figure = figures._curves("p", group([one]), STYLES["screen"])
+    figure.draw_without_rendering()
+    (axes,) = (each for each in figure.axes if each.get_ylabel().startswith("Consistency"))
+    assert any(label.get_text() for label in axes.get_yticklabels(which="both"))
+    plt.close(figure)
+
+
 def test_many_groups_are_drawn_apart():
     many = group(
         [run([0.1, 0.2], algorithm=m, alpha=a) for m in ("fedlada", "fedcm") for a in np.linspace(0.1, 1, 9).tolist()]
