@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from functools import cache, cached_property, reduce
@@ -387,4 +388,15 @@ def by_objective(groups: Sequence[Group]) -> dict[Metric, list[Group]]:
 def slug(name: str) -> str:
     """A file name for a title; a long one is cut, and told apart by a hash."""
     text = "_".join("".join(c if c.isalnum() or c == "." else " " for c in name.lower()).split())
-    return text if len(text) <= 60 else f"{text[:50]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return text if len(text) <= 60 else f"{text[:50]}_{_hash(text)}"
+
+
+def slugs(names: Iterable[str]) -> dict[str, str]:
+    """A file name for each title; those whose letters and digits are the same are told apart by a hash."""
+    known = {name: slug(name) for name in names}
+    count = Counter(known.values())
+    return {name: short if count[short] == 1 else f"{short}_{_hash(name)}" for name, short in known.items()}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

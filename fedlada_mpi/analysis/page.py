@@ -18,7 +18,7 @@ from ..rundir.columns import CLASSIFICATION, DIAGNOSED, Columns
 from ..support.version import __version__
 from . import elements, latex, sweeps
 from .elements import Section
-from .groups import Group, Stat, by_problem, labels, slug, uneven
+from .groups import Group, Stat, by_problem, labels, slugs, uneven
 from .series import MARKERS, SPENT, Look, Panel, Series, phase_bars, points, quantities, series, spent
 from .sweeps import COLOURS, HeatMap
 from .tables import Table, duration
@@ -148,11 +148,13 @@ def _alt(problem: str, what: str, groups: Sequence[Group]) -> str:
 
 def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool, files: Files) -> str:
     parts = []
-    for index, (problem, members) in enumerate(by_problem([one for one in groups if one.done]).items()):
+    problems = by_problem([one for one in groups if one.done])
+    slug_of = slugs(problems)
+    for index, (problem, members) in enumerate(problems.items()):
         names = [
             n
             for n in drawn
-            if n.removesuffix(slug(problem))
+            if n.removesuffix(slug_of[problem])
             in ("curves_", *(f"{m}_" for m in quantities(members[0].columns) if m not in DIAGNOSED), *WHOSE)
         ]
         parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
@@ -186,9 +188,11 @@ def _chart(index: int, problem: str, members: Sequence[Group]) -> str:
 
 def _diagnostics(groups: Sequence[Group], drawn: Sequence[str], files: Files) -> str:
     parts = []
-    for problem, members in by_problem(groups).items():
+    problems = by_problem([one for one in groups if one.done])
+    slug_of = slugs(problems)
+    for problem, members in problems.items():
         starts = ("diagnostics_", *(f"{measure}_" for measure in DIAGNOSED))
-        names = [n for n in drawn if n.removesuffix(slug(problem)) in starts]
+        names = [n for n in drawn if n.removesuffix(slug_of[problem]) in starts]
         if names:
             parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
             parts += [elements.picture(n, _alt(problem, "diagnostics over the rounds", members)) for n in names]
@@ -197,8 +201,10 @@ def _diagnostics(groups: Sequence[Group], drawn: Sequence[str], files: Files) ->
 
 def _time(groups: Sequence[Group], library: bool, drawn: Sequence[str], files: Files) -> str:
     parts = []
-    for index, (problem, members) in enumerate(by_problem([one for one in groups if one.done]).items()):
-        names = [n for n in drawn if n.removesuffix(slug(problem)) in ("phases_", "ranks_")]
+    problems = by_problem([one for one in groups if one.done])
+    slug_of = slugs(problems)
+    for index, (problem, members) in enumerate(problems.items()):
+        names = [n for n in drawn if n.removesuffix(slug_of[problem]) in ("phases_", "ranks_")]
         if names:
             parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
             what = {"phases_": "seconds per round by phase", "ranks_": "seconds of training and waiting by rank"}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..rundir.columns import Metric
-from .groups import Group, by_problem, labels, slug
+from .groups import Group, by_problem, labels, slugs
 from .load import RecordedRun
 from .tables import Cell, Column, Table, decimals, number, plain
 
@@ -108,7 +108,9 @@ def holm(found: Sequence[float | None]) -> list[float | None]:
 def tables(groups: Sequence[Group]) -> list[Table]:
     """Of each problem, every group against the one whose objective on the test data has the best mean."""
     found = []
-    for problem, members in by_problem(groups).items():
+    problems = by_problem(groups)
+    slug_of = slugs(problems)
+    for problem, members in problems.items():
         objective = members[0].columns.objective
         name = objective.of("test")
         ends = {i: float(one.curve(name).mean[-1]) for i, one in enumerate(members) if one.has(name)}
@@ -119,7 +121,9 @@ def tables(groups: Sequence[Group]) -> list[Table]:
         others = [i for i in ends if i != best]
         differences = [compare(members[i], members[best]) for i in others]
         if any(each is not None and each.seeds >= FEWEST for each in differences):
-            found.append(_table(problem, objective, names[best], [names[i] for i in others], differences))
+            table = _table(problem, objective, names[best], [names[i] for i in others], differences)
+            table.id = f"differences_{slug_of[problem]}"
+            found.append(table)
     return found
 
 
@@ -147,8 +151,8 @@ def _table(
         f"the same seed, in the last round that all of them have, from {FEWEST} seeds on. p: paired t-test, for all "
         "comparisons of this table at once (Holm). “Not shown” does not mean equal."
     ]
-    name, title = f"differences_{slug(problem)}", f"Differences from {best}: {problem}"
-    return Table(name, title, columns, rows, notes=notes, section="results")
+    title = f"Differences from {best}: {problem}"
+    return Table("", title, columns, rows, notes=notes, section="results")
 
 
 def _signed(value: float, digits: int) -> str:

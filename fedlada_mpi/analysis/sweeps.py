@@ -16,7 +16,7 @@ from . import measures
 from .groups import Group, Stat, dataset_name, show, slug
 from .series import of_part
 from .setups import in_words, setting_name
-from .tables import Cell, Column, Table, objective_cell
+from .tables import Cell, Column, Table, free_name, objective_cell
 
 # From low to high: one hue, and lightness alone tells the values apart, in grey and for colour-blind readers as well.
 COLOURS = ("#f1f6fb", "#c3dcf0", "#82b8de", "#3f86c0", "#14518f", "#062a54")
@@ -35,6 +35,7 @@ class HeatMap:
     cells: list[list[Group | None]]
     rest: dict[str, Any]  # other settings, where several maps of one method differ in them
     mark: str = ""  # where methods of one name have maps
+    name: str = ""  # that of its files
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -51,8 +52,7 @@ class HeatMap:
         return f"{self.heading}: {self.y_name} and {self.x_name}"
 
     @property
-    def name(self) -> str:
-        """That of its files."""
+    def slug(self) -> str:
         first, rest = self.groups[0], (f"{name} {value}" for name, value in self.rest.items())
         return f"sweep_{slug(' '.join([first.dataset, first.method_name, self.mark, *rest, self.y, self.x]))}"
 
@@ -134,6 +134,9 @@ def find(groups: Sequence[Group]) -> list[HeatMap]:
             objective = each.objective.title if len({other.objective for other in alike}) > 1 else ""
             first = each.groups[0]
             each.mark = " ".join(filter(None, [first.method, first.code, first.data, objective]))
+    taken = set[str]()
+    for each in found:
+        each.name = free_name(each.slug, taken)
     return found
 
 

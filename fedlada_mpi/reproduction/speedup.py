@@ -12,7 +12,7 @@ from functools import cached_property
 
 from ..analysis import measures
 from ..analysis.groups import Group, Stat, slug
-from ..analysis.tables import Cell, Column, Table, plain, stat
+from ..analysis.tables import Cell, Column, Table, free_name, plain, stat
 from ..support import rng
 
 # Settings in which the cells of a grid may differ: S, K, and the rates that the corollary gives for them.
@@ -52,15 +52,12 @@ class SpeedupGrid:
     """Cells that differ in S and K and the rates alone, by S K."""
 
     points: list[Point]
+    name: str = ""  # that of its files
 
     @property
     def title(self) -> str:
         first = self.points[0].one
         return f"{first.problem}, {first.method_name}"
-
-    @property
-    def name(self) -> str:
-        return f"speedup_{slug(self.title)}"
 
     @cached_property
     def levels(self) -> list[float]:
@@ -105,7 +102,11 @@ def grids(groups: Sequence[Group]) -> list[SpeedupGrid]:
             point.rounds = {level: one.over(measures.rounds_to("train_loss", level)) for level in LEVELS}
             families.setdefault(key, []).append(point)
     found = [SpeedupGrid(sorted(points, key=lambda p: (p.product, p.s))) for points in families.values()]
-    return [g for g in found if len({p.s for p in g.points}) > 1 and len({p.k for p in g.points}) > 1 and g.levels]
+    found = [g for g in found if len({p.s for p in g.points}) > 1 and len({p.k for p in g.points}) > 1 and g.levels]
+    taken = set[str]()
+    for grid in found:
+        grid.name = free_name(f"speedup_{slug(grid.title)}", taken)
+    return found
 
 
 def tables(groups: Sequence[Group]) -> list[Table]:

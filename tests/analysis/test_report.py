@@ -531,6 +531,18 @@ def test_without_the_charting_library_the_page_shows_pictures(tmp_path, digits, 
     assert 'alt="Digits, curves over the rounds: FedAvg, SCAFFOLD, FedLADA"' in text
 
 
+def test_problems_whose_file_names_would_be_the_same_keep_their_files():
+    names = ["a b", "a-b", "A_b", "x" * 70 + " y", "x" * 70 + "-y", "other"]
+    assert len({*groups.slugs(names).values()}) == 6
+    assert groups.slugs(names)["other"] == "other"
+    found = group([run([0.1, 0.2], dataset=name, targets=[0.1]) for name in ("my-photos", "my photos")])
+    planned = [name for name, _ in figures.plan(found)]
+    assert len({*planned}) == len(planned)
+    assert len({table.id for table in run_tables.targets(found, run_tables.levels(found, {}))}) == 2
+    shown = page._curves(found, planned, False, lambda *names: " ".join(names))
+    assert all(name in shown for name in planned if name.startswith("curves_"))
+
+
 def test_long_names_stay_apart_in_figures():
     names = [f"{'long ' * 20}{end}" for end in ("a", "b")] + ["x" * 30 + c + "x" * 60 for c in "ab"] + ["short"]
     shown = drawing.fitting(names)
