@@ -55,7 +55,7 @@ def of(name: str) -> Files:
     found = name.object if isinstance(name, Given) else _object(place, attribute)
     # Bytecode is of one version of Python.
     key = f"{name} (Python {platform.python_version().rpartition('.')[0]})"
-    return {} if found is None else {key: object_digest(found, _of_module)}
+    return {} if found is None else {key: object_digest(found, _of_own_module)}
 
 
 def changed(before: Code, now: Code) -> list[str]:
@@ -86,18 +86,28 @@ def _object(module: str, attribute: str) -> Any:
         return None
 
 
-def _of_module(name: str) -> Files:
-    """Those of a module that may not have been imported, and is not."""
-    top = name.partition(".")[0]
+def _of_own_module(name: str) -> Files:
+    """Those of a module that is no library's."""
+    places = _places(name)
+    return _of_module(name) if places and not any(is_library(place) for place in places) else {}
+
+
+def _places(name: str) -> list[str]:
+    """The file or the folders of a module's top package, which is not imported."""
     sys.path.insert(0, os.getcwd())
     try:
         importlib.invalidate_caches()
-        spec = importlib.util.find_spec(top)  # which imports nothing for a name without dots
+        spec = importlib.util.find_spec(name.partition(".")[0])  # which imports nothing for a name without dots
     except (ImportError, ValueError):
         spec = None
     finally:
         sys.path.pop(0)
-    places = list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+    return list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
+
+
+def _of_module(name: str) -> Files:
+    """Those of a module that may not have been imported, and is not."""
+    places = _places(name)
     if any(is_standard(place) for place in places):
         return {name: ""}
     files: Files = {}

@@ -218,6 +218,91 @@ def test_what_decorators_hide(old):
     assert digest(WRAPPED) != digest(WRAPPED.replace(old, '("a", "c")' if "a" in old else "9.5"))
 
 
+IMPORTS = (
+    "import collections, dataclasses, decimal, enum, functools, operator, types\nimport torch\nfrom torch import nn\n"
+)
+EDITS = {  # what counts, and two values of it
+    "def f(x, a={}): return a": ("1", "2"),
+    "def f(x): return f.scale\nf.scale = {}": ("1", "2"),
+    "def g(a): return lambda x: a\nf = g({})": ("[1]", "[2]"),
+    "f = functools.partial({}, 1)": ("max", "min"),
+    "N = {}\ndef f(x): return N": ("torch.relu", "torch.tanh"),
+    "N = ({},)\ndef f(x): return N": ("torch.float32", "torch.float64"),
+    "N = [{}]\ndef f(x): return N": ("range(3)", "range(4)"),
+    "N = {}, 1\ndef f(x): return N": ("torch.tensor([1j])", "torch.tensor([2j])"),
+    "N = types.SimpleNamespace(a={})\ndef f(x): return N.a": ("1", "2"),
+    "N = operator.itemgetter({})\ndef f(x): return N(x)": ("0", "1"),
+    "N = decimal.Decimal({})\ndef f(x): return N": ("'1'", "'2'"),
+    "N = collections.deque([{}])\ndef f(x): return N": ("1", "2"),
+    "N = {}\ndef f(x): return N['a']": ("dict(a=dict(b=1), c=2)", "dict(a=dict(b=1, c=2))"),
+    "@dataclasses.dataclass(slots=True)\nclass N:\n    a: int\nM = N({})\ndef f(x): return M": ("1", "2"),
+    "class N(dict):\n    def g(self): return {}\nM = N()\ndef f(x): return M.g()": ("1", "2"),
+    "class N(float):\n    def g(self): return {}\nM = N(3)\ndef f(x): return M.g()": ("1", "2"),
+    "class N(enum.IntEnum):\n    A = 1\n    def g(self): return {}\ndef f(x, n=N.A): return n.g()": ("1", "2"),
+    "class M(type):\n    def g(cls): return {}\nclass f(metaclass=M): pass": ("1", "2"),
+    "f = nn.CrossEntropyLoss(weight=torch.tensor([1.0, {}]))": ("1", "2"),
+    "class N(nn.Module):\n    pass\nf = N()\nf.k = {}": ("(1, 2)", "(1, 3)"),
+}  # fmt: skip
+
+
+def in_memory(text: str, use: str = "None") -> list[list[str]]:
+    """Digests of ``f`` in a script, before and after it is used."""
+    names = {"__name__": "__main__"}
+    exec(compile(IMPORTS + text, "script.py", "exec", dont_inherit=True), names)
+    before = [*of(Given(names["f"])).values()]
+    eval(use, names)
+    return [before, [*of(Given(names["f"])).values()]]
+
+
+@pytest.mark.parametrize("text", EDITS)
+def test_whatever_an_object_holds_counts(text):
+    one, same, other = (in_memory(text.replace("{}", value))[0] for value in (*EDITS[text][:1] * 2, EDITS[text][1]))
+    assert one == same
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    ("text", "use"),
+    {
+        "class N:\n    __slots__ = ('a',)\nN0 = N()\nN0.a = 1\ndef f(x): return N0": "__import__('copy').copy(N0)",
+        "class N:\n    @functools.cached_property\n    def a(self): return 1\nM = N()\ndef f(x): return M.a": "f(1)",
+        "@functools.singledispatch\ndef g(x): return 0\ndef f(x): return g(x)": "f(1)",
+        "class N:\n    pass\nA = N()\nA.both = {A, 'b'}\ndef f(x): return A": "f(1)",
+        "class N:\n    def __getattr__(self, name): return None\nA = N()\ndef f(x): return A": "f(1)",
+        "N = nn.BatchNorm1d(2)\ndef f(x): return N(x)": "f(torch.ones(2, 2))",
+        "N = torch.Generator()\ndef f(x): return torch.rand(1, generator=N)": "f(1)",
+    }.items(),
+)
+def test_use_is_no_edit(text, use):
+    before, after = in_memory(text, use)
+    assert before == after
+
+
+@pytest.mark.parametrize("init", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import fresh.deep\ndef f(x): return fresh.deep.g(x)",
+        "def f(x):\n    import fresh.deep\n    return fresh.deep.g(x)",
+        "def f(x):\n    from fresh import deep\n    return deep.g(x)",
+    ],
+)
+def test_modules_that_an_object_uses_count(tmp_path, monkeypatch, text, init):
+    """Also those in a folder without __init__.py, and those that a function imports when it is called."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fresh").mkdir()
+    if init:
+        (tmp_path / "fresh" / "__init__.py").write_text("")
+    digests = []
+    for value in ("1", "1", "2"):
+        (tmp_path / "fresh" / "deep.py").write_text(f"def g(x): return {value}\n")
+        digests.append(in_memory(text)[0])
+        for name in ("fresh.deep", "fresh"):
+            sys.modules.pop(name, None)
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_a_compiled_copy_has_the_same_digest(tmp_path):
     """Its equal constants are one object, where they are several in code that was just compiled."""
     import marshal
