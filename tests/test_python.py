@@ -411,6 +411,24 @@ def test_a_callback_sees_and_stops(settings, out):
     assert resumed.summary["status"] == "finished"
 
 
+def test_code_that_leaves_the_directory(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+
+    def leaving(*_):
+        elsewhere.mkdir(exist_ok=True)
+        os.chdir(elsewhere)
+
+    def model(classes, shape):
+        leaving()
+        return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes))
+
+    run = train(**{**settings, "model": model, "out": "run", "on_round": leaving})
+    assert Path.cwd() == tmp_path
+    assert (tmp_path / run.dir / "model.pt").is_file()
+    assert not [*elsewhere.iterdir()]
+
+
 @pytest.mark.parametrize("answer", [False, np.False_, np.array(False), torch.tensor(False)])
 def test_what_stops_a_run(answer):
     assert is_false(answer)

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from ..support.errors import CallbackError
+from ..support.user_code import same_directory
 from .watcher import Watcher
 
 OnRound: TypeAlias = Callable[[dict[str, Any]], object]  # gets the round's record; False stops the run
@@ -21,7 +22,8 @@ class Callback(Watcher):
 
     def recorded(self, record: dict[str, Any]) -> bool:
         try:
-            return not is_false(self.on_round(deepcopy(record)))
+            with same_directory():
+                return not is_false(self.on_round(deepcopy(record)))
         except BaseException as error:  # an interrupt, too: the other ranks wait for the next order
             raise CallbackError(f"on_round failed on rank 0: {type(error).__name__}: {error}") from error
 

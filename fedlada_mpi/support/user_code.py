@@ -8,9 +8,10 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -59,11 +60,45 @@ def is_standard(file: str | Path) -> bool:
     return not is_installed(path) and any(library in path.parents for library in _LIBRARIES[1:])
 
 
+class _Directory:
+    """The working directory of this process, while users' code is running in any of its threads."""
+
+    lock = threading.Lock()
+    blocks = 0
+    path: str | None = None  # None if it is gone
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
+
+
+@contextmanager
+def same_directory() -> Iterator[None]:
+    """Go back to the working directory if the block leaves it: relative paths of a run, as ``out``, mean that one."""
+    with _Directory.lock:
+        if not _Directory.blocks:
+            _Directory.path = _working_directory()
+        _Directory.blocks += 1
+    try:
+        yield
+    finally:
+        with _Directory.lock:
+            _Directory.blocks -= 1
+            # Not while another thread is in such a block: it may be where that one has gone.
+            if not _Directory.blocks and _Directory.path not in (None, _working_directory()):
+                with suppress(OSError):
+                    os.chdir(str(_Directory.path))
+
+
 @contextmanager
 def users_code(what: str, expected: str) -> Iterator[None]:
     """Raise what a user's code raises, ``sys.exit`` included, as a UserError that names the line in it."""
     try:
-        yield
+        with same_directory():
+            yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:
