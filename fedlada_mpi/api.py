@@ -12,7 +12,7 @@ from .algorithms import Algorithm, find
 from .session.launch import Launched, launched
 from .session.plan import Request
 from .support import signals
-from .support.errors import CallbackError, UserError, shortened
+from .support.errors import CallbackError, DivergedError, UserError, shortened
 from .support.user_code import Given
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ def train(
         except CallbackError as error:
             # The exception itself is on the root only.
             raise error.__cause__ or UserError(str(error)) from None
-        except UserError as error:
-            raise UserError(_in_python(str(error))) from error.__cause__
+        except (UserError, DivergedError) as error:
+            kind = DivergedError if isinstance(error, DivergedError) else UserError
+            raise kind(_in_python(str(error))) from error.__cause__
 
 
 def _method(algorithm: str | type[Algorithm] | None) -> str | None:

@@ -26,7 +26,7 @@ from torch import nn
 from training_runs import CLASSES, SHAPE, make_data, run_here, without_times
 
 import fedlada_mpi
-from fedlada_mpi import Algorithm, Data, UserError, hyper, load, train
+from fedlada_mpi import Algorithm, Data, DivergedError, UserError, hyper, load, train
 from fedlada_mpi.data.manifest import read_manifest
 from fedlada_mpi.mpi import world
 from fedlada_mpi.rounds.callback import is_false
@@ -427,6 +427,23 @@ def test_code_that_leaves_the_directory(settings, tmp_path, monkeypatch):
     assert Path.cwd() == tmp_path
     assert (tmp_path / run.dir / "model.pt").is_file()
     assert not [*elsewhere.iterdir()]
+
+
+def test_a_training_that_diverges(settings):
+    """The error names keywords, and the run can be read, and gone on with."""
+    factors = [1.0]
+
+    class Late(Algorithm):
+        def direction(self, c, s, g):
+            return g.mul_(factors[-1])
+
+    def break_it(record):
+        factors.append(float("inf") if record["round"] == 2 else 1.0)
+
+    with pytest.raises(DivergedError, match=r"^round 3: .* lower lr, set clip, .*the last checkpoint is .*round_000002$"):
+        train(**{**settings, "algorithm": Late, "on_round": break_it, "checkpoint_every": 2})
+    assert load(settings["out"]).metrics["round"].tolist() == [1, 2]
+    assert not (Path(settings["out"]) / "run.lock").exists()
 
 
 @pytest.mark.parametrize("answer", [False, np.False_, np.array(False), torch.tensor(False)])
