@@ -33,14 +33,14 @@ def claim(config: Config, resume: bool, overwrite: bool, accept_changed_code: bo
         start = checkpoint.latest(out, config)
         if start and not accept_changed_code:
             checkpoint.refuse_other_code(out, start, config)
-        # A checkpoint of the last round is not enough: the run may have been killed before it wrote its results.
-        written = results.finished_rounds(out) == start and (out / results.MODEL).is_file()
-        if start >= config.rounds and written and start > 0:
-            return FINISHED
         if start > config.rounds:
             raise UserError(f"--resume: {out} is at round {start}, past --rounds {config.rounds}: ask for more rounds")
+        # A checkpoint of the last round is not enough: the run may have been killed before it wrote its results.
+        written = results.finished_rounds(out) == start and (out / results.MODEL).is_file()
         if not start:
-            _refuse_lost_results(out, config)
+            _refuse_lost_results(out, config, written)
+        if start == config.rounds and written:
+            return FINISHED
     elif _is_run(out) and not overwrite:
         raise UserError(
             f"{out} already holds a run: add --resume to go on, --overwrite to discard it, or another --out"
@@ -88,9 +88,12 @@ def _refuse_other_files(out: Path) -> None:
             raise UserError(f"--out: {path} is not a {kind}, as a run needs it: move it, or choose another directory")
 
 
-def _refuse_lost_results(out: Path, config: Config) -> None:
-    """Raise if there are results but no checkpoint, with which ``--resume`` would start from the beginning."""
-    if (out / results.MODEL).exists() or (out / results.SUMMARY).exists():
+def _refuse_lost_results(out: Path, config: Config, of_no_rounds: bool) -> None:
+    """Raise if there are results but no checkpoint, with which ``--resume`` would start from the beginning.
+
+    Those ``of_no_rounds`` need none.
+    """
+    if not of_no_rounds and ((out / results.MODEL).exists() or (out / results.SUMMARY).exists()):
         raise UserError(
             f"--resume: {out} holds results but no checkpoint to continue from: use --overwrite to start again, "
             "or choose another --out"

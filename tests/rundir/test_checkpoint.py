@@ -216,10 +216,20 @@ def test_resume_without_a_checkpoint_starts_from_the_beginning(data, out):
 @pytest.mark.ranks
 def test_fewer_rounds_than_done(data, out, capsys):
     run_here(data, out, **SETTINGS)
-    if is_root():
-        (out / "model.pt").unlink()
-    barrier()
-    assert main([*arguments(data, out, {**SETTINGS, "rounds": 3}), "--resume"]) == 2
-    if is_root():
-        expected = f"error: --resume: {out} is at round 5, past --rounds 3: ask for more rounds\n"
-        assert capsys.readouterr().err == expected
+    for name in ("model.pt", "summary.json"):  # whether its results are there or not
+        assert main([*arguments(data, out, {**SETTINGS, "rounds": 3}), "--resume"]) == 2
+        if is_root():
+            expected = f"error: --resume: {out} is at round 5, past --rounds 3: ask for more rounds\n"
+            assert capsys.readouterr().err == expected
+            (out / name).unlink()
+        barrier()
+
+
+@pytest.mark.ranks
+def test_no_rounds(data, out):
+    settings = {**SETTINGS, "rounds": 0}
+    first = run_here(data, out, **settings)
+    again = run_here(data, out, resume=True, **settings)
+    assert again.summary == first.summary
+    longer = run_here(data, out, resume=True, **SETTINGS)
+    assert [record["round"] for record in longer.metrics] == [1, 2, 3, 4, 5]
