@@ -9,6 +9,7 @@ from ..support.errors import UserError
 from .fields import flag, shown
 
 LEAST_NOISE = 0.05  # multiplier, below which epsilon has no meaning
+LEAST_CLIP, MOST_CLIP = 1e-9, 1e12  # beyond which float32 loses what is learned, or the noise
 LEAST_DELTA = 1e-14  # losses of less probability are taken for infinite
 
 # The value that a setting must have, and why.
@@ -48,6 +49,11 @@ def check_dp(values: Mapping[str, Any], by_hand: Set[str]) -> None:
         )
     if not values["clip_norm"]:
         raise UserError("--dp: got no --clip-norm, expected the largest norm of what a client sends, such as 1.0")
+    if values["clip_norm"] < LEAST_CLIP:
+        raise UserError(
+            f"--clip-norm: got {values['clip_norm']:g}, expected at least {LEAST_CLIP:g}: with less, the model would "
+            "not move"
+        )
 
 
 def check_delta(values: Mapping[str, Any]) -> None:

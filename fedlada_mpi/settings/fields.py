@@ -28,6 +28,7 @@ TASKS: dict[str, tuple[str, ...]] = {
 FEW = 10  # clients of data of one's own who all take part in a round
 # Of settings without a limit of their own: counts fit into 32 bits, products of three rates into a float32.
 MOST: dict[type, int] = {int: 2**31 - 1, float: 10**12}
+MOST_RANGE = 2**20  # of --secure
 
 
 @dataclass(frozen=True)
@@ -298,7 +299,7 @@ class Config:
         "largest absolute value of a coordinate that a client sends with --secure; what is sent as the change of a "
         "server's vector, such as v_hat, may change by an eighth of it",
         above=0,
-        most=2**20,
+        most=MOST_RANGE,
     )
     silo_keys: str = _privacy(
         "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from training_runs import run_here
 
 from fedlada_mpi.algorithms import Round
 from fedlada_mpi.rounds.aggregate import private
+from fedlada_mpi.rounds.watchers.releases import Releases
+from fedlada_mpi.support.errors import UserError
 
 GRID = dict(secure=True, secure_neighbours="0")
 DP = dict(dp="client", noise_multiplier=0.8, delta=1e-3, clip_norm=1.0, local_steps=2, batch_size=4, rounds=3)
@@ -43,12 +46,13 @@ def whole_sums(a) -> dict[str, np.ndarray]:
 @alone
 @pytest.mark.parametrize("method", ["fedlada", slow("scaffold"), slow("mimelite"), slow("local_momentum")])
 def test_sensitivity_on_the_grid(method, data, out):  # noqa: F811
-    with session(data, out, method, **GRID) as one:
+    with session(data, out, method, clip_norm=0.3, **GRID) as one:
         silo, a = one.silo, one.silo.aggregation
         for name, vector in vars(silo.s).items():
             vector.copy_(torch.rand(len(vector), generator=torch.Generator().manual_seed(1)))
             if name == "x":
                 vector.mul_(0.1 * one.network.layout.real)
+        a._fitting = lambda r: (0.0, np.inf)  # noise is not looked at here
         everybody, reached = list(range(len(SIZES))), []
         for lr in (0.01, 1e3, 1e30):
             for removed in (0, 2):
@@ -67,14 +71,37 @@ def test_sensitivity_on_the_grid(method, data, out):  # noqa: F811
 
 
 @alone
-def test_a_grid_that_is_too_coarse_is_refused(data, out):  # noqa: F811
-    from fedlada_mpi.support.errors import UserError
-
-    with (
-        pytest.raises(UserError, match="is below the grid of --secure-range 1e"),
-        session(data, out, "fedavg", clip_norm=1e-11, secure_range=1e6, **GRID),
-    ):
+@pytest.mark.parametrize(
+    ("method", "given", "expected"),
+    [
+        ("fedavg", dict(clip_norm=1e-9, secure_range=2.0**20, noise_multiplier=0.05), "is below the grid of"),
+        ("fedavg", dict(noise_multiplier=100.0), r"too large for the grid .* expected --secure-range 128, or --clip-n"),
+        # Whose noise on dc is 1 / (lr * K) times that on the offset: in the last round, at the smallest rate.
+        ("scaffold", dict(lr=0.5, lr_schedule="step", lr_step=2, lr_decay=1e-3), "expected --secure-range 2048, or"),
+        ("fedavg", dict(noise_multiplier=1e6, clip_norm=1e-6, adaptive_clip=True), "--adaptive-clip: noise of 1e"),
+    ],
+)
+def test_noise_that_does_not_fit_the_grid_is_refused(method, given, expected, data, out):  # noqa: F811
+    with pytest.raises(UserError, match=expected), session(data, out, method, **{**GRID, "rounds": 3, **given}):
         pass
+
+
+@alone
+def test_the_largest_clip_that_is_taken_does_not_wrap_around(data, out):  # noqa: F811
+    """Ten deviations of all noise and a sum of everybody at the end of the range; an adaptive clip stays below."""
+    with session(data, out, "fedavg", adaptive_clip=True, **GRID) as one:
+        a, r = one.silo.aggregation, Round(t=0, lr=0.1, steps=2.0, participants=2.0, clients=len(SIZES))
+        least, a.clip = a.clips
+        a.prepare(r, np.empty(0, np.int64))
+        grid = a.grids["offset"]
+        units = a.deviation("offset") * a.excess / grid.step
+        assert 10 * units + len(SIZES) * min(16, a.clip) / grid.step == pytest.approx(2**63)
+        for clip in (2 * a.clip, np.inf, np.nan, least / 2, 0.0):  # as a server might ask for
+            a.clip = clip
+            with pytest.raises(UserError, match=r"round 1: noise on a clip of .* does not fit the grid"):
+                a.prepare(r, np.empty(0, np.int64))
+        records = [{"clip_norm": a.clips[1] * 0.99, "within_clip": 0.0}]
+        assert Releases(one.silo, a, None, SimpleNamespace(records=records)).clip == a.clips[1]
 
 
 @pytest.mark.ranks

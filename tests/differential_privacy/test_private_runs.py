@@ -194,6 +194,7 @@ def test_the_banner_says_how_loud_the_noise_is(data, out, capsys, monkeypatch):
         (dict(delta=0), "--delta: got 0, expected more than 0 and less than 1 / 50 clients, such as 2e-03"),
         (dict(delta=0.02), "--delta: got 0.02, expected more than 0 and less than 1 / 50 clients"),
         (dict(delta=1e-300), "--delta: got 1e-300, expected at least 1e-14"),
+        (dict(clip_norm=1e-300), "--clip-norm: got 1e-300, expected at least 1e-09"),
         (dict(noise_multiplier=1e-9), "--noise-multiplier: got 1e-09, expected at least 0.05"),
         (dict(dp="none", weighting="size"), "--delta has no effect without --dp: add --dp client, or leave it out"),
         (dict(algorithm="fedpd"), "got --algorithm fedpd, expected another: clients send models"),

@@ -237,11 +237,7 @@ def test_settings_that_are_refused(settings, message):
         (dict(out="here", device="cpu"), dict(out="there", device="cuda"), ""),
         (dict(secure=True), dict(eval_clients=1), "what a silo does not do: --eval-clients 1 records single clients"),
         (dict(secure=True), dict(diagnose=1), "--diagnose 1 adds up gradients that are not masked"),
-        (
-            dict(secure=True),
-            dict(algorithm="leak.py:Leak"),
-            "--algorithm: the server asks for 'leak.py:Leak', which no",
-        ),
+        (dict(secure=True), dict(algorithm="leak.py:Leak"), "--algorithm: the server asks for 'leak.py:Leak', which"),
         (dict(secure=True, algorithm="own.py:Own"), dict(algorithm="own.py:Own"), ""),
     ],
 )

@@ -7,6 +7,7 @@ send, such as their losses, is left out.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +20,11 @@ from ...algorithms import Round, Vectors
 from ...privacy import clipping
 from ...privacy.mechanism import Mechanism
 from ...privacy.noise import Noise
+from ...settings.dp_checks import LEAST_CLIP, MOST_CLIP
+from ...settings.fields import MOST_RANGE
 from ...support.errors import PublicError
+from ..costs import MOST_ROUNDS
+from ..rates import local_rate
 from ..vectors import norm
 from .base import Aggregation, Part, Sent
 from .plain import PlainSums
@@ -28,6 +33,7 @@ from .secure import COUNTED, SecureSums
 # Silos that know a share of the noise, which is then none to them: each knows its own.
 KNOWING = 1
 LEAST_UNITS = 2**10  # of a grid, in the deviation of a share: sums of rounded shares are then as good as Gaussian
+TAIL = 10  # deviations of all noise, for which a sum has room
 
 
 class PrivateSums(Aggregation):
@@ -39,6 +45,7 @@ class PrivateSums(Aggregation):
 
     discloses = False
     excess = 1.0  # deviation of all noise, over that which the privacy needs
+    clips = (LEAST_CLIP, MOST_CLIP)  # between which an adaptive clip stays
 
     def _allocate(self) -> None:
         super()._allocate()
@@ -150,6 +157,12 @@ class PrivateSecureSums(PrivateSums, SecureSums):
     spend: Callable[[int, float], None] = staticmethod(lambda number, clip: None)
 
     def prepare(self, r: Round, participants: np.ndarray) -> None:
+        least, most = self._fitting(r)
+        if not least <= self.clip <= most:  # the server might choose one whose noise vanishes, or wraps around
+            raise PublicError(
+                f"round {r.t + 1}: noise on a clip of {self.clip:g} does not fit the grid of --secure-range "
+                f"{self.config.secure_range:g}"
+            )
         self.spend(r.t + 1, self.clip)
         super().prepare(r, participants)
 
@@ -159,11 +172,49 @@ class PrivateSecureSums(PrivateSums, SecureSums):
         self.excess = (len(self.masks.epoch.silos) / self._needed) ** 0.5
         if self.masks.epoch.own:
             self.noise = self._share
-        finest = min(self._units(mechanism.vector_noise * self.config.clip_norm, g.step) for g in self.grids.values())
-        if finest < LEAST_UNITS:
+        fitting = [self._fitting(r) for r in self._rounds()]
+        self.clips = max(least for least, _ in fitting), min(most for _, most in fitting)
+        self._refuse_misfit()
+
+    def _rounds(self) -> list[Round]:
+        """Those of the run, by what noise depends on."""
+        c = self.config
+        rates = {local_rate(c, t) for t in (*range(min(c.rounds, MOST_ROUNDS)), c.rounds - 1)}
+        return [Round(0, rate, float(c.local_steps), self.mechanism.expected, c.clients) for rate in rates]
+
+    def _fitting(self, r: Round) -> tuple[float, float]:
+        """The least and the largest clip whose noise is more than the grids' rounding, and stays within 64 bits."""
+        least, most, scales = 0.0, math.inf, self.algorithm.dp_scales(r)
+        for name, grid in self.grids.items():
+            z, scale = self.mechanism.vector_noise, scales.get(name, 1.0)
+            least = max(least, LEAST_UNITS * scale / self._units(z, grid.step))
+            # Of a client, a number is not larger than the clip, nor than the limit of the grid.
+            room, noise = grid.step * 2.0**63, TAIL * z * self.excess
+            fits = max(room / (noise + grid.weights), (room - grid.limit * grid.weights) / noise)
+            most = min(most, scale * fits)
+        return least, most
+
+    def _refuse_misfit(self) -> None:
+        """Refuse settings whose noise is below the grids, or so large that sums would wrap around."""
+        c, (least, most) = self.config, self.clips
+        noise = f"--dp client: noise on a clip of {c.clip_norm:g}"
+        if c.clip_norm < least:
             raise PublicError(
-                f"--dp client: noise on a clip of {self.config.clip_norm:g} is below the grid of --secure-range "
-                f"{self.config.secure_range:g}: make the range smaller, or --clip-norm larger"
+                f"{noise} is below the grid of --secure-range {c.secure_range:g}: make the range smaller, or "
+                "--clip-norm larger"
+            )
+        if c.clip_norm > most:
+            larger = 2.0 ** (math.ceil(math.log2(c.secure_range)) + math.ceil(math.log2(c.clip_norm / most)))
+            enough = f"--secure-range {larger:.0f}, or " if larger <= MOST_RANGE else ""
+            raise PublicError(
+                f"{noise}, {self.mechanism.noise:g} times that in every coordinate, is too large for the grid of "
+                f"--secure-range {c.secure_range:g}: expected {enough}--clip-norm at most {0.995 * most:.3g}"
+            )
+        bits = TAIL * self.mechanism.bit_deviation * self.excess + self.number_grid.weights
+        if self.mechanism.adaptive and bits > self.number_grid.step * 2.0**63:
+            raise PublicError(
+                f"--adaptive-clip: noise of {self.mechanism.noise:g} is too large for the grid of its counts: leave "
+                "it out, or choose a smaller --noise-multiplier"
             )
 
     @property

@@ -22,7 +22,7 @@ class Releases(Watcher):
         self.adaptive, self.clip = silo.config.adaptive_clip, silo.config.clip_norm
         if self.adaptive and history and history.records:
             last = history.records[-1]
-            self.clip = next_clip(last["clip_norm"], last["within_clip"])
+            self.clip = self._next(last["clip_norm"], last["within_clip"])
 
     def permits(self, t: int) -> bool:
         assert self.budget is not None
@@ -46,8 +46,13 @@ class Releases(Watcher):
             return found
         # A round that is left out has released nothing.
         within = self.aggregation.share_within if done.participants is None else QUANTILE
-        self.clip = next_clip(self.clip, within)
+        self.clip = self._next(self.clip, within)
         return {**found, "within_clip": within}
+
+    def _next(self, clip: float, within: float) -> float:
+        """The clip of the next round, whose noise fits."""
+        least, most = self.aggregation.clips
+        return min(max(next_clip(clip, within), least), most)
 
 
 def create(silo: Silo, history: History | None) -> Watcher | None:
