@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 BITS = 62
+WORDS = 8  # of 32 bits, for a single number
+LARGEST = 2.0**190  # number, of which all together fit into its words
 BLOCK = {"cpu": 1 << 16, "cuda": 1 << 26}  # values at a time: a CPU's stay in its cache
 
 
@@ -47,18 +49,23 @@ class PublicGrid:
             total[part] += values.mul_(weight / self.step).round_().long()
         return clipped
 
-    def whole(self, values: np.ndarray, weights: np.ndarray) -> tuple[int, int]:
-        """The weighted sum of some numbers, and how many were out of range."""
-        clipped = np.clip(values, -self.limit, self.limit)
-        units = np.rint(clipped * (weights / self.step)).astype(np.int64)
-        return int(units.sum()), int((np.abs(values) > self.limit).sum())
-
-    def real(self, whole: int) -> float:
-        return whole * self.step
-
     def decode(self, total: Tensor, result: Tensor) -> None:
         """The integers ``total`` as what they stand for, into ``result``."""
         size = BLOCK[total.device.type]
         for first in range(0, len(total), size):
             part = slice(first, first + size)
             result[part] = total[part].double().mul_(self.step)
+
+
+class NumberGrid(PublicGrid):
+    """For single numbers, whose size nobody knows in advance: a sum is sent in several words.
+
+    ``limit`` is a usual size, which says how finely numbers are rounded; larger ones are rounded as finely.
+    """
+
+    def whole(self, values: np.ndarray, weights: np.ndarray | float = 1.0) -> int:
+        """The weighted sum of some numbers, up to ``LARGEST``."""
+        return sum(map(int, np.rint(values * (weights / self.step)).tolist()))
+
+    def real(self, whole: int) -> float:
+        return whole * self.step

@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlada_mpi.privacy.grid import BITS, PublicGrid
+from fedlada_mpi.privacy.grid import BITS, LARGEST, WORDS, NumberGrid, PublicGrid
+from fedlada_mpi.support.words import joined, split
 
 COMMON = settings(derandomize=True, deadline=None, max_examples=80, database=None)
 
@@ -53,7 +54,7 @@ def test_the_largest_sum_fits(sign):
     assert clipped == 1000
     assert total[0] == total[1]
     assert 2**61 < abs(int(total[0])) <= 2**BITS
-    assert grid.real(int(total[0])) == sign * 16_000
+    assert int(total[0]) * grid.step == sign * 16_000
 
 
 def test_sums_wrap_around_what_is_there():
@@ -75,11 +76,21 @@ def test_sums_as_floats():
 
 
 def test_numbers_are_those_of_vectors():
-    grid, random = PublicGrid(2.0**20, 50), np.random.default_rng(3)
+    grid, random = NumberGrid(2.0**20, 50), np.random.default_rng(3)
     values, weights = random.normal(size=12) * 100, random.integers(1, 5, 12).astype(float)
     total = torch.zeros(1, dtype=torch.int64)
     for value, weight in zip(values, weights, strict=True):
         grid.add(total, torch.tensor([value]), weight)
-    assert grid.whole(values, weights) == (int(total), 0)
-    assert grid.whole(np.array([2.0**21, -3e9, 1.0]), np.ones(3))[1] == 2
+    assert grid.whole(values, weights) == int(total)
     np.testing.assert_allclose(grid.real(int(total)), (values * weights).sum(), rtol=1e-10)
+
+
+@COMMON
+@given(st.lists(st.floats(-LARGEST, LARGEST), min_size=1, max_size=9), st.sampled_from([1e-3, 2.0**20, 2.0**32]))
+def test_numbers_of_any_size(values, limit):
+    """In words of several silos, one number each, with all of the weight that there may be."""
+    grid = NumberGrid(limit, 2.0**31)
+    words = np.sum([split(grid.whole(np.array([value])), WORDS) for value in values], 0)
+    exact = sum(map(Fraction, values))
+    assert abs(Fraction(joined(words.tolist())) * Fraction(grid.step) - exact) <= len(values) * Fraction(grid.step) / 2
+    assert joined(split(grid.whole(np.array([LARGEST]), 2.0**31), WORDS)) * Fraction(grid.step) == 2**221

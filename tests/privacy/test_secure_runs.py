@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from ranks import SIZE, is_root
 from tiers import slow
 from training_runs import Run, arguments, disagreement, make_data, run_here, without_times
 
+from fedlada_mpi.privacy.grid import NumberGrid
+from fedlada_mpi.rounds.aggregate import SecureSums
 from fedlada_mpi.run import main
 from fedlada_mpi.support.errors import PublicError, UserError
 
@@ -83,6 +86,27 @@ def test_the_grid_is_fine(data, out, alone):
         for name in ("local_loss", "train_loss", "test_loss", "consistency"):
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4)
         assert ours["train_acc"] == theirs["train_acc"]
+
+
+@pytest.mark.skipif(SIZE > 1, reason="one process is enough")
+def test_large_losses_are_not_cut_off(data, out, alone, monkeypatch):
+    from fedlada_mpi.rounds.trainer import Trainer
+
+    finish, expected = Trainer._finish, [record["local_loss"] for record in alone("fedavg").metrics]
+    scaled = lambda *args: finish(*args[:5], args[5] * 1e30, args[6])  # noqa: E731  (the losses)
+    monkeypatch.setattr(Trainer, "_finish", scaled)
+    records = run_here(data, out / "scaled", **CASES["fedavg"], **UNMASKED).metrics
+    assert [record["local_loss"] for record in records] == pytest.approx([1e30 * loss for loss in expected])
+    assert not any("out_of_range" in record for record in records)
+
+
+def test_evaluations_are_exact_or_not_defined():
+    """Sums over two clients, of squared errors for instance: of any size, but for what is not finite."""
+    sums = SimpleNamespace(evaluated=NumberGrid(2.0**32, 2), masked_sum=lambda words: words)
+    sums.world = SimpleNamespace(rank=0)
+    table = np.array([[3.0, 4.5], [2.0**33, 1e12], [-1e30, 1e38], [1.0, np.inf], [np.nan, 1.0], [2e57, 0.0]])
+    expected = [7.5, 2.0**33 + 1e12, 1e38 - 1e30, np.nan, np.nan, np.nan]
+    np.testing.assert_array_equal(SecureSums.client_sums(sums, table), expected)
 
 
 @pytest.mark.ranks

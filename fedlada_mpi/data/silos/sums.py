@@ -8,7 +8,7 @@ silos are added up in int64, in any order, masked or not, without rounding and w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from ...support.errors import UserError
+from ...support.words import joined, split
 from ..normalise import rounded
 from ..rows import Ragged, Rows, values_of
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 LARGEST = 2**64  # |x|
 UNIT = 150  # bits behind the point of a sum of x; twice as many of x^2
-WORD = 32
 WORDS, SQUARE_WORDS = 8, 15  # of a sum: 2^64 times 2^32 rows, and the bits behind the point; the last one has the sign
 # Below this share of the mean square, a variance is what rounding the squares has left of zero.
 CONSTANT = 2.0**-48
@@ -55,7 +55,7 @@ class Sums:
         return cls(0, (0,) * columns, (0,) * columns)
 
     def words(self) -> np.ndarray:
-        parts = [*(_words(x, WORDS) for x in self.x), *(_words(each, SQUARE_WORDS) for each in self.squares)]
+        parts = [*(split(x, WORDS) for x in self.x), *(split(each, SQUARE_WORDS) for each in self.squares)]
         return np.array([self.count, *(word for part in parts for word in part)], np.int64)
 
     @classmethod
@@ -64,8 +64,8 @@ class Sums:
         x, squares = rest[: columns * WORDS], rest[columns * WORDS :]
         return cls(
             count,
-            tuple(_joined(x[i * WORDS : (i + 1) * WORDS]) for i in range(columns)),
-            tuple(_joined(squares[i * SQUARE_WORDS : (i + 1) * SQUARE_WORDS]) for i in range(columns)),
+            tuple(joined(x[i * WORDS : (i + 1) * WORDS]) for i in range(columns)),
+            tuple(joined(squares[i * SQUARE_WORDS : (i + 1) * SQUARE_WORDS]) for i in range(columns)),
         )
 
     def statistics(self, image: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -107,15 +107,6 @@ def _of_floats(column: np.ndarray) -> tuple[float, float]:
 
 def _units(value: float, bits: int) -> int:
     return round(Fraction(value) * (1 << bits))
-
-
-def _words(value: int, count: int) -> list[int]:
-    low = [(value >> WORD * i) & ((1 << WORD) - 1) for i in range(count - 1)]
-    return [*low, value >> WORD * (count - 1)]
-
-
-def _joined(words: Sequence[int]) -> int:
-    return sum(word << WORD * i for i, word in enumerate(words))
 
 
 def agree_statistics(

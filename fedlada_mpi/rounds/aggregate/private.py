@@ -210,8 +210,8 @@ class PrivateSecureSums(PrivateSums, SecureSums):
                 f"{noise}, {self.mechanism.noise:g} times that in every coordinate, is too large for the grid of "
                 f"--secure-range {c.secure_range:g}: expected {enough}--clip-norm at most {0.995 * most:.3g}"
             )
-        bits = TAIL * self.mechanism.bit_deviation * self.excess + self.number_grid.weights
-        if self.mechanism.adaptive and bits > self.number_grid.step * 2.0**63:
+        bits = TAIL * self.mechanism.bit_deviation * self.excess + self.numbers["loss"].weights
+        if self.mechanism.adaptive and bits > self.numbers["loss"].step * 2.0**63:
             raise PublicError(
                 f"--adaptive-clip: noise of {self.mechanism.noise:g} is too large for the grid of its counts: leave "
                 "it out, or choose a smaller --noise-multiplier"
@@ -249,15 +249,15 @@ class PrivateSecureSums(PrivateSums, SecureSums):
 
     def reduce(self, participants: np.ndarray, communicates: bool) -> None:
         if self.mechanism.adaptive:  # in the place of the losses, which are not sent
-            self.counts["loss"], _ = self.number_grid.whole(np.array([self.within]), np.ones(1))
+            self.counts["loss"] = self.numbers["loss"].whole(np.array([self.within]))
         super().reduce(participants, communicates)
         self.within, self.loss = self.loss, 0.0
 
     def _add_noise(self, tail: Tensor) -> None:
         super()._add_noise(tail)
         if self.noise is not None and self.mechanism.adaptive:
-            share = self._units(self.mechanism.bit_deviation, self.number_grid.step)
-            tail[self.names.index("loss")] += int(self.stream.whole(1, share)[0])
+            share = self._units(self.mechanism.bit_deviation, self.numbers["loss"].step)
+            tail[self.places["loss"]] += int(self.stream.whole(1, share)[0])
 
 
 def _norm(row: Tensor, base: Tensor | None) -> float:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,15 +19,16 @@ from ...algorithms import Algorithm, Round, Vectors
 from ...mpi import World
 from ...mpi.plan import plan_transport
 from ...mpi.transport import Transport
-from ...privacy.grid import PublicGrid
+from ...privacy.grid import LARGEST, WORDS, NumberGrid, PublicGrid
 from ...privacy.masks import Masks
 from ...settings import Config
 from ...support.errors import PublicError
 from ...support.rng import fixed_number
+from ...support.words import joined, split
 from .base import Aggregation, Sent, Totals
 
-NUMBERS = 2.0**20  # the largest loss, squared norm or scalar of a client
-EVALUATED = 2.0**32  # the largest sum over a client's examples
+NUMBERS = 2.0**20  # a large loss, squared norm or scalar of a client; larger ones are rounded as finely
+EVALUATED = 2.0**32  # the same of a sum over a client's examples
 CHANGES = 8  # the range of what is sent as a change is so many times smaller
 # What is counted, in whole numbers, before the losses, squared norms and scalars.
 COUNTED = ("check", "participants", "left_out", "weight", "steps", "out_of_range")
@@ -55,26 +58,31 @@ class SecureSums(Aggregation):
         secure: Secure,
     ):  # fmt: skip
         self.secure, self.masks = secure, secure.masks
-        self.grids = {name: self._grid(config, algorithm, name) for name in (*algorithm.up, *algorithm.scalars)}
-        self.number_grid = PublicGrid(NUMBERS, secure.largest_weight)
+        self.numbers: dict[str, NumberGrid] = {}
+        for name in (*MEASURED, *algorithm.scalars):
+            self.numbers[name] = NumberGrid(NUMBERS, self._largest_weight(config, algorithm, name))
+        vectors = {name: self._grid(config, algorithm, name) for name in algorithm.up}
+        self.grids: dict[str, PublicGrid] = vectors | {name: self.numbers[name] for name in algorithm.scalars}
         self.permit: Callable[[Round, np.ndarray], None] = lambda r, participants: None  # may refuse a round
-        self.evaluated = PublicGrid(EVALUATED, config.clients)
+        self.evaluated = NumberGrid(EVALUATED, config.clients)
         # Added to a vector or number that is sent, in units of its grid; by default nothing.
         self.noise: Callable[[str, int], Tensor] | None = None
         super().__init__(world, config, algorithm, transport, dtype)
 
     def _grid(self, config: Config, algorithm: Algorithm, name: str) -> PublicGrid:
-        if name in algorithm.scalars:
-            limit = NUMBERS
-        else:
-            limit = config.secure_range / (CHANGES if name in algorithm.change_of else 1)
-        equal = name in algorithm.uniform
-        return PublicGrid(limit, most_participants(config) if equal else self.secure.largest_weight)
+        limit = config.secure_range / (CHANGES if name in algorithm.change_of else 1)
+        return PublicGrid(limit, self._largest_weight(config, algorithm, name))
+
+    def _largest_weight(self, config: Config, algorithm: Algorithm, name: str) -> float:
+        return most_participants(config) if name in algorithm.uniform else self.secure.largest_weight
 
     def _allocate(self) -> None:
-        names, t = (*COUNTED, *MEASURED, *self.algorithm.scalars), self.transport
+        names, t = (*COUNTED, *self.numbers), self.transport
         self.names = names
-        self.wire = plan_transport(self.world, t.size + len(names), torch.int64, t.device, self.config.transport)
+        # Where the words of each begin in the tail.
+        sizes = [WORDS if name in self.numbers else 1 for name in names]
+        self.places = dict(zip(names, accumulate(sizes, initial=0), strict=False))
+        self.wire = plan_transport(self.world, t.size + sum(sizes), torch.int64, t.device, self.config.transport)
         self.world.at_close.callback(self.wire.close)
         self.rows = torch.zeros(len(self.vectors), self.wire.size, dtype=torch.int64, device=t.device)
         self.counts = dict.fromkeys(names, 0)
@@ -102,10 +110,10 @@ class SecureSums(Aggregation):
         counts["left_out"] -= len(sent.clients)
         counts["weight"] += round(float(weights.sum()))
         counts["steps"] += int(sent.steps.sum())
-        self._measure("loss", self.number_grid, sent.losses, np.ones_like(weights))
-        self._measure("norms2", self.number_grid, sent.norms2, weights)
+        self._measure("loss", sent.losses, np.ones_like(weights))
+        self._measure("norms2", sent.norms2, weights)
         for name, values in sent.scalars.items():
-            self._measure(name, self.grids[name], values, self._weights(name, weights))
+            self._measure(name, values, self._weights(name, weights))
         for part in sent.parts:
             for row, name in zip(self.rows[:, : self.transport.size], self.vectors, strict=True):
                 base = self._base(name)
@@ -114,10 +122,9 @@ class SecureSums(Aggregation):
                     vector = part.rows[name][i]
                     counts["out_of_range"] += self.grids[name].add(row[part.where], vector, float(weight), at)
 
-    def _measure(self, name: str, grid: PublicGrid, values: np.ndarray, weights: np.ndarray) -> None:
-        whole, clipped = grid.whole(values, weights)
-        self.counts[name] += whole
-        self.counts["out_of_range"] += clipped
+    def _measure(self, name: str, values: np.ndarray, weights: np.ndarray) -> None:
+        self.counts[name] += self.numbers[name].whole(np.clip(values, -LARGEST, LARGEST), weights)
+        self.counts["out_of_range"] += int((np.abs(values) > LARGEST).sum())
 
     def _weights(self, name: str, weights: np.ndarray) -> np.ndarray:
         return np.ones_like(weights) if name in self.algorithm.uniform else weights
@@ -132,7 +139,7 @@ class SecureSums(Aggregation):
         number = self.round.t + 1
         self.masks.ready()
         self.counts["check"] = int(bool(self.masks.epoch.own))
-        tail = torch.tensor([self.counts[name] for name in self.names], dtype=torch.int64, device=self.rows.device)
+        tail = torch.tensor(self._tail(), dtype=torch.int64, device=self.rows.device)
         self._add_noise(tail)
         self.world.collectively(lambda: self.secure.begun(number))
         if communicates:
@@ -144,13 +151,18 @@ class SecureSums(Aggregation):
         self._decode(words, communicates)
         self.world.on_root(self._check)
 
+    def _tail(self) -> list[int]:
+        """The words of all that is counted and measured."""
+        parts = [split(n, WORDS) if name in self.numbers else [n] for name, n in self.counts.items()]
+        return list(chain.from_iterable(parts))
+
     def _add_noise(self, tail: Tensor) -> None:
         if self.noise is None:
             return
         for row, name in zip(self.rows[:, : self.transport.size], self.vectors, strict=True):
             row += self.noise(name, self.transport.size)
         for name in self.algorithm.scalars:
-            tail[self.names.index(name)] += self.noise(name, 1)[0]
+            tail[self.places[name]] += self.noise(name, 1)[0]
 
     def _decode(self, words: np.ndarray, communicates: bool) -> None:
         """On the root, what the sums stand for; the others have no part in these totals."""
@@ -158,12 +170,14 @@ class SecureSums(Aggregation):
         self.scalars = dict.fromkeys(self.scalars, 0.0)
         if self.world.rank:
             return
-        total = dict(zip(self.names, words.tolist(), strict=True))
-        counted = {name: total[name] for name in COUNTED}
+        counted: dict[str, Any] = {name: int(words[self.places[name]]) for name in COUNTED}
         self.silos_counted = counted.pop("check")
         self.totals = Totals(**{**counted, "weight": float(counted["weight"])})
-        self.loss, self.norms2 = (self.number_grid.real(total[name]) for name in MEASURED)
-        self.scalars = {name: self.grids[name].real(total[name]) for name in self.scalars}
+        measured = {
+            name: grid.real(joined(words[self.places[name] :][:WORDS].tolist())) for name, grid in self.numbers.items()
+        }
+        self.loss, self.norms2 = (measured[name] for name in MEASURED)
+        self.scalars = {name: measured[name] for name in self.scalars}
         if communicates:
             for row, (name, vector) in zip(self.rows, self.vectors.items(), strict=True):
                 self.grids[name].decode(row[: self.transport.size], vector)
@@ -192,13 +206,14 @@ class SecureSums(Aggregation):
 
         Collective; zero on the other ranks.
         """
-        finite = np.isfinite(table)
-        sums = [self.evaluated.whole(row, np.ones(len(row)))[0] for row in np.where(finite, table, 0.0)]
-        words = self.masked_sum(np.array([*sums, *(~finite).sum(1)], np.int64))
+        finite = np.abs(table) <= LARGEST
+        parts = [split(self.evaluated.whole(row), WORDS) for row in np.where(finite, table, 0.0)]
+        own = [[*words, int(undefined)] for words, undefined in zip(parts, (~finite).sum(1), strict=True)]
+        total = self.masked_sum(np.array(own, np.int64).flatten())
         if self.world.rank:
             return np.zeros(len(table))
-        totals, undefined = words[: len(table)], words[len(table) :]
-        return np.where(undefined == 0, [self.evaluated.real(total) for total in totals.tolist()], np.nan)
+        sums = total.reshape(len(table), WORDS + 1).tolist()
+        return np.array([np.nan if undefined else self.evaluated.real(joined(words)) for *words, undefined in sums])
 
     def bytes_moved(self, participants: int) -> int:
         return len(self.vectors) * self.wire.bytes_per_vector
