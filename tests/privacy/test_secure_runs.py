@@ -200,7 +200,7 @@ def test_clients_that_diverge_are_counted_not_named(data, out, monkeypatch, capf
 @four
 def test_other_silos_make_rounds_void(data, out, capfd):
     """A run that is started again with other clients per silo, from the model that it had."""
-    settings = CASES["fedavg"] | dict(rounds=3, silo_per_rank=False)
+    settings = CASES["fedavg"] | dict(rounds=3, silo_per_rank=False, batch_size=2)
     run_here(data, out, **settings)
     run = run_here(data, out, **settings | dict(rounds=4, silo_per_rank=True), overwrite=True)
     if is_root():
