@@ -98,8 +98,10 @@ ensure_installed() {
     log "installing fedlada_mpi[$extras] into $venv (the first time: a few minutes and several GB, most of it PyTorch)"
     local quiet=()
     [ -t 1 ] || quiet=(-q)
-    "$python" -m pip install --disable-pip-version-check "${quiet[@]}" -e "${root}[$extras]" ||
+    "$python" -m pip install --disable-pip-version-check --no-compile "${quiet[@]}" -e "${root}[$extras]" ||
         die "pip could not install fedlada_mpi[$extras] (its messages are above); without a network see docs/install.md"
+    # pip compiles one file after another. Some of its files are templates, or for another version of Python.
+    "$python" -m compileall -qq -j 0 "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" || true
     for extra in "$@"; do
         printf '%s\n' "$key" >"$venv/.fedlada-$extra"
     done
