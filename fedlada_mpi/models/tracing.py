@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from .recurrent_dropout import is_recurrent
 from .written_out import written_out
 
 PROBES = (3, 2)  # images of two batches; what differs between them depends on the number of images
+PICKING = (getattr, operator.getitem, "size")  # a size that may depend on the number of images, or another one
 TYPES = (torch.dtype, torch.device, torch.finfo)  # other ones in a run than in the probes
 
 
@@ -216,6 +218,7 @@ class Graph:
                 for user in list(node.users):
                     graph.erase_node(user)
         self.probes = [self._probe(images) for images in PROBES]
+        self.of_sizes = self._of_sizes()
         self.captured = {str(n.target): self._attribute(n) for n in graph.nodes if n.op == "get_attr"}
 
     def _traced(self, buffers: bool) -> fx.Graph:
@@ -275,7 +278,18 @@ class Graph:
         """Whether a node gives the same numbers for any batch, and which."""
         first, second = (probe[node] for probe in self.probes)
         typed = any(isinstance(self.probes[0][read], TYPES) for read in (node, *node.all_input_nodes))
-        return not typed and not has_shapes(first) and first == second, first
+        return not typed and not has_shapes(first) and first == second and node not in self.of_sizes, first
+
+    def _of_sizes(self) -> set[fx.Node]:
+        """The nodes that compute numbers from the number of images, also where these are the same for both probes."""
+        found: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            first, second = (probe[node] for probe in self.probes)
+            if has_shapes(first) or (first == second and operation(node) in PICKING):
+                continue
+            if first != second or any(read in found for read in node.all_input_nodes):
+                found.add(node)
+        return found
 
     def activation_shape(self, node: fx.Node) -> tuple[int, ...] | None:
         """The shape, after the batch, of a tensor whose first axis is the batch; None if the node gives none."""

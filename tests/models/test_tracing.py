@@ -22,6 +22,7 @@ from fedlada_mpi.models.form import Form
 from fedlada_mpi.models.tracing import Graph, _own_gradients_refused, described, operation
 from fedlada_mpi.rounds import gradients as of_engines
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine, different_gradient
+from fedlada_mpi.support.user_code import Given
 
 # Nothing here depends on the ranks, and four at once would only wait for each other's cores.
 
@@ -99,6 +100,24 @@ def test_the_untraceable_layer_is_named(monkeypatch):
 def hooked(layer):
     layer.register_forward_hook(lambda module, inputs, output: output * 2)
     return layer
+
+
+class InParts(nn.Module):
+    """Of as many parts as batches of eight examples would be."""
+
+    def __init__(self, classes, image_shape):
+        super().__init__()
+        self.out = nn.Linear(12, classes)
+
+    def forward(self, x):
+        return self.out(x.flatten(1)) * (x.shape[0] // 8 + 1)
+
+
+def test_a_number_from_the_size_of_a_batch_is_not_that_of_the_trial():
+    network = models.build(Given(InParts), 5, (2, 2, 3))
+    images, x = network.form.random(17, draw=torch.Generator().manual_seed(0)), network.initial()
+    expected = network.module(images.permute(0, 3, 1, 2)).detach()
+    torch.testing.assert_close(StackedEngine(network).outputs(x, images), expected)
 
 
 @pytest.mark.parametrize(
