@@ -159,7 +159,9 @@ class ColumnBuffers:
         self.map.copy_(x)
         rows = self.patches.shape[:4].numel() // len(x)
         if width == self.used:
-            return self.patches.reshape(len(x), rows, width)
+            columns = self.patches.reshape(len(x), rows, width)
+            # Of windows as wide as the map, that is the buffer itself.
+            return columns.clone() if columns.data_ptr() == self.maps.data_ptr() else columns
         if width not in self.wide:
             columns = self.maps.new_zeros(len(x), rows, width)
             self.wide[width] = columns, columns[..., : self.used].view(self.patches.shape)

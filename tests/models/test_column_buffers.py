@@ -13,6 +13,8 @@ WINDOWS = {
     "border without taps": Window(7, 7, (2, 2), (3, 3)),
     "dead taps": Window(1, 2, (3, 3), (1, 1), (1, 1)),
     "one row": Window(1, 9, (1, 4), (2, 2), (0, 2)),
+    "whole map": Window(4, 5, (4, 5)),
+    "whole rows": Window(4, 5, (2, 5)),
 }
 
 
@@ -33,6 +35,19 @@ def test_bits_of_columns_and_maps(name, dtype):
         maps = buffers.col2im(cols)
         assert torch.equal(maps, col2im(cols, window, shape))
         assert maps.is_contiguous()
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_columns_are_not_the_buffers(name):
+    """Another layer with the same window overwrites these before the backward pass reads the columns."""
+    window = WINDOWS[name]
+    x = torch.ones(1, 1, window.rows, window.columns, 2)
+    (r0, r1), (c0, c1) = window.taps
+    buffers, width = ColumnBuffers(window, x.shape, x), (r1 - r0) * (c1 - c0) * 2
+    first = buffers.im2col(x, width)
+    before = first.clone()
+    buffers.im2col(2 * x, width)
+    assert torch.equal(first, before)
 
 
 def test_results_are_not_the_buffers():
