@@ -11,10 +11,17 @@ from .base import Metric, Task, summed, whole
 from .checks import check_kind, check_range
 from .curves import area_under_curve, mean_defined
 
+NO_CLASS = -1
+
+
+def predicted(outputs: Tensor, dim: int = 1) -> Tensor:
+    """The class with the largest output; ``NO_CLASS`` where outputs are NaN, which torch takes for the largest."""
+    return outputs.argmax(dim).masked_fill(outputs.amax(dim).isnan(), NO_CLASS)
+
 
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 where the largest output is that of the class, else 0: [N]."""
-    return (outputs.argmax(1) == targets).to(outputs.dtype)
+    return (predicted(outputs) == targets).to(outputs.dtype)
 
 
 def class_hits(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .base import Array, Metric, Task, summed
 from .checks import check_example, check_kind, check_range
+from .classification import predicted
 
 NONE = -1  # the target of a place that has no next token
 
@@ -33,7 +34,7 @@ def exp_of_mean(sums: np.ndarray) -> float:
 def correct(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Tokens that have the largest output, and all tokens, of each example."""
     counted = targets >= 0
-    hits = counted & (outputs.argmax(2) == targets)
+    hits = counted & (predicted(outputs, 2) == targets)
     return hits.sum(1).to(torch.float64), counted.sum(1).to(torch.float64)
 
 

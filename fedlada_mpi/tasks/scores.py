@@ -15,7 +15,7 @@ from torch import Tensor
 from ..support.errors import UserError, shortened
 from ..support.user_code import users_code
 from .base import Loss, Metric, Task
-from .classification import Classification
+from .classification import Classification, predicted
 from .client_loss import ClientLoss, of_examples, wide
 
 PROBE = 2  # examples on which metrics are tried, for the numbers that they give
@@ -133,11 +133,11 @@ class ClassScores(Scores):
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits = wide(outputs)
         losses = F.cross_entropy(logits, targets, reduction="none")
-        return torch.stack([losses.double(), (logits.argmax(1) == targets).double()])
+        return torch.stack([losses.double(), (predicted(logits) == targets).double()])
 
     def totals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         logits = wide(outputs)
-        loss, correct = F.cross_entropy(logits, targets, reduction="sum"), logits.argmax(1) == targets
+        loss, correct = F.cross_entropy(logits, targets, reduction="sum"), predicted(logits) == targets
         return torch.stack([loss.double(), correct.sum().double()])
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .base import Metric, Task
 from .checks import check_example, check_kind, check_range
+from .classification import NO_CLASS, predicted
 
 IGNORED = 255  # pixels that are neither learnt nor tested
 
@@ -25,10 +26,11 @@ def sizes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Pixels of every class above 0 in both, in the prediction and in the target: three times [N, K - 1]."""
     classes = outputs.shape[1]
     counted = targets != IGNORED
-    # Pixels that do not count go to a class of their own, which is cut off.
-    predicted = outputs.argmax(1).masked_fill(~counted, classes)
+    # Pixels that do not count, and those without a class, go to a class of their own, which is cut off.
+    found = predicted(outputs)
+    found = found.masked_fill(~counted | (found == NO_CLASS), classes)
     true = targets.long().masked_fill(~counted, classes)
-    both = true.masked_fill(predicted != true, classes)
+    both = true.masked_fill(found != true, classes)
 
     def count(labels: Tensor) -> Tensor:
         labels = labels.flatten(1)
@@ -36,7 +38,7 @@ def sizes(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         totals = torch.zeros(len(labels), classes + 1, dtype=torch.float64, device=labels.device)
         return totals.scatter_add(1, labels, torch.ones_like(labels, dtype=torch.float64))[:, 1:classes]
 
-    return count(both), count(predicted), count(true)
+    return count(both), count(found), count(true)
 
 
 def dice(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

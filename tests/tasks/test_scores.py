@@ -10,10 +10,12 @@ import torch
 
 from fedlada_mpi.rounds.evaluate import batch_size
 from fedlada_mpi.support.errors import UserError
-from fedlada_mpi.tasks import About, Array, Metric, Task, create, own, summed, whole
-from fedlada_mpi.tasks.scores import Scores
+from fedlada_mpi.tasks import About, Array, Metric, Task, create, next_token, own, segmentation, summed, whole
+from fedlada_mpi.tasks.classification import NO_CLASS, Classification, predicted
+from fedlada_mpi.tasks.scores import ClassScores, Scores
 
 ABOUT = About(Array("float32", (2,)), Array("float32"))
+CLASSES = About(Array("float32", (2,)), Array("int64"), classes=3)
 OUTPUTS, TARGETS = torch.tensor([[1.0], [2.0], [5.0]]), torch.tensor([1.0, 4.0, 1.0])
 
 
@@ -50,6 +52,23 @@ def test_a_function_of_several_sums():
     of = scores(both=summed(pairs, lambda sums: sums[0] / sums[1]))
     assert of.columns == ("loss", "both.0", "both.1")
     assert values(of)["both"] == 2.0
+
+
+def test_outputs_that_are_nan_are_no_class():
+    """torch takes NaN for the largest: the first class was right."""
+    nan, zeros = torch.tensor([[torch.nan] * 3, [1.0, torch.nan, 0.0], [3.0, 1.0, 2.0]]), torch.zeros(3, dtype=int)
+    for of in (ClassScores(3), Scores(Classification(CLASSES), (3,))):
+        assert of.each(nan, zeros)[1].tolist() == [0, 0, 1]
+        assert of.totals(nan, zeros)[1] == 1
+    assert predicted(nan).tolist() == [NO_CLASS, NO_CLASS, 0]
+    hits, tokens = next_token.correct(nan[None], zeros[None])
+    assert (hits.tolist(), tokens.tolist()) == ([1], [3])
+    pixels = nan.T[None, :, None]
+    assert [each.tolist() for each in segmentation.sizes(pixels, torch.tensor([[[0, 1, 1]]]))] == [
+        [[0, 0]],
+        [[0, 0]],
+        [[2, 0]],
+    ]
 
 
 def test_a_metric_of_all_predictions_gets_numpy_arrays():
