@@ -52,6 +52,7 @@ from ..rundir.sinks import check_installed
 from ..settings import Config
 from ..settings.privacy import neighbours
 from ..support.errors import PublicError, UserError
+from ..support.user_code import users_code
 from ..tasks import Scores, Task
 from ..tasks.client_loss import COUNTED, ClientLoss
 from ..tasks.dry_run import dry_run
@@ -314,7 +315,9 @@ class Session:
 
     def _scores(self) -> Scores:
         """What is added up of every example, by a task that can be trained as it is asked for."""
-        scores = tasks.scores(self.task, self._output_shape())
+        shape = self._output_shape()
+        with users_code(f"--task {self.config.task}", f"a task for outputs {list(shape)}, or a model with others"):
+            scores = tasks.scores(self.task, shape)
         self._refuse_losses_that_do_not_add_up(of_examples=scores.widths["loss"] == 1)
         return scores
 

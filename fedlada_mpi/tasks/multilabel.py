@@ -45,7 +45,7 @@ class Multilabel(Task):
         return F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), reduction="none").mean(1)
 
     def outputs(self) -> tuple[int, ...] | None:
-        return None if self.about.targets is None else self.about.targets.shape
+        return None if self.about.targets is None else self.about.targets.shape or None
 
     def check_targets(self, targets: np.ndarray, where: str) -> None:
         expected = "0 or 1 for every label, [n, labels] (one class per example: --task classification)"

@@ -74,6 +74,12 @@ def test_classes_that_are_no_tasks(kind, words):
         create(Given(kind), ABOUT)
 
 
+def test_one_column_of_targets_is_no_set_of_labels():
+    task = create("multilabel", About(Array("float32", (2,)), Array("int64")))
+    with pytest.raises(UserError, match=r"int64 of shape \[3\], expected 0 or 1 for every label, \[n, labels\]"):
+        check_targets(task, np.array([0, 1, 1]), "data")
+
+
 def test_targets_that_a_task_fails_on():
     with pytest.raises(UserError, match="--task Failing: KeyError: 'events'"):
         check_targets(Failing(ABOUT), np.zeros(3), "data")

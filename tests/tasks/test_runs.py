@@ -222,6 +222,13 @@ def test_a_task_whose_objective_it_does_not_have_is_refused(data, there):
         train(data=data, task=Counts, model="linear", data_dir=f"{there}/data", out=f"{there}/run", **PLAIN)
 
 
+def test_outputs_that_a_task_does_not_take_are_refused(there):
+    x, y = np.zeros((8, FEATURES)), np.tile([0, 1], (8, 1))
+    data = Data(inputs=x, targets=y, clients=np.arange(8) % 4, test=(x, y))
+    with pytest.raises(UserError, match=r"task next-token: IndexError: .*; expected a task for outputs \[1\]"):
+        train(data=data, task="next-token", model=linear(), data_dir=f"{there}/data", out=f"{there}/run", **PLAIN)
+
+
 def test_further_metrics_of_classification(there):
     draw = np.random.default_rng(0)
     x = draw.normal(size=(40, 2))
