@@ -14,13 +14,15 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from .. import algorithms
 from ..rundir import client_values, metrics
-from ..rundir.files import to_json, write_atomically
+from ..rundir.files import to_json
 from ..rundir.results import SUMMARY
 from ..settings import CODE, COLUMNS, SETTINGS, own_settings
+from ..support import disk
 from ..support.errors import UserError, printable
 from ..support.inputs import check_path, read_json
 from . import load, usage
@@ -42,17 +44,35 @@ def pack(runs: Sequence[str | os.PathLike], out: str | os.PathLike, skip_broken:
         if run.path.resolve() == Path(out, name).resolve() and (run.path / metrics.METRICS).exists():
             raise UserError(f"--pack: got {out}, where {name} itself is: give another directory for the records")
         by_name[name] = run
-    total = 0
-    for (name, run), at_once in zip(by_name.items(), usage.at_once([run.usage for run in found]), strict=True):
-        total += _record(run, Path(out) / name, at_once)
-    mean = total / len(by_name) / 1000
+    if any((Path(out) / name).exists() for name in ("config.json", metrics.METRICS, metrics.PACKED)):
+        raise UserError(f"--pack: got {out}, which is a run: give another directory for the records")
+    shared = usage.at_once([run.usage for run in found])
+    records = {name: _record(run, name, at_once) for (name, run), at_once in zip(by_name.items(), shared, strict=True)}
+    _write(records, Path(out))
+    mean = sum(len(content) for files in records.values() for content in files.values()) / len(records) / 1000
     count = f"{len(by_name)} record{'s' * (len(by_name) != 1)}"
     left_out = [f"left out: {problem}" for problem in problems]
     return [*map(printable, left_out), printable(f"{count}, {mean:,.0f} kB each: {out}")]
 
 
-def _record(run: load.RecordedRun, out: Path, at_once: float | None) -> int:
-    """Write the record of one run; returns its size in bytes."""
+def _write(records: Mapping[str, Mapping[str, bytes]], out: Path) -> None:
+    """All records or, where one cannot be written, none: files get their names when all are on the disk."""
+    out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".pack-", dir=out) as stage:
+        for name, files in records.items():
+            Path(stage, name).mkdir()
+            (out / name).mkdir(exist_ok=True)
+            for file, content in files.items():
+                disk.write_new(Path(stage, name, file), content)
+        for name, files in records.items():
+            for file in files:
+                Path(stage, name, file).replace(out / name / file)
+            if SUMMARY not in files:  # of an earlier record
+                (out / name / SUMMARY).unlink(missing_ok=True)
+
+
+def _record(run: load.RecordedRun, name: str, at_once: float | None) -> dict[str, bytes]:
+    """The files of the record of one run."""
     settings = own_settings(read_json(run.path / "config.json"))
     try:
         summary = read_json(run.path / SUMMARY)
@@ -61,8 +81,8 @@ def _record(run: load.RecordedRun, out: Path, at_once: float | None) -> int:
     nodes = _nodes(summary)
     # Version 0.1.0 wrote the settings of all methods.
     known = {*SETTINGS, CODE, COLUMNS, *algorithms.recorded_hypers(settings.get("algorithm", ""), settings)}
-    own = {n: _named(v) for n, v in settings.items() if n in known} | {"out": f"runs/{out.name}", "data_dir": ""}
-    files: dict[str, str | bytes] = {"config.json": to_json(_anonymous(own, nodes), 2) + "\n"}
+    own = {n: _named(v) for n, v in settings.items() if n in known} | {"out": f"runs/{name}", "data_dir": ""}
+    files = {"config.json": to_json(_anonymous(own, nodes), 2) + "\n"}
     if isinstance(summary, dict):
         shared: dict[str, Any] = {} if at_once is None else {"runs_at_once": round(at_once, 2)}
         if client_values.TESTED in run.clients:  # which the report reads from clients.h5
@@ -73,11 +93,8 @@ def _record(run: load.RecordedRun, out: Path, at_once: float | None) -> int:
     except FileNotFoundError:
         records = []
     lines = "".join(to_json(_shortened(record)) + "\n" for record in records)
-    files[metrics.PACKED] = lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, content in files.items():
-        write_atomically(out / name, content)
-    return sum(len(content) for content in files.values())
+    packed = lzma.compress(lines.encode(), preset=9 | lzma.PRESET_EXTREME)
+    return {**{file: text.encode() for file, text in files.items()}, metrics.PACKED: packed}
 
 
 def _shortened(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,12 +113,14 @@ def _rounded(value: Any, digits: int) -> Any:
 
 
 def _nodes(summary: Any) -> dict[str, str]:
-    """The host names that a summary has, and the numbers that take their place."""
+    """The host names that a summary has, with and without their domains, and the numbers that take their place."""
     if not isinstance(summary, dict):
         return {}
     known = [part for part in (summary.get("environment"), *(summary.get("segments") or [])) if isinstance(part, dict)]
     names = (name for part in known for name in (*(part.get("nodes") or {}), part.get("host")) if name)
-    return {name: f"node{i}" for i, name in enumerate(dict.fromkeys(names))}
+    numbered = {name: f"node{i}" for i, name in enumerate(dict.fromkeys(map(str, names)))}
+    short = {host: number for name, number in numbered.items() if not (host := name.partition(".")[0]).isdecimal()}
+    return {**numbered, **{host: number for host, number in short.items() if host not in numbered}}
 
 
 def _named(value: Any) -> Any:

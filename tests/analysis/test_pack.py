@@ -1,7 +1,9 @@
 """Records of runs for others: what is kept, what is cut off, and how they are read again."""
 
+import errno
 import json
 import lzma
+import os
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from fedlada_mpi.analysis import load, usage
 from fedlada_mpi.analysis.pack import pack
 from fedlada_mpi.report import main
 from fedlada_mpi.rundir import metrics
+from fedlada_mpi.support import disk
 from fedlada_mpi.support.errors import UserError
 
 SEGMENT = {
@@ -73,6 +76,35 @@ def test_a_record_names_no_host_and_no_directory(run, tmp_path):
     assert segment["nodes"]["node0"]["devices"] == {"NVIDIA H200": 2}
 
 
+def test_a_host_is_not_named_without_its_domain_either(run, tmp_path):
+    summarised(run, host="login-7.example.org", note="login-7 and 10", nodes={"10.0.0.7": {}})
+    pack([run], tmp_path / "records")
+    segment = json.loads((tmp_path / "records" / "a" / "summary.json").read_text())["segments"][0]
+    assert segment["note"] == "node1 and 10"
+    assert list(segment["nodes"]) == ["node0"]
+
+
+def test_all_records_are_written_or_none(run, tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "runs" / "b", {"rounds": 4}, 4)
+    write_new, written = disk.write_new, []
+
+    def full(path, content):
+        if len(written) == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written.append(path)
+        write_new(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "write_new", full)
+        assert main([str(tmp_path / "runs"), "--pack", str(tmp_path / "records")]) == 2
+    assert "No space left on device: give another directory with --pack" in capsys.readouterr().err
+    assert not [path for path in (tmp_path / "records").rglob("*") if path.is_file()]
+    pack([tmp_path / "runs"], tmp_path / "records")
+    (tmp_path / "runs" / "b" / "summary.json").unlink()
+    pack([tmp_path / "runs"], tmp_path / "records")
+    assert sorted(path.name for path in (tmp_path / "records" / "b").iterdir()) == ["config.json", metrics.PACKED]
+
+
 def test_an_unfinished_run_and_a_second_packing(tmp_path):
     write_run(tmp_path / "runs" / "b", {"rounds": 9}, 2, status=None)
     pack([tmp_path / "runs"], tmp_path / "records")
@@ -100,6 +132,8 @@ def test_two_runs_of_one_name_and_the_runs_own_folder_are_refused(run, tmp_path)
         pack([run, tmp_path / "more"], tmp_path / "records")
     with pytest.raises(UserError, match="give another directory"):
         pack([run], tmp_path / "runs")
+    with pytest.raises(UserError, match="which is a run"):
+        pack([run], run)
     assert (run / metrics.METRICS).exists()
 
 
