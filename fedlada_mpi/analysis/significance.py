@@ -132,18 +132,22 @@ def _table(
 ) -> Table:
     unit = "Points" if objective.percent else "Difference"
     columns = [Column("Method", numeric=False), *map(Column, ("Seeds in common", "After round", unit))]
-    columns += [Column("95 % interval"), Column("p"), Column("differs", numeric=False)]
+    columns += [
+        *(Column(end, "95 % interval") for end in ("from", "to")),
+        Column("p"),
+        Column("differs", numeric=False),
+    ]
     rows = []
     for name, one, p in zip(names, found, holm([None if one is None else one.p for one in found]), strict=True):
         row = [Cell(name), *(plain(None if one is None else value) for value in (one and one.seeds, one and one.last))]
         digits = 2 if objective.percent or one is None else decimals(one.mean)
         row.append(Cell() if one is None else Cell(_signed(one.mean, digits), one.mean))
         if one is None or one.half is None or p is None:
-            row += [Cell(), Cell(), Cell("too few seeds" if one is None or one.seeds < FEWEST else SAME)]
+            row += [Cell(), Cell(), Cell(), Cell("too few seeds" if one is None or one.seeds < FEWEST else SAME)]
         else:
-            interval = f"{_signed(one.mean - one.half, digits)} to {_signed(one.mean + one.half, digits)}"
+            row += [Cell(_signed(end, digits), end) for end in (one.mean - one.half, one.mean + one.half)]
             shown = "< 0.001" if p < 0.001 else number(p, 3)
-            row += [Cell(interval, one.half), Cell(shown, p), Cell("yes" if p < 1 - LEVEL else "not shown")]
+            row += [Cell(shown, p), Cell("yes" if p < 1 - LEVEL else "not shown")]
         rows.append(row)
     most = "highest" if objective.larger_is_better else "lowest"
     notes = [

@@ -42,7 +42,10 @@ def test_groups_are_compared_on_their_common_seeds_and_rounds():
     assert (difference.last, difference.seeds) == (2, 3)
     assert difference.mean == pytest.approx(9)  # 10, 9 and 8 points
     (table,) = significance.tables(list(found.values()))
-    assert [cell.text for cell in table.rows[0]] == ["SCAFFOLD", "3", "2", "−9.00", "−11.48 to −6.52", "0.004", "yes"]
+    assert [cell.text for cell in table.rows[0]] == ["SCAFFOLD", "3", "2", "−9.00", "−11.48", "−6.52", "0.004", "yes"]
+    head, line = table.csv().splitlines()
+    assert head.split(",")[4:6] == ["95 % interval: from", "95 % interval: to"]
+    assert [float(value) for value in line.split(",")[3:6]] == pytest.approx([-9, -11.4841, -6.5159], abs=1e-4)
 
 
 def test_two_seeds_are_not_compared():
