@@ -195,6 +195,8 @@ class Run:
             return (
                 "as it had no validation examples to choose the best round by: train with validation=0.1, for instance"
             )
+        if self.summary.get("status") == "finished":
+            return "which was there when the run ended: copy it again, or go on with resume=True"
         return "as the run has not ended: go on with resume=True"
 
     def _check_code(self, setting: str) -> None:
@@ -232,7 +234,14 @@ class Run:
     def _data(self) -> dict[str, Any]:
         """What the summary says of the data; runs of version 0.1 have it only in their data."""
         about = self.summary.get("data")
-        about = self._manifest().described if about is None else about
+        if about is None:
+            try:
+                about = self._manifest().described
+            except UserError as error:
+                raise UserError(
+                    f"{self.dir / SUMMARY} does not say what its data was, and the data is not there ({error}): "
+                    "copy the file again"
+                ) from None
         return about if isinstance(about, dict) else {}
 
     @cached_property
@@ -261,7 +270,7 @@ class Run:
         try:
             rows, columns, channels = map(int, about["image_shape"])
             mean, std = ([float(value) for value in about[name]] for name in ("mean", "std"))
-            if not len(mean) == len(std) == channels > 0:
+            if not len(mean) == len(std) == channels > 0 or not about["class_names"]:
                 raise ValueError
             return {
                 "image_shape": (rows, columns, channels),
@@ -271,7 +280,7 @@ class Run:
             }
         except (TypeError, ValueError, LookupError):
             raise UserError(
-                f"{self.dir / SUMMARY}: got {shortened(about)} as 'data', expected shape and mean"
+                f"{self.dir / SUMMARY}: got {shortened(about)} as 'data', expected shape, mean, std and classes"
             ) from None
 
     def _manifest(self) -> Manifest:
@@ -349,12 +358,19 @@ class Run:
         """
         files = [inputs] if isinstance(inputs, (str, os.PathLike)) else inputs
         if isinstance(files, (list, tuple)) and files and all(isinstance(f, (str, os.PathLike)) for f in files):
+            if not self._about.image:
+                raise UserError(f"predict: got files, and {self.dir} was trained on arrays: expected arrays")
             inputs = read_photos([os.fspath(file) for file in files], self._images["image_shape"])
         self._refuse_raw_arrays()
         if self._about.image:
             pixels = self._pixels(inputs)
             check_shapes(pixels, np.zeros(len(pixels), np.int64), "predict:")
         outputs = torch.cat(list(self._outputs(inputs)))
+        if (undefined := outputs.isnan().flatten(1).any(1) if outputs.ndim > 1 else outputs.isnan()).any():
+            row = int(undefined.nonzero()[0])
+            raise UserError(
+                f"predict: the model's outputs for example {row} are NaN: expected inputs as large as in training"
+            )
         if self.task.name == "classification":
             outputs = outputs.softmax(1) if probabilities else predicted(outputs)
         elif probabilities and self.task.name in ("multilabel", "segmentation"):

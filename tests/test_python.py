@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import random
 import re
@@ -759,6 +760,30 @@ def test_what_load_refuses(tmp_path):
         (tmp_path / "summary.json").write_text("[]")
         with pytest.raises(UserError, match="holds list, expected results by name"):
             load(tmp_path)
+
+
+def test_what_is_missing_from_a_finished_run_is_named(settings, out):
+    train(**settings)
+    if SIZE > 1:
+        return
+    summary = json.loads((out / "summary.json").read_text())
+    torch.save(dict.fromkeys(torch.load(out / "model.pt"), torch.tensor(0.0)), out / "model.pt")
+    with pytest.raises(UserError, match="does not fit"):
+        _ = load(out).model
+    (out / "model.pt").unlink()
+    with pytest.raises(UserError, match=r"has no model\.pt, which was there when the run ended: copy it again"):
+        _ = load(out).model
+    (out / "summary.json").write_text(json.dumps({**summary, "data": {**summary["data"], "class_names": []}}))
+    with pytest.raises(UserError, match="expected shape, mean, std and classes"):
+        load(out).predict("cat.png")
+
+
+def test_outputs_that_are_no_numbers_are_no_classes(settings, data):
+    run = train(**settings)
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(math.nan)
+    with pytest.raises(UserError, match="the model's outputs for example 0 are NaN"):
+        run.predict(data.test[0])
 
 
 def test_printed_unless_quiet(settings, data, capfd):

@@ -62,8 +62,8 @@ def like(stored: Stored, given: Any, what: str) -> Rows:
         rows = ragged([*rows])
     values, shape = values_of(rows), stored.shape[1:] if stored.ragged else stored.shape
     if isinstance(rows, Ragged) != stored.ragged or values.shape[1:] != shape:
-        length = "any length" if stored.ragged else f"shape {list(stored.shape)}"
-        raise UserError(f"{what}: got shape {list(values.shape)}, expected rows of {length}")
+        expected = "rows of any length" if stored.ragged else f"[{', '.join(map(str, ('n', *stored.shape)))}]"
+        raise UserError(f"{what}: got shape {list(values.shape)}, expected {expected}")
     if values.dtype.kind not in "biuf" or ((values.dtype.kind == "f") > (stored.dtype[0] == "f") and not stored.mean):
         raise UserError(f"{what}: got {values.dtype}, expected {stored.dtype}")
     if not is_finite(values):

@@ -6,6 +6,7 @@ import tarfile
 import warnings
 import zipfile
 from collections.abc import Mapping
+from errno import EINVAL
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,9 @@ def _read(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a file make the unpickler raise
         why = reason(error) if isinstance(error, OSError) else first_line(error)
+        cut = getattr(error, "errno", None) == EINVAL or why.startswith("PytorchStreamReader")
+        if cut or isinstance(error, (KeyError, EOFError)):  # also of other bytes
+            why = "it is damaged, or no file of torch.save"
         raise UserError(f"--init: cannot read {path} as a state_dict: {why}") from None
 
 

@@ -209,3 +209,10 @@ def test_files_of_which_nothing_fits(state, words, tmp_path):
 def test_the_whole_is_refused_with_a_hint(tmp_path):
     torch.save({"a": GOOD["a"]}, tmp_path / "model.pt")
     assert refused(tmp_path / "model.pt").endswith("(differs in b); --init-partial takes what fits")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"PK\x03\x04 and no more"])
+def test_what_torch_did_not_write_is_named_so(tmp_path, content):
+    (tmp_path / "model.pt").write_bytes(content)
+    with pytest.raises(UserError, match=r"model\.pt as a state_dict: it is damaged, or no file of torch\.save"):
+        load_initial(tmp_path / "model.pt", network(), torch.float32)

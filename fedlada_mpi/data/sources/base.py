@@ -372,7 +372,7 @@ def check_shapes(images: np.ndarray, labels: np.ndarray, where: str) -> None:
             f"{where} labels are {labels.dtype} of shape {list(labels.shape)}, expected one integer per image"
         )
     if len(images) != len(labels):
-        raise UserError(f"{where}: got {len(images)} images and {len(labels)} labels, expected one label per image")
+        raise UserError(f"{where} got {len(images)} images and {len(labels)} labels, expected one label per image")
     if len(images) == 0 or 0 in images.shape:
         raise UserError(f"{where} images have shape {list(images.shape)}, expected at least one image")
 
