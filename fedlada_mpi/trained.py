@@ -28,7 +28,7 @@ from .models.lora import Lora, merged
 from .models.parameters import in_type
 from .rounds.batches import on_device, tensor_of
 from .rounds.evaluate import BATCH, batch_size, batches
-from .rundir import data_digest
+from .rundir import data_digest, results
 from .rundir.results import BEST, MODEL, SUMMARY
 from .settings import SETTINGS, Config, recorded_code
 from .support import code_digest, trust
@@ -197,6 +197,8 @@ class Run:
             )
         if self.summary.get("status") == "finished":
             return "which was there when the run ended: copy it again, or go on with resume=True"
+        if results.diverged_after(self.dir) is not None:
+            return "as the run diverged: train again, with a smaller lr for instance"
         return "as the run has not ended: go on with resume=True"
 
     def _check_code(self, setting: str) -> None:

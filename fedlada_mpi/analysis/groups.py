@@ -16,7 +16,7 @@ import numpy as np
 from .. import algorithms, settings
 from ..algorithms import resolve
 from ..rundir.columns import ACCURACY, Columns, Metric
-from .load import RecordedRun
+from .load import DIVERGED, RecordedRun
 
 DATASET_NAMES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "tinyimagenet": "TinyImageNet", "digits": "Digits"}
 SYMBOLS = {"alpha": "α", "mu": "μ", "lr": "η_l", "server_lr": "η_g", "weight_decay": "λ", "beta1": "β₁", "beta2": "β₂"}
@@ -118,6 +118,11 @@ class Group:
     def columns(self) -> Columns:
         """Those of the task's metrics."""
         return self.runs[0].columns
+
+    @property
+    def diverged(self) -> int:
+        """How many of its runs did."""
+        return sum(run.status == DIVERGED for run in self.runs)
 
     @property
     def validated(self) -> bool:

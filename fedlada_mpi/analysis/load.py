@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import algorithms, settings
 from ..experiments import names, titles
-from ..rundir import client_values, data_digest, metrics
+from ..rundir import client_values, data_digest, metrics, results
 from ..rundir.columns import ALL_PHASES, CLASSIFICATION, Columns, recorded
 from ..rundir.metrics import parse
 from ..support import code_digest
@@ -24,6 +24,7 @@ from ..support.processes import process_map, usable_cores
 from . import usage
 
 WORTH_A_PROCESS = 20_000_000  # bytes of metrics; fewer are read before another process has started
+DIVERGED = "diverged"  # the status of a run that left the finite numbers
 LONGEST = 200  # characters of a name
 OWN_TESTS = "client_tests"  # in the summary of a packed run: its clients have test examples of their own
 UNPACKED = 15  # bytes that a packed byte becomes, about
@@ -165,6 +166,10 @@ def read(directory: Path) -> RecordedRun:
         pass
     except (OSError, ValueError, TypeError, LookupError):
         run.status = "unreadable summary"
+    if run.status == "finished" and _summary_rounds(summary) < run.done:
+        run.status = "unfinished"  # it is being resumed
+    if results.diverged_after(directory) == run.done:
+        run.status = DIVERGED
     run.data = printable(data_digest.of_run(directory, summary)[:8])
     return _without_reweighted(run)
 
@@ -191,6 +196,11 @@ def _environment(summary: dict[str, Any], device: str) -> dict[str, str]:
         "commit": commit + " modified" * bool(commit and last.get("modified")),
     }
     return {name: printable(str(value))[:100] for name, value in known.items() if value}
+
+
+def _summary_rounds(summary: dict[str, Any]) -> float:
+    rounds = summary.get("rounds")
+    return rounds if isinstance(rounds, int) else math.inf
 
 
 def _epsilon(summary: dict[str, Any], done: int) -> float | None:

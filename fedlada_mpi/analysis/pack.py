@@ -20,7 +20,7 @@ from typing import Any
 from .. import algorithms
 from ..rundir import client_values, metrics
 from ..rundir.files import to_json
-from ..rundir.results import SUMMARY
+from ..rundir.results import DIVERGED, SUMMARY
 from ..settings import CODE, COLUMNS, SETTINGS, own_settings
 from ..support import disk
 from ..support.errors import UserError, printable
@@ -67,8 +67,8 @@ def _write(records: Mapping[str, Mapping[str, bytes]], out: Path) -> None:
         for name, files in records.items():
             for file in files:
                 Path(stage, name, file).replace(out / name / file)
-            if SUMMARY not in files:  # of an earlier record
-                (out / name / SUMMARY).unlink(missing_ok=True)
+            for file in {SUMMARY, DIVERGED} - files.keys():  # of an earlier record
+                (out / name / file).unlink(missing_ok=True)
 
 
 def _record(run: load.RecordedRun, name: str, at_once: float | None) -> dict[str, bytes]:
@@ -88,6 +88,8 @@ def _record(run: load.RecordedRun, name: str, at_once: float | None) -> dict[str
         if client_values.TESTED in run.clients:  # which the report reads from clients.h5
             shared[load.OWN_TESTS] = True
         files[SUMMARY] = to_json(_anonymous({**summary, **shared}, nodes), 2) + "\n"
+    if run.status == load.DIVERGED:
+        files[DIVERGED] = to_json({"rounds": run.done}) + "\n"
     try:
         records, _ = metrics.parse(metrics.read(run.path), run.columns)
     except FileNotFoundError:

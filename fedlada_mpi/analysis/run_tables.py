@@ -37,6 +37,8 @@ from .tables import (
     unit,
 )
 
+DIVERGED_NOTE = "Diverged: runs that left the finite numbers, and have only the rounds before."
+
 
 def _recorded(groups: Sequence[Group], wanted: Sequence[measures.Measure], digits: int) -> list[list[Cell]]:
     """A row of measures for each group that has any of them."""
@@ -60,6 +62,8 @@ def _overview(objective: Metric, groups: Sequence[Group]) -> Table:
     by_validation, by_test = _chosen_by(groups)
     of, by_loss = unit(objective), objective == LOSS
     columns = [*HEAD, Column("Seeds"), Column("Rounds")]
+    diverged = any(one.diverged for one in groups)
+    columns += [Column("Diverged")] if diverged else []
     if by_validation:
         columns += [Column(name, "best by validation") for name in ("round", f"validation{of}", f"test{of}")]
     if by_test:
@@ -74,6 +78,7 @@ def _overview(objective: Metric, groups: Sequence[Group]) -> Table:
     for one, head in named(groups):
         cell = partial(objective_cell, columns=one.columns)
         row = [*head, plain(len(one.runs)), _progress(one)]
+        row += [Cell(f"{one.diverged} of {len(one.runs)}", float(one.diverged))] if diverged else []
         if by_validation:
             row.append(stat(one.latest(measures.best(None, "round", "val"))))
             row += [cell(one.latest(measures.best(None, part, "val"))) for part in ("val", "test")]
@@ -91,6 +96,7 @@ def _overview(objective: Metric, groups: Sequence[Group]) -> Table:
         notes = ["Mean ± standard deviation over seeds. Final: in the latest evaluated round."]
         notes += [f"Where there is validation data, it chooses the best round, and the test {value} is that of it."]
     notes += [] if objective.larger_is_better else ["Less is better."]
+    notes += [DIVERGED_NOTE] if diverged else []
     notes += _uneven(groups) + _departures(groups)
     return Table("", heading(objective), columns, rows, notes=notes, section="results")
 
@@ -305,7 +311,8 @@ def _progress(one: Group) -> Cell:
     unfinished = [run for run in one.runs if not run.complete]
     if unfinished:
         wanted = max(run.settings["rounds"] for run in unfinished)
-        shown += f" of {wanted:,}, {len(unfinished)} unfinished"
+        counts = {"unfinished": len(unfinished) - one.diverged, "diverged": one.diverged}
+        shown += f" of {wanted:,}, " + ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     return Cell(shown, float(done[-1]))
 
 

@@ -216,7 +216,13 @@ class Series(NamedTuple):
 
 def series(groups: Sequence[Group]) -> list[Series]:
     """The groups of one chart."""
-    return [Series(*each) for each in zip(groups, labels(groups), looks(groups), strict=True)]
+    names = [f"{name}{_diverged(one)}" for one, name in zip(groups, labels(groups), strict=True)]
+    return [Series(*each) for each in zip(groups, names, looks(groups), strict=True)]
+
+
+def _diverged(one: Group) -> str:
+    """The end of the name of a group with runs that did."""
+    return f", {one.diverged} of {len(one.runs)} diverged" if one.diverged else ""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from . import checkpoint, client_values, files, metrics, results, sinks
 FINISHED = -1
 _FILES = (
     *("config.json", "metrics.jsonl", metrics.DAMAGED, client_values.CLIENTS, results.SUMMARY, results.MODEL),
-    *(results.BEST, sinks.IDS, files.CHECKPOINTS, files.PROFILES, "tensorboard"),
+    *(results.BEST, results.DIVERGED, sinks.IDS, files.CHECKPOINTS, files.PROFILES, "tensorboard"),
 )
 _FOLDERS = {
     files.CHECKPOINTS: files.CHECKPOINT_NAMES,

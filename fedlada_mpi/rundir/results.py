@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MODEL, BEST, SUMMARY = "model.pt", "best.pt", "summary.json"
+DIVERGED = "diverged.json"  # of a run that left the finite numbers, until it goes on
 
 
 def write(out: Path, model: Mapping[str, Tensor], summary: Mapping[str, Any]) -> None:
@@ -31,6 +32,24 @@ def write_model(path: Path, model: Mapping[str, Tensor]) -> None:
     content = io.BytesIO()  # torch crashes the process if it writes to a full disk itself
     torch.save(model, content)
     write_atomically(path, content.getvalue())
+
+
+def mark_diverged(out: Path, rounds: int) -> None:
+    """Keep that the round after so many was not finite; --resume goes on from the last checkpoint."""
+    write_atomically(out / DIVERGED, to_json({"rounds": rounds}) + "\n")
+
+
+def unmark_diverged(out: Path) -> None:
+    with disk.writing(out / DIVERGED):
+        (out / DIVERGED).unlink(missing_ok=True)
+
+
+def diverged_after(out: Path) -> int | None:
+    """After how many rounds the run in ``out`` diverged, None if it did not."""
+    try:
+        return int(read_json(out / DIVERGED)["rounds"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return None
 
 
 def finished(out: Path) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..rundir.provenance import Segments
 from ..rundir.sinks import Sinks
 from ..settings import CODE, COLUMNS, dumps
 from ..support import disk
+from ..support.errors import DivergedError
 from ..support.inputs import read_bytes
 from .assemble import Session
 from .banner import environment
@@ -78,12 +79,16 @@ class Journal(Watcher):
         write_atomically(self.out / CONFIG, dumps(self.session.config))
 
     def __enter__(self) -> Journal:
+        results.unmark_diverged(self.out)
         self._opened.enter_context(self.sinks)
         self._opened.enter_context(self.recorder)
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._opened.__exit__(*error)
+        if isinstance(error[1], DivergedError):
+            with suppress(disk.WriteError):  # the run ends by the divergence
+                results.mark_diverged(self.out, self.history.records[-1]["round"] if self.history.records else 0)
 
     @property
     def note(self) -> str:

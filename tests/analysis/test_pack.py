@@ -13,7 +13,7 @@ from synthetic_runs import write_run
 from fedlada_mpi.analysis import load, usage
 from fedlada_mpi.analysis.pack import pack
 from fedlada_mpi.report import main
-from fedlada_mpi.rundir import metrics
+from fedlada_mpi.rundir import metrics, results
 from fedlada_mpi.support import disk
 from fedlada_mpi.support.errors import UserError
 
@@ -74,6 +74,13 @@ def test_a_record_names_no_host_and_no_directory(run, tmp_path):
     assert segment["host"] == "node0"
     assert list(segment["nodes"]) == ["node0"]
     assert segment["nodes"]["node0"]["devices"] == {"NVIDIA H200": 2}
+
+
+def test_a_run_that_diverged_did_so_in_its_record(tmp_path):
+    directory = write_run(tmp_path / "runs" / "b", {"rounds": 9}, 2, status=None)
+    results.mark_diverged(directory, 2)
+    pack([directory], tmp_path / "records")
+    assert load.read(tmp_path / "records" / "b").status == "diverged"
 
 
 def test_a_host_is_not_named_without_its_domain_either(run, tmp_path):

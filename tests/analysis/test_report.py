@@ -210,6 +210,32 @@ def test_the_epsilon_shown_is_that_spent_by_all_rounds(tmp_path):
     assert overview.rows[0][-1].text == "7.90 (1 of 2)"
 
 
+def test_runs_that_diverged_are_counted_and_named():
+    runs = [
+        run([0.1, 0.2, 0.3]),
+        run([0.1], seed=1, status="diverged", rounds=3),
+        run([0.1], seed=2, rounds=3, status=""),
+    ]
+    found = group(runs)
+    (overview,) = run_tables.overview(found)
+    row = dict(zip([column.name for column in overview.columns], overview.rows[0], strict=True))
+    assert row["Rounds"].text == "1 to 3 of 3, 1 unfinished, 1 diverged"
+    assert (row["Diverged"].text, row["Diverged"].value) == ("1 of 3", 1)
+    assert run_tables.DIVERGED_NOTE in overview.notes
+    assert [each.label for each in series.series(found)] == ["FedAvg, 1 of 3 diverged"]
+    (table,) = run_tables.runs(found)
+    at = [column.name for column in table.columns].index("State")
+    assert [row[at].text for row in table.rows] == ["finished", "diverged", "–"]
+    assert "Diverged" not in [column.name for column in run_tables.overview(group(runs[:1]))[0].columns]
+
+
+def test_a_run_that_is_being_resumed_is_not_finished(tmp_path):
+    directory = write_run(tmp_path / "a", {"rounds": 9}, 4)
+    assert load.read(directory).complete
+    write_run(directory, {"rounds": 9}, 6, status=None)
+    assert (load.read(directory).status, load.read(directory).complete) == ("unfinished", False)
+
+
 def test_cells_distinguish_missing_unreached_and_partial():
     assert tables.stat(Stat((), 3)).text == "–"
     assert tables.stat(Stat((), 3, beyond=1500)).text == "> 1,500"

@@ -14,9 +14,10 @@ from ranks import barrier, is_root
 from training_runs import make_data
 
 import fedlada_mpi
+from fedlada_mpi.analysis import load
 from fedlada_mpi.mpi import World
 from fedlada_mpi.rounds.clients import ClientState
-from fedlada_mpi.rundir import checkpoint
+from fedlada_mpi.rundir import checkpoint, results
 from fedlada_mpi.rundir.checkpoint_writer import CheckpointWriter
 from fedlada_mpi.settings import Config
 from fedlada_mpi.support.disk import WriteError
@@ -165,6 +166,11 @@ def test_a_run_that_diverges_names_the_checkpoint_that_was_begun(data, tmp_path,
     monkeypatch.setattr("fedlada_mpi.rounds.server.is_finite", lambda value: len(names(tmp_path / "run")) == 0)
     with pytest.raises(DivergedError, match=r"round 3: .*the last checkpoint is .*round_000002"):
         train(data, tmp_path / "run")
+    assert results.diverged_after(tmp_path / "run") == 2
+    assert load.read(tmp_path / "run").status == "diverged"
+    monkeypatch.undo()
+    train(data, tmp_path / "run", resume=True)
+    assert results.diverged_after(tmp_path / "run") is None
 
 
 def test_a_failure_in_the_thread_is_made_up_for_after_the_next_round(data, tmp_path, monkeypatch):
