@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from . import models, tasks
 from .analysis.load import read
 from .data.datasets import directory_of
-from .data.given import array, like
+from .data.given import like, rows_of
 from .data.manifest import Manifest, Stored, about_of, read_manifest
 from .data.rows import count, joined_inputs, take
 from .data.shards import padded_inputs, read_clients, read_test
@@ -311,7 +311,7 @@ class Run:
             raise UserError("evaluate: got inputs or targets alone, expected both, or none for the run's test examples")
         else:
             self._refuse_raw_arrays()
-        truth = array(targets, "targets")
+        truth = rows_of(targets, "targets")
         if self._about.image and truth.ndim == 1:
             check_shapes(self._pixels(inputs), truth, "evaluate:")
             classes = len(self._images["classes"])
@@ -382,7 +382,7 @@ class Run:
         return outputs.cpu().numpy()
 
     def _pixels(self, images: Any) -> np.ndarray:
-        pixels, expected = channels_last(array(images, "images")), list(self._images["image_shape"])
+        pixels, expected = channels_last(rows_of(images, "images")), list(self._images["image_shape"])
         if pixels.ndim != 4 or list(pixels.shape[1:]) != expected:
             raise UserError(f"images: got shape {list(pixels.shape)}, expected [n, {', '.join(map(str, expected))}]")
         if pixels.dtype != np.uint8:

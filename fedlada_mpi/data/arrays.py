@@ -13,7 +13,7 @@ import numpy as np
 from ..settings import SETTINGS, check_value, coerce
 from ..support.errors import UserError, shortened
 from .datasets import PREPARING
-from .given import alike, array, inputs_of, names_of, native, next_tokens, stacked
+from .given import alike, array, inputs_of, names_of, native, next_tokens, rows_of, stacked
 from .manifest import ARRAYS, MANIFEST, NORMALISE, data_root, read_manifest
 from .normalise import by_client
 from .partition import hold_out, natural
@@ -83,6 +83,11 @@ class Data:
             raise UserError(f"data: got no {missing[0]}, expected {expected}")
         if self.clients is None:
             raise UserError("data: got no clients, expected the owner of each row, or a list of index arrays")
+        if self.task is not None and not isinstance(self.task, str):
+            got = shortened(self.task)
+            raise UserError(f"data: task: got {got}, expected the name of one; a class is for train(task=...)")
+        if isinstance(self.class_names, str) or (self.class_names is not None and not np.iterable(self.class_names)):
+            raise UserError(f"data: class_names: got {shortened(self.class_names)}, expected a list of names")
         self.client_names: list[str] = []
         self.tested: list[np.ndarray] | None = None
         self.no_classes: UserError | None = None  # why targets that look like classes are none
@@ -127,7 +132,7 @@ class Data:
 
     def _image_set(self) -> ImageSet:
         for name in _IMAGES[:4]:
-            setattr(self, name, array(getattr(self, name), f"data: {name}"))
+            setattr(self, name, rows_of(getattr(self, name), f"data: {name}"))
         self.train_images, self.test_images = map(channels_last, (self.train_images, self.test_images))
         labels, names = self.train_labels, self.class_names
         if names is None:
@@ -171,7 +176,10 @@ class Data:
         if (given[0] is None) != (given[1] is None):
             raise UserError("data: got targets of training or test rows alone, expected both, or none for tokens")
         if given[0] is not None:
-            return [native(array(part, "data: targets")) for part in given]
+            return [
+                native(rows_of(part, f"data: {what}"))
+                for what, part in zip(("targets", "test targets"), given, strict=True)
+            ]
         if self.task not in (None, "", "next-token"):
             raise UserError(f"data: got no targets for the task {self.task}, expected targets=")
         both = [next_tokens(part) for part in (inputs, tests)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..support.errors import UserError, first_line, shortened
+from ..support.errors import UserError, first_line, shortened, some
 from ..support.user_code import users_code
 from .manifest import Stored, is_name
 from .rows import Inputs, Ragged, Rows, is_finite, longest, ragged, shifted, values_of, with_values
@@ -52,7 +52,7 @@ def _rows(given: Any, what: str) -> Rows:
             kind = np.result_type(*(row.dtype for row in rows if row.size))
             return ragged([native(row) if row.size else np.empty(0, kind) for row in rows])
         return native(np.stack(rows))
-    return native(array(given, what))
+    return native(rows_of(given, what))
 
 
 def like(stored: Stored, given: Any, what: str) -> Rows:
@@ -143,6 +143,16 @@ def stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, list[str | int]]
     if len({y.shape for y in ys}) > 1:
         raise UserError(f"data: {what} targets have several shapes, expected one")
     return inputs, np.stack(ys), owners
+
+
+def rows_of(given: object, what: str) -> np.ndarray:
+    """One array with a row for each example."""
+    if isinstance(given, Mapping):
+        raise UserError(f"{what}: got a dict of {some(map(repr, given))}, expected one array; numpy.stack makes one")
+    found = array(given, what)
+    if not found.ndim:
+        raise UserError(f"{what}: got a single value, expected an array with one row per example")
+    return found
 
 
 def array(given: object, what: str) -> np.ndarray:
