@@ -26,7 +26,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         kind = path.suffix[1:].upper()
         raise UserError(f"--config: got {path}, a {kind} file; settings are TOML, one NAME = VALUE per line: FILE.toml")
     try:
-        data = read_json(path) if is_record(path) else read_toml(path)
+        data = read_json(path, once=True) if is_record(path) else read_toml(path)
     except OSError as error:
         raise UserError(f"--config: cannot read {path}: {reason(error)}") from None
     except ValueError as error:

@@ -63,6 +63,9 @@ def resolve(
         file = {name: value for name, value in file.items() if name in known or name not in of_other_methods}
     for name in (*file, *flags):
         if name not in known:
+            if recorded and name not in flags:
+                which = f"unknown setting {shortened(name)} in the record of the run (config.json)"
+                raise UserError(f"{which}: use the version of fedlada_mpi that wrote it, or remove it there")
             raise UserError(_unknown(name, algorithm, method.hypers, of_other_methods))
     values: dict[str, Any] = {name: coerce(setting, setting.default) for name, setting in known.items()}
     sources = dict.fromkeys(known, "default")

@@ -55,17 +55,27 @@ def reason(error: OSError) -> str:
     return error.strerror or str(error)
 
 
-def parse_json(content: bytes | str) -> Any:
-    """As ``json.loads``; raises ValueError also where values are nested too deeply."""
+def parse_json(content: bytes | str, once: bool = False) -> Any:
+    """As ``json.loads``; raises ValueError also where values are nested too deeply, and with ``once`` where a name is
+    there twice."""
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=_once if once else None)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
 
-def read_json(path: Path) -> Any:
-    """A JSON file in UTF-8; raises OSError or ValueError."""
-    return parse_json(read_bytes(path).decode("utf-8-sig"))
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"{shortened(name)} is there twice")
+        found[name] = value
+    return found
+
+
+def read_json(path: Path, once: bool = False) -> Any:
+    """A JSON file in UTF-8; raises OSError or ValueError, as ``parse_json`` does."""
+    return parse_json(read_bytes(path).decode("utf-8-sig"), once)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

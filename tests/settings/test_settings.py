@@ -325,6 +325,7 @@ def test_files_that_are_not_settings(tmp_path):
         ("a.json", "{", "a.json is not valid JSON: "),
         ("b.toml", "lr 3", "b.toml is not valid TOML: "),
         ("c.json", "[1]", "c.json holds list, expected one table of settings"),
+        ("d.json", '{"lr": 0.1, "rounds": 3, "lr": 0.2}', "d.json is not valid JSON: 'lr' is there twice"),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(UserError) as found:
@@ -333,6 +334,16 @@ def test_files_that_are_not_settings(tmp_path):
         assert words in str(found.value)
     with pytest.raises(UserError, match=r"--config: cannot read .*absent.toml: No such file or directory"):
         load(tmp_path / "absent.toml")
+
+
+def test_a_record_of_a_later_version():
+    record = {**Config().record(), "warmth": 3}
+    with pytest.raises(
+        UserError, match=r"^unknown setting 'warmth' in the record of the run .*: use the version of fed"
+    ):
+        resolve({}, record, recorded=True)
+    with pytest.raises(UserError, match=r"^unknown setting 'warmth'$"):
+        resolve({}, {"warmth": 3})
 
 
 def test_only_what_changes_the_result_is_a_difference():
