@@ -8,7 +8,7 @@ from typing import Any
 from ..settings import Config
 from ..support.errors import PublicError, UserError
 from .accounting import Accountant, calibrated
-from .ledger import CALIBRATION, LEDGER, Ledger
+from .ledger import CALIBRATION, LEDGER, VOID, Ledger
 from .mechanism import Mechanism
 
 
@@ -90,10 +90,19 @@ class Budget(Spending):
         return found
 
     def spend(self, number: int, clip: float) -> None:
+        self._add_pending()
+        super().spend(number, clip)
+
+    def leave_out(self, number: int) -> None:
+        """Write down that round ``number`` is void, unless something of it was released before."""
+        if number not in self.ledger.rounds:
+            self._add_pending()
+            self.ledger.add({"round": number, VOID: True})
+
+    def _add_pending(self) -> None:
         if self.pending is not None:
             self.ledger.add(self.pending)
             self.pending = None
-        super().spend(number, clip)
 
 
 class SiloBudget(Spending):

@@ -1,7 +1,8 @@
 """Every release of a run, in ``privacy.jsonl``: written before the release, and never cut.
 
-A line is a release, with its round, share of clients, noise multiplier and clip; or the calibration of the noise, so
-that a run that is resumed need not calibrate again. A round that is done again is another line.
+A line is a release, with its round, share of clients, noise multiplier and clip; a round that was void, with nothing
+released; or the calibration of the noise, so that a run that is resumed need not calibrate again. A round that is done
+again is another line.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..support.inputs import parse_json, read_bytes
 from .accounting import Release
 
 LEDGER = "privacy.jsonl"
-CALIBRATION = "calibration"
+CALIBRATION, VOID = "calibration", "void"
 
 
 class Ledger:
@@ -36,11 +37,11 @@ class Ledger:
 
     @property
     def releases(self) -> list[Release]:
-        return [Release(entry["q"], entry["z"]) for entry in self.entries if CALIBRATION not in entry]
+        return [Release(entry["q"], entry["z"]) for entry in self.entries if not {CALIBRATION, VOID} & {*entry}]
 
     @property
     def rounds(self) -> set[int]:
-        """Those that were released."""
+        """Those that were released, or void."""
         return {entry["round"] for entry in self.entries if CALIBRATION not in entry}
 
     def calibration(self, asked: Mapping[str, float]) -> dict[str, Any] | None:
@@ -90,6 +91,8 @@ class Ledger:
             entry: dict[str, Any] = parse_json(line)
             if CALIBRATION in entry:
                 _check(1.0, float(entry[CALIBRATION]["z"]), entry[CALIBRATION]["rounds"])
+            elif VOID in entry:
+                _check(1.0, 1.0, entry["round"])
             else:
                 _check(float(entry["q"]), float(entry["z"]), entry["round"])
             return entry

@@ -51,7 +51,9 @@ def test_a_line_that_a_kill_has_cut_short_is_no_release(tmp_path):
     assert [json.loads(line)["round"] for line in (tmp_path / LEDGER).read_text().splitlines()] == [1, 2]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", "7", '{"round": 1, "q": 0.5}', '{"round": 1, "q": 0, "z": 1}', "null"])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "7", '{"round": 1, "q": 0.5}', '{"round": 1, "q": 0, "z": 1}', '{"void": true}', "null"]
+)
 def test_a_damaged_ledger_is_refused(line, tmp_path):
     (tmp_path / LEDGER).write_text(f"{json.dumps(ENTRY)}\n{line}\n")
     with pytest.raises(UserError, match="is damaged"):
@@ -114,6 +116,22 @@ def test_a_new_start_in_the_same_place_counts_what_was_released_there(tmp_path, 
         first.spend(number, clip=1.0)
     with pytest.raises(UserError, match=r"has 4 releases, which cost epsilon (8|7\.99) .*another --out"):
         Budget(asked(tmp_path), start=0)
+
+
+def test_void_rounds_release_nothing_and_do_not_count_as_lost(tmp_path, noise):
+    """Of rounds that other silos have sent; a round that was void after its release has begun is a release."""
+    first = Budget(asked(tmp_path), start=0)
+    first.leave_out(1)
+    first.leave_out(2)
+    first.spend(3, clip=1.0)
+    first.leave_out(3)
+    again = Budget(asked(tmp_path), start=3)
+    assert again.ledger.rounds == {1, 2, 3}
+    assert [entry.get("round") for entry in again.ledger.entries] == [None, 1, 2, 3]  # first, the calibration
+    assert again.earlier == 1
+    assert again.epsilon == pytest.approx(first.epsilon)
+    with pytest.raises(UserError, match="lacks 1 of the 4 rounds"):
+        Budget(asked(tmp_path), start=4)
 
 
 def test_a_run_that_has_lost_its_ledger_does_not_go_on(tmp_path):

@@ -33,6 +33,9 @@ class Releases(Watcher):
             assert self.budget is not None
             order["clip"] = self.clip
             self.budget.spend(order["round"]["t"] + 1, self.clip)
+        elif order["do"] == "void":
+            assert self.budget is not None
+            self.budget.leave_out(order["t"] + 1)
 
     def ordered(self, order: Order) -> None:
         if order["do"] == "round":
