@@ -63,15 +63,15 @@ class Budget(Spending):
     ...     budget.spend(number=1, clip=1.0)
     """
 
-    def __init__(self, config: Config, start: int):
-        """For a run that goes on after round ``start``."""
+    def __init__(self, config: Config, start: int, clients: int | None = None):
+        """For a run that goes on after round ``start``, with so many clients; with all, unless they are given."""
         ledger = Ledger(Path(config.out))
         _refuse_lost_entries(ledger, start)
         self.pending: dict[str, Any] | None = None  # a calibration that is not in the ledger yet
         found: dict[str, Any] = {"z": config.noise_multiplier}
         if config.epsilon:
             found = self._calibration(config, ledger, start)
-        super().__init__(config, ledger, Mechanism.of(config, found["z"]))
+        super().__init__(config, ledger, Mechanism.of(config, found["z"], clients))
         self.allowed = found.get("rounds", 0) if {*ledger.releases} <= {self.release} else 0
         if not start and not self.permits():
             raise UserError(

@@ -14,13 +14,14 @@ BIT_SHARE = 20  # the count of norms within the clip has noise of a so-manieth o
 @dataclass(frozen=True)
 class Mechanism:
     share: float  # q
-    clients: int  # m
+    clients: int  # m, without those of ranks that were lost
     noise: float  # z of the whole release
     adaptive: bool = False
 
     @classmethod
-    def of(cls, config: Config, noise: float) -> Mechanism:
-        return cls(config.participation, config.clients, noise, config.adaptive_clip)
+    def of(cls, config: Config, noise: float, clients: int | None = None) -> Mechanism:
+        """``clients``: that a rank trains; all, unless they are given."""
+        return cls(config.participation, config.clients if clients is None else clients, noise, config.adaptive_clip)
 
     @property
     def release(self) -> Release:

@@ -138,7 +138,7 @@ class Server:
     def described(self, t: int, participants: np.ndarray | None) -> Round:
         config = self.config
         if participants is None:  # nothing that depends on them
-            expected = config.participation * config.clients
+            expected = config.participation * self.silo.clients_left
             return Round(t, local_rate(config, t), float(config.local_steps), expected, config.clients)
         steps = self.silo.mean_steps(participants) if len(participants) else 0.0
         return Round(t, local_rate(config, t), steps, len(participants), config.clients)

@@ -86,6 +86,11 @@ class Silo:
         """Images of all clients that a rank trains."""
         return self.sizes.known[self.owned]
 
+    @property
+    def clients_left(self) -> int:
+        """That a rank trains."""
+        return int(self.owned.sum())
+
     def mean_steps(self, participants: np.ndarray) -> float:
         return self.sizes.mean_steps(self.config, participants)
 

@@ -226,9 +226,10 @@ class Session:
         whose = (self.data.sizes(), self.owners.mask(self.manifest.clients), self.digests, self.files, self.data.folder)
         silo = Silo(world, config, a, trainer, transport, aggregation, s, evaluations, *whose)
         if isinstance(aggregation, PrivateSums):
-            silo.budget = world.on_root(self._budget)
+            silo.budget = world.on_root(lambda: self._budget(silo.clients_left))
             noise = world.broadcast_json({"z": silo.budget.mechanism.noise} if silo.budget else None)["z"]
-            world.collectively(lambda: self._protect(aggregation, Mechanism.of(config, noise), s))
+            mechanism = Mechanism.of(config, noise, silo.clients_left)
+            world.collectively(lambda: self._protect(aggregation, mechanism, s))
         return silo
 
     def _protect(self, aggregation: PrivateSums, mechanism: Mechanism, s: Vectors) -> None:
@@ -237,8 +238,8 @@ class Session:
             kept = self.data.folder.path if self.data.folder else None
             aggregation.spend = SiloBudget(self.config, kept or self.files.folder, mechanism).spend
 
-    def _budget(self) -> Budget:
-        """Of a private run, from its data and settings."""
+    def _budget(self, clients: int) -> Budget:
+        """Of a private run with so many clients, from its data and settings."""
         if self.manifest.own_tests:
             raise UserError(
                 "--dp client: clients of this data have test examples of their own, which no noise protects: "
@@ -246,7 +247,7 @@ class Session:
             )
         if self.algorithm.uniform:
             raise UserError("--dp client: all weights are equal: leave uniform out of the method")
-        return Budget(self.config, self.start)
+        return Budget(self.config, self.start, clients)
 
     def _masks(self) -> Masks:
         """Of a new epoch; collective."""

@@ -15,13 +15,14 @@ from training_runs import make_data
 
 from fedlada_mpi import algorithms
 from fedlada_mpi.algorithms import Round, Vectors
-from fedlada_mpi.data.owners import shared_out
+from fedlada_mpi.data.owners import Ownership
 from fedlada_mpi.mpi import World
 from fedlada_mpi.mpi.plan import plan_transport
 from fedlada_mpi.privacy import clipping
 from fedlada_mpi.privacy.mechanism import Mechanism
 from fedlada_mpi.rounds import aggregate
 from fedlada_mpi.rounds.aggregate import Part, Sent
+from fedlada_mpi.rounds.server import Server
 from fedlada_mpi.session.assemble import Session
 from fedlada_mpi.session.plan import Request
 
@@ -43,12 +44,14 @@ def data(shared_tmp):
 
 
 @contextmanager
-def session(data, out, algorithm, **more):
+def session(data, out, algorithm, left=4, **more):
+    """With so many clients left, after a loss of the others."""
     given = dict(algorithm=algorithm, dataset=str(data.shards), clients=len(SIZES), partition="natural", out=str(out))
     given |= dict(model="cnn", local_steps=2, batch_size=4, device="cpu", participation=0.5, **DP)
     resolved, directory = Request({**given, **more}).resolve()
     with World() as world:
-        yield Session(world, resolved.config, directory, 0, lambda m: shared_out(m, 1), report=lambda text: None)
+        owners = Ownership([np.arange(left)], [False])
+        yield Session(world, resolved.config, directory, 0, lambda manifest: owners, report=lambda text: None)
 
 
 def sums(silo, r: Round, participants: list[int]) -> dict[str, np.ndarray]:
@@ -157,6 +160,19 @@ def test_means_do_not_know_how_many_take_part():
             a.add(sent({"offset": np.array(rows, np.float32)}, {"offset": np.zeros(2, np.float32)}))
             means = a.means(weight=123.0, participants=len(rows))["offset"]
             np.testing.assert_allclose(means[:2], expected, rtol=3e-6)
+
+
+@pytest.mark.parametrize("more", [{}, dict(secure=True, secure_neighbours="0")], ids=["plain", "secure"])
+def test_means_are_over_the_clients_that_are_left(more, data, out):
+    """Three of four, half of whom are expected; adaptive counts have the same denominator."""
+    with session(data, out, "fedavg", left=3, adaptive_clip=True, **more) as one:
+        a = one.silo.aggregation
+        a.vectors["offset"].fill_(3.0)
+        a.within, a._release = 0.75, lambda: None
+        assert torch.allclose(a.means(1.0, 1)["offset"], torch.full_like(a.vectors["offset"], 3 / 1.5))
+        assert a.share_within == 0.75 / 1.5 + 0.5
+        assert one.silo.budget.mechanism.expected == 1.5
+        assert Server(one.silo).described(0, None).participants == 1.5
 
 
 def test_second_moments_are_sent_as_changes():
