@@ -336,22 +336,25 @@ class Evaluations:
     def without_outputs(self) -> list[str]:
         """On the root, the parts of the data whose outputs are too many to be kept; refused where they decide."""
         if self.in_silos:
-            if (objective := self.columns.objective.name) in self.scores.whole:
-                raise UserError(
-                    f"--objective {objective} is a metric of all outputs at once, which stay in the silos with "
-                    "--silo-dir: choose --objective -loss, or one of sums by fedlada_mpi.summed(function, value)"
-                )
+            if self.columns.objective.name in self.scores.whole:
+                raise self._undecided("which stay in the silos with --silo-dir", "choose --objective -loss")
             return ["train", "test"] if self.scores.whole else []
         parts = {"train": ["train"], "test": ["test", OWN], "val": ["val"]}
         known = {*self.examples, *self.sizes}
         found = [part for part, of in parts.items() if any(each in known and not self._keeps(each) for each in of)]
         found = found if self.scores.whole else []
-        if (objective := self.columns.objective.name) in self.scores.whole and {"test", "val"} & {*found}:
-            raise UserError(
-                f"--objective {objective} is a metric of all outputs at once, and these take more than "
-                f"{GATHERED >> 20} MB: choose another, or one of sums by fedlada_mpi.summed(function, value)"
-            )
+        if self.columns.objective.name in self.scores.whole and {"test", "val"} & {*found}:
+            if self.concealed and OWN in known:
+                raise self._undecided("which stay in the silos with --secure", "choose --objective -loss")
+            raise self._undecided(f"and these take more than {GATHERED >> 20} MB", "choose another")
         return found
+
+    def _undecided(self, why: str, choice: str) -> UserError:
+        """The objective cannot be computed."""
+        return UserError(
+            f"--objective {self.columns.objective.name} is a metric of all outputs at once, {why}: {choice}, or one of "
+            "sums by fedlada_mpi.summed(function, value)"
+        )
 
     def _of_all(self, part: str) -> dict[str, float | None]:
         """On the root, the metrics of all predictions of a part, in the order of the clients; collective."""

@@ -258,9 +258,8 @@ class Silo:
         clients = [] if self.aggregation.conceals else list(map(str, self._all_nonfinite()))
         message = ""
         if self.world.rank == 0:
-            left_out = self.aggregation.totals.left_out
-            names = [f"{left_out} in all, whom the logs of their silos name"] if left_out else clients
-            message = f"round {number}: " + _explain([] if by_server else names, self.config.on_nonfinite)
+            which = _named(clients, self.aggregation.totals.left_out)
+            message = f"round {number}: " + _explain("" if by_server else which, self.config.on_nonfinite)
             saved = checkpoint.complete(Path(self.config.out))
             message += f"; the last checkpoint is {saved[-1]}" if saved else "; there is no checkpoint yet"
         return DivergedError(self.world.broadcast_json({"message": message})["message"])
@@ -297,11 +296,18 @@ class Silo:
         self.report(order)
 
 
-def _explain(clients: list[str], on_nonfinite: str) -> str:
+def _named(clients: list[str], concealed: int) -> str:
+    """Those whose result is not finite; of the concealed ones, the number is known."""
+    if concealed:
+        return f"{concealed} client{'s' * (concealed > 1)}, whom the logs of their silos name,"
+    return f"client{'s' * (len(clients) > 1)} {some(clients, most=10)}" if clients else ""
+
+
+def _explain(which: str, on_nonfinite: str) -> str:
     """What was not finite, and what to do."""
-    if not clients:
+    if not which:
         return "the server's step gave parameters that are not finite: lower --server-lr or --lr"
-    which = f"the result of client{'s' * (len(clients) > 1)} {some(clients, most=10)} is not finite"
+    fault = f"the result of {which} is not finite"
     if on_nonfinite == "skip":
-        return f"{which}, and no client's was for {MAX_EMPTY_ROUNDS} rounds: lower --lr, or set --clip"
-    return f"{which}: lower --lr, set --clip, or leave such clients out with --on-nonfinite skip"
+        return f"{fault}, and no client's was for {MAX_EMPTY_ROUNDS} rounds: lower --lr, or set --clip"
+    return f"{fault}: lower --lr, set --clip, or leave such clients out with --on-nonfinite skip"

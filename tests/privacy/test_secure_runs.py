@@ -193,7 +193,7 @@ def test_clients_that_diverge_are_counted_not_named(data, out, monkeypatch, capf
         assert "left out 2 clients, whose result is not finite" in printed
     assert main([*arguments(data, out, settings), "--overwrite"]) == 3
     if is_root():
-        assert "2 in all, whom the logs of their silos name" in capfd.readouterr().err
+        assert "2 clients, whom the logs of their silos name, is not finite" in capfd.readouterr().err
 
 
 @pytest.mark.ranks
