@@ -272,7 +272,8 @@ class Run:
         try:
             rows, columns, channels = map(int, about["image_shape"])
             mean, std = ([float(value) for value in about[name]] for name in ("mean", "std"))
-            if not len(mean) == len(std) == channels > 0 or not about["class_names"]:
+            named = about["class_names"] or "inputs" in about  # labels without names are numbered
+            if not len(mean) == len(std) == channels > 0 or not named:
                 raise ValueError
             return {
                 "image_shape": (rows, columns, channels),
