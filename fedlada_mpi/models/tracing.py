@@ -65,13 +65,19 @@ _tracing = threading.Lock()
 
 
 @contextmanager
-def _own_gradients_refused() -> Iterator[None]:
-    """Raise where a traced tensor reaches an ``autograd.Function``: torch.fx would record its forward pass alone."""
+def _own_gradients_refused(traced: type = fx.Proxy) -> Iterator[None]:
+    """Raise where a ``traced`` value of this thread reaches an ``autograd.Function``.
+
+    A trace has its forward pass alone; the comparison with the module sees that only where the gradient of its small
+    batch is another.
+    """
     function: Any = torch.autograd.Function
-    apply = function.__dict__["apply"]
+    apply, thread = function.__dict__["apply"], threading.get_ident()
 
     def checked(kind: type, *args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values())):
+        reached = any(isinstance(value, traced) for value in (*args, *kwargs.values()))
+        # What is behind an underscore are torch's own, of which export consists.
+        if reached and threading.get_ident() == thread and not kind.__module__.startswith("torch._"):
             raise TypeError(f"{kind.__name__} is an autograd.Function, with a gradient of its own")
         return apply.__get__(None, kind)(*args, **kwargs)
 
@@ -234,7 +240,8 @@ class Graph:
         # Here, as it imports torch's compiler, which few models need.
         from .exported import exported
 
-        return exported(self.module, self.form, PROBES[0])
+        with _tracing, _own_gradients_refused(Tensor):
+            return exported(self.module, self.form, PROBES[0])
 
     def _attribute(self, node: fx.Node) -> Tensor:
         owner, _, attribute = str(node.target).rpartition(".")

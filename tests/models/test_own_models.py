@@ -208,6 +208,17 @@ class Clamped(torch.autograd.Function):
 
 own_gradient = wrapped(lambda self, net, x: Clamped.apply(net(x)))
 
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-100, 100)
+
+clipped = wrapped(lambda self, net, x: Clipped.apply(net(x)))
+
 class Rescaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, module):
@@ -349,6 +360,11 @@ def test_a_backward_pass_reads_the_clients_own_parameters(name, way):
 
 def test_checkpointing_is_no_reason_against_stacked_layers():
     assert models.build("users_own:checkpointed", 3, (8, 8, 2)).untraceable_because == ""
+
+
+def test_a_gradient_of_ones_own_is_a_reason_also_where_a_small_batch_has_the_same():
+    network = models.build("users_own:clipped", 3, (8, 8, 2))
+    assert "Clipped is an autograd.Function, with a gradient of its own" in network.untraceable_because
 
 
 def test_frozen_parameters_are_constants():
