@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +43,10 @@ def disagreement(network: Network) -> str:
     module = copy.deepcopy(network.module).to(dtype)
     for client, row in enumerate(values):
         state, own = network.layout.unpack(row), each(images, lambda value, of=client: value[of])
-        expected, gradient = _plain(network, module, state, own, keys[client : client + 1])
+        with _hooks_noted() as hooks:
+            expected, gradient = _plain(network, module, state, own, keys[client : client + 1])
+        if hooks:
+            return "it has hooks on gradients, set in its forward pass"
         for name, value in network.layout.unpack(grads[client]).items():
             if not _close(value, gradient[name]):
                 return f"the gradient of {name} on stacked layers is not that of the module"
@@ -47,6 +54,24 @@ def disagreement(network: Network) -> str:
         if not _close(logits[client], expected) or not _close(evaluated[client], evaluation):
             return "the outputs on stacked layers are not those of the module"
     return ""
+
+
+@contextmanager
+def _hooks_noted() -> Iterator[list[Tensor]]:
+    """The tensors on which this thread sets hooks: a trace has none, and they may act on other gradients only."""
+    noted, register, thread = list[Tensor](), Tensor.register_hook, threading.get_ident()
+
+    def registering(self: Tensor, hook: Any) -> Any:
+        if threading.get_ident() == thread:
+            noted.append(self)
+        return register(self, hook)
+
+    patched: Any = Tensor
+    patched.register_hook = registering
+    try:
+        yield noted
+    finally:
+        patched.register_hook = register
 
 
 def perturbed(network: Network, dtype: torch.dtype, draw: torch.Generator) -> Tensor:

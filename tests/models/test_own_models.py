@@ -219,6 +219,13 @@ class Clipped(torch.autograd.Function):
 
 clipped = wrapped(lambda self, net, x: Clipped.apply(net(x)))
 
+def clipped_by_hook(self, net, x):
+    y = net(x)
+    if y.requires_grad:
+        y.register_hook(lambda g: g.clamp(-100, 100))
+    return y
+clipped_by_hook = wrapped(clipped_by_hook)
+
 class Rescaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, module):
@@ -362,9 +369,15 @@ def test_checkpointing_is_no_reason_against_stacked_layers():
     assert models.build("users_own:checkpointed", 3, (8, 8, 2)).untraceable_because == ""
 
 
-def test_a_gradient_of_ones_own_is_a_reason_also_where_a_small_batch_has_the_same():
-    network = models.build("users_own:clipped", 3, (8, 8, 2))
-    assert "Clipped is an autograd.Function, with a gradient of its own" in network.untraceable_because
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("clipped", "Clipped is an autograd.Function, with a gradient of its own"),
+        ("clipped_by_hook", "it has hooks on gradients"),
+    ],
+)
+def test_a_gradient_of_ones_own_is_a_reason_also_where_a_small_batch_has_the_same(name, reason):
+    assert reason in models.build(f"users_own:{name}", 3, (8, 8, 2)).untraceable_because
 
 
 def test_frozen_parameters_are_constants():
