@@ -15,7 +15,7 @@ import numpy as np
 
 from .. import algorithms
 from ..rundir.columns import CLASSIFICATION, LOSS, PHASES, Columns, Metric
-from .groups import Curve, Group, labels
+from .groups import Group, labels
 from .sites import by_name, by_silo
 
 
@@ -243,24 +243,27 @@ class Panel:
 def spent(one: Group, what: str, rounds: np.ndarray) -> np.ndarray:
     """What had been spent by the end of these rounds: "units" (per participant), "bytes" or "seconds" (``SPENT``)."""
     if what == "units":
-        units, participants = one.curve("paper_units"), one.curve("participants")
-        at = units.rounds
-        amounts = units.mean / np.maximum(_values(participants, at), 1)
+        at, units, participants = _amounts(one, "paper_units", "participants")
+        amounts = units / np.maximum(participants, 1)
     elif what == "bytes":
-        down, up = one.curve("bytes_down"), one.curve("bytes_up")
-        at = np.intersect1d(down.rounds, up.rounds)
-        amounts = _values(down, at) + _values(up, at)
+        at, down, up = _amounts(one, "bytes_down", "bytes_up")
+        amounts = down + up
     else:
-        at, amounts, *_ = one.curve("seconds_total")
+        at, amounts = _amounts(one, "seconds_total")
     if not len(at):
         return np.full(len(rounds), np.nan)
     total = np.cumsum(amounts)
     return total[np.clip(np.searchsorted(at, rounds, side="right") - 1, 0, len(at) - 1)]
 
 
-def _values(curve: Curve, rounds: np.ndarray) -> np.ndarray:
-    """The means at these rounds, which the curve has."""
-    return curve.mean[np.searchsorted(curve.rounds, rounds)]
+def _amounts(one: Group, *names: str) -> list[np.ndarray]:
+    """The rounds of any of the runs that have all of these, and of each its means over the runs that got so far."""
+    rounds = np.unique(np.concatenate([run.rounds for run in one.runs]))
+    table = np.full((len(names), len(one.runs), len(rounds)), np.nan)
+    for i, run in enumerate(one.runs):
+        table[:, i, np.searchsorted(rounds, run.rounds)] = [run.series[name] for name in names]
+    known = ~np.isnan(table).all(axis=1).any(axis=0)
+    return [rounds[known], *np.nanmean(table[:, :, known], axis=1)]
 
 
 class Bars(NamedTuple):

@@ -458,6 +458,15 @@ def test_what_was_spent_by_a_round():
     assert series.spent(one, "bytes", np.array([2])).tolist() == [60]
 
 
+def test_what_was_spent_goes_on_after_the_end_of_the_shortest_run():
+    """Two units per participant in each of four rounds, of which one seed has two and no test."""
+    (one,) = group([run([0.1, 0.2, 0.3, 0.4]), run([math.nan] * 2, seed=1, rounds=4)])
+    assert one.curve("test_acc").rounds.tolist() == [1, 2, 3, 4]
+    assert series.spent(one, "units", np.array([1, 2, 4])).tolist() == [2, 4, 8]
+    assert series.spent(one, "bytes", np.array([4])).tolist() == [120]
+    assert series.spent(one, "seconds", np.array([3])).tolist() == [1.5]
+
+
 @pytest.fixture(scope="session")
 def digits(tmp_path_factory):
     """A small grid in every state: two methods finished, one seed going on, one not begun."""
