@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from ranks import SIZE, is_root
+from ranks import SIZE, communicator, is_root
 from tiers import slow
 from training_runs import Run, arguments, disagreement, make_data, run_here, without_times
 
+from fedlada_mpi.mpi.transport import Transport
 from fedlada_mpi.privacy.grid import NumberGrid
 from fedlada_mpi.rounds.aggregate import SecureSums
 from fedlada_mpi.run import main
@@ -194,6 +195,29 @@ def test_clients_that_diverge_are_counted_not_named(data, out, monkeypatch, capf
     assert main([*arguments(data, out, settings), "--overwrite"]) == 3
     if is_root():
         assert "2 clients, whom the logs of their silos name, is not finite" in capfd.readouterr().err
+
+
+@pytest.mark.ranks
+@four
+def test_sums_of_few_silos_are_not_sent(data, out, monkeypatch, capfd):
+    """Of two, each could take away its own; where nobody's result is finite, there is nothing to see."""
+    from fedlada_mpi.rounds.trainer import Trainer
+
+    sums, bad, finish, reduce = [], range(SIZE - 2), Trainer._finish, Transport.reduce
+
+    def spoiled(self, parts, r, clients, weights, losses, collector):
+        factor = np.nan if communicator().rank in bad else 1.0
+        return finish(self, parts, r, clients, weights, losses * factor, collector)
+
+    monkeypatch.setattr(Trainer, "_finish", spoiled)
+    monkeypatch.setattr(Transport, "reduce", lambda *args: (sums.append(1), reduce(*args)))
+    settings = dict(CASES["fedavg"], on_nonfinite="skip", participation=1.0)
+    assert main(arguments(data, out, settings)) == 3
+    assert not sums
+    if is_root():
+        assert "round 1: only 2 silos have results that are finite, which a sum of" in capfd.readouterr().err
+    bad = range(SIZE)
+    assert main([*arguments(data, out, settings), "--overwrite"]) == 0
 
 
 @pytest.mark.ranks

@@ -22,7 +22,8 @@ from ...mpi.transport import Transport
 from ...privacy.grid import LARGEST, WORDS, NumberGrid, PublicGrid
 from ...privacy.masks import Masks
 from ...settings import Config
-from ...support.errors import PublicError
+from ...settings.privacy import FEWEST_SILOS
+from ...support.errors import DivergedError, PublicError
 from ...support.rng import fixed_number
 from ...support.words import joined, split
 from .base import Aggregation, Sent, Totals
@@ -142,6 +143,7 @@ class SecureSums(Aggregation):
         tail = torch.tensor(self._tail(), dtype=torch.int64, device=self.rows.device)
         self._add_noise(tail)
         self.world.collectively(lambda: self.secure.begun(number))
+        self._refuse_few(number)
         if communicates:
             self.rows[-1, self.transport.size :] += tail
             self.wire.reduce(list(self.rows))
@@ -150,6 +152,19 @@ class SecureSums(Aggregation):
             words = self.masked_sum(tail.cpu().numpy())
         self._decode(words, communicates)
         self.world.on_root(self._check)
+
+    def _refuse_few(self, number: int) -> None:
+        """End the run where so few silos have a finite result that the sum would show theirs; collective."""
+        if not self.masks.epoch.degree or self.config.dp != "none":  # with which sums have noise
+            return
+        words = np.array([int(self.counts["participants"] > 0)], np.int64)
+        self.masks.words(words)
+        silos = self.world.broadcast_json({"silos": int(self.world.reduce_words(words)[0])})["silos"]
+        if 0 < silos < FEWEST_SILOS:
+            raise DivergedError(
+                f"round {number}: only {silos} silo{'s have' * (silos > 1) or ' has'} results that are finite, which "
+                f"a sum of fewer than {FEWEST_SILOS} would show: lower --lr, or set --clip"
+            )
 
     def _tail(self) -> list[int]:
         """The words of all that is counted and measured."""
