@@ -35,7 +35,7 @@ def new(directory: Path, name: str) -> Path:
     check_name(name, "NAME")
     private, public = directory / f"{name}.key", directory / f"{name}.pub"
     for path in (private, public):
-        if path.exists():
+        if os.path.lexists(path):
             raise PublicError(f"{path} is there already: remove it, or choose another name")
     key = Ed25519PrivateKey.generate()
     secret = key.private_bytes(

@@ -80,3 +80,10 @@ def test_damaged_and_open_keys(tmp_path):
     (tmp_path / "a.pub").write_text("nothing")
     with pytest.raises(UserError, match="is no public key"):
         key_files.public_key(tmp_path, "a")
+
+
+def test_a_link_to_nothing_leaves_no_half_of_a_pair(tmp_path):
+    (tmp_path / "a.pub").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"a\.pub is there already"):
+        key_files.new(tmp_path, "a")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.pub"]
