@@ -145,7 +145,7 @@ class Campaign:
             folder.mkdir(parents=True, exist_ok=True)
             kept.write_text(said)
             good = not said or re.fullmatch(r"[23]: error: [^\n]+", said)
-            self.count("first", "finished" if not said else re.sub(r"[-+.\d]+", "N", said), seed, bool(good))
+            self.count("first", "finished" if not said else re.sub(r"\d[\d.]*", "N", said), seed, bool(good))
         if known or said:
             return
         for name, change, exact in PATHS["secure" if self.secure else "alone" if self.ranks == 1 else "ranks"]:
