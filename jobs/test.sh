@@ -99,9 +99,9 @@ PYTHONDONTWRITEBYTECODE='' "$python" -m pytest -q --collect-only >/dev/null 2>&1
 colour=no
 [ ! -t 1 ] || colour=yes
 options=(--color="$colour" "$@")
-# More processes than cores: tests often wait for others that they have started.
+# One process more than cores, as tests often wait for others that they have started; with two more, these wait for cores.
 cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
-suite "alone  " 2400 "$python" -m pytest -n "$((cores + 2))" --dist worksteal --durations=15 "${tier[@]}" "${options[@]}"
+suite "alone  " 2400 "$python" -m pytest -n "$((cores + 1))" --dist worksteal --durations=15 "${tier[@]}" "${options[@]}"
 on_ranks 2 900 -m "$on_two" "${options[@]}"
 [ -z "$everything" ] || on_ranks 4 900 -m "not slow and not two_ranks" "${options[@]}"
 
