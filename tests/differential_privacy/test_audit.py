@@ -98,7 +98,15 @@ def audited_run(out, coins: np.ndarray) -> float:
     model = nn.Linear(CANARIES, 1, bias=False)
     nn.init.zeros_(model.weight)
     settings = dict(dp="client", epsilon=EPSILON, delta=DELTA, clip_norm=0.5, participation=SHARE, rounds=ROUNDS)
-    settings |= dict(local_steps=1, batch_size=1, lr=1.0, weight_decay=0.0, max_clients_at_once=200, eval_every=0)
+    settings |= dict(
+        data_dir=out.parent / "data",
+        local_steps=1,
+        batch_size=1,
+        lr=1.0,
+        weight_decay=0.0,
+        max_clients_at_once=200,
+        eval_every=0,
+    )
     run = fedlada_mpi.train(
         data=data, model=model, algorithm="fedavg", task="regression", out=out, quiet=True, **settings
     )
