@@ -6,8 +6,10 @@ It follows assertions, loops and branches on shapes, but takes seconds, most of 
 from __future__ import annotations
 
 import copy
+import io
 import operator
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from functools import partial
 from typing import Any
 
@@ -56,7 +58,8 @@ def exported(module: nn.Module, form: Form, examples: int) -> fx.Graph:
     positional, named = form.seen(form.zeros(examples, dtype=TRACED))
     batch = torch.export.Dim("batch", min=2)
     shapes = {name: {0: batch} for name in named} if named else tuple({0: batch} for _ in positional)
-    with torch.no_grad():
+    # Where torch cannot follow a model it writes its graph and advice there; the run says in a line of its own.
+    with torch.no_grad(), redirect_stderr(io.StringIO()):
         program = torch.export.export(
             _in_double(module, mode), tuple(map(mode.from_tensor, positional)),
             {name: mode.from_tensor(value) for name, value in named.items()}, dynamic_shapes=shapes, strict=False,

@@ -293,7 +293,7 @@ def batch_norm(net: nn.Sequential) -> nn.Module:
 
 
 def batch_statistics(net: nn.Sequential) -> nn.Module:
-    return nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), *net)
+    return nn.Sequential(*net[:-1], nn.BatchNorm1d(net[-1].in_features, track_running_stats=False), net[-1])
 
 
 ERRORS: dict[str, Callable[[nn.Sequential], nn.Module]] = {

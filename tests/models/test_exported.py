@@ -9,6 +9,8 @@ from sequence_zoo import GPT, LENGTH, MASKED, TEXT, TOKENS
 from stacked_checks import built, check_stacked
 from torch import nn
 
+from fedlada_mpi import models
+from fedlada_mpi.support.user_code import Given
 from fedlada_mpi.tasks import About, Array
 
 
@@ -53,6 +55,19 @@ class Maps(nn.Module):
 def test_layers_of_images():
     torch.manual_seed(0)
     check_stacked(Maps(), About(Array("float32", (2, 6, 6))))
+
+
+class Branching(nn.Linear):
+    """A branch on values, which torch.export cannot follow either."""
+
+    def forward(self, x):
+        return super().forward(x if self.bias.sum() > 0 else -x)
+
+
+def test_what_torch_says_of_a_model_that_it_cannot_follow_is_not_shown(capfd):
+    network = models.build(Given(Branching(6, 3)), (3,), About(Array("float32", (6,))))
+    assert "cannot be traced" in network.untraceable_because
+    assert capfd.readouterr() == ("", "")
 
 
 def test_the_module_keeps_no_tensors_of_the_trace():
