@@ -77,7 +77,7 @@ def hurry() -> None:
     from fedlada_mpi.mpi import heartbeat, survivors, watchdog
     from fedlada_mpi.rundir import lock
 
-    watchdog.PERIOD, survivors.UNNOTICED = 0.5, 2
+    watchdog.PERIOD, survivors.UNNOTICED = 0.5, 10
     heartbeat.PERIOD, heartbeat.SILENT = 0.5, 20
     lock.BEAT_SECONDS, lock.SILENT_SECONDS = 5.0, 12.0
 
