@@ -56,10 +56,13 @@ def disagreement(network: Network) -> str:
     return ""
 
 
+_noting = threading.Lock()  # others would restore what they have found
+
+
 @contextmanager
 def _hooks_noted() -> Iterator[list[Tensor]]:
     """The tensors on which this thread sets hooks: a trace has none, and they may act on other gradients only."""
-    noted, register, thread = list[Tensor](), Tensor.register_hook, threading.get_ident()
+    noted, thread = list[Tensor](), threading.get_ident()
 
     def registering(self: Tensor, hook: Any) -> Any:
         if threading.get_ident() == thread:
@@ -67,11 +70,13 @@ def _hooks_noted() -> Iterator[list[Tensor]]:
         return register(self, hook)
 
     patched: Any = Tensor
-    patched.register_hook = registering
-    try:
-        yield noted
-    finally:
-        patched.register_hook = register
+    with _noting:
+        register = Tensor.register_hook
+        patched.register_hook = registering
+        try:
+            yield noted
+        finally:
+            patched.register_hook = register
 
 
 def perturbed(network: Network, dtype: torch.dtype, draw: torch.Generator) -> Tensor:
