@@ -41,9 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     width = max(map(len, options.images))
     with reader_may_leave():
         for path, row in zip(options.images, probabilities, strict=True):
-            likeliest = row.max()
-            name = names[row.argmax()] if likeliest == likeliest else "no class, as the model's outputs are NaN"
-            print(f"{printable(path):<{width}}  {likeliest:6.1%}  {printable(name)}")
+            print(f"{printable(path):<{width}}  {row.max():6.1%}  {printable(names[row.argmax()])}")
     return 0
 
 

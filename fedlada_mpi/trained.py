@@ -35,7 +35,6 @@ from .support import code_digest, trust
 from .support.errors import UserError, shortened
 from .support.inputs import check_path, read_json, reason
 from .support.user_code import Given
-from .tasks.classification import predicted
 
 if TYPE_CHECKING:
     from .session.assemble import Session
@@ -351,9 +350,8 @@ class Run:
         return joined, np.concatenate([targets for _, targets in known]), starts
 
     def predict(self, inputs: Any, probabilities: bool = False) -> np.ndarray:
-        """Of classification the class of each example, ``[n]``, -1 where the model's outputs are NaN, or the
-        probability of each class, ``[n, classes]``; of other tasks the model's outputs, with ``probabilities`` those of
-        multilabel and segmentation.
+        """Of classification the class of each example, ``[n]``, or the probability of each class, ``[n, classes]``; of
+        other tasks the model's outputs, with ``probabilities`` those of multilabel and segmentation.
 
         Images are as in ``Data``: uint8 ``[n, rows, columns, channels]``, or ``[n, rows, columns]``; or the path of an
         image file, or a list of paths. Files are turned upright, and their middle is resized, as ``--resize`` does.
@@ -375,7 +373,7 @@ class Run:
                 f"predict: the model's outputs for example {row} are NaN: expected inputs as large as in training"
             )
         if self.task.name == "classification":
-            outputs = outputs.softmax(1) if probabilities else predicted(outputs)
+            outputs = outputs.softmax(1) if probabilities else outputs.argmax(1)
         elif probabilities and self.task.name in ("multilabel", "segmentation"):
             outputs = outputs.sigmoid() if self.task.name == "multilabel" else outputs.softmax(1)
         elif probabilities:
