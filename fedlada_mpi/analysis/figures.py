@@ -32,7 +32,7 @@ from .drawing import (
     whole_numbers,
     within_percent,
 )
-from .groups import Group, by_problem, labels, slugs
+from .groups import Group, labels, problems
 from .series import (
     ONE_PANEL,
     PHASE_COLOURS,
@@ -51,10 +51,8 @@ from .sweeps import COLOURS, HeatMap
 def plan(groups: Sequence[Group]) -> list[Planned]:
     """The figures that there are runs for."""
     planned: list[Planned] = []
-    problems = by_problem([one for one in groups if one.done])
-    files = slugs(problems)
-    for problem, members in problems.items():
-        name, problem = files[problem], figure_text(fitting([problem], 90)[0], 90)
+    for title, name, members in problems([one for one in groups if one.done]):
+        problem = figure_text(fitting([title], 90)[0], 90)
         columns = members[0].columns
         spread = columns.spread.values()
         apart: tuple[str, ...] = ()  # measures with a figure of their own

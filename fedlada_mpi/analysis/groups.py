@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, replace
 from functools import cache, cached_property, reduce
 from pathlib import Path
@@ -401,6 +401,13 @@ def slugs(names: Iterable[str]) -> dict[str, str]:
     known = {name: slug(name) for name in names}
     count = Counter(known.values())
     return {name: short if count[short] == 1 else f"{short}_{_hash(name)}" for name, short in known.items()}
+
+
+def problems(groups: Sequence[Group]) -> Iterator[tuple[str, str, list[Group]]]:
+    """Each problem, its part of the names of files, and its groups."""
+    known = by_problem(groups)
+    for problem, name in slugs(known).items():
+        yield problem, name, known[problem]
 
 
 def _hash(text: str) -> str:

@@ -18,7 +18,7 @@ from ..rundir.columns import CLASSIFICATION, DIAGNOSED, Columns
 from ..support.version import __version__
 from . import elements, latex, sweeps
 from .elements import Section
-from .groups import Group, Stat, by_problem, labels, slugs, uneven
+from .groups import Group, Stat, by_problem, labels, problems, uneven
 from .series import MARKERS, SPENT, Look, Panel, Series, phase_bars, points, quantities, series, spent
 from .sweeps import COLOURS, HeatMap
 from .tables import Table, duration
@@ -148,13 +148,11 @@ def _alt(problem: str, what: str, groups: Sequence[Group]) -> str:
 
 def _curves(groups: Sequence[Group], drawn: Sequence[str], library: bool, files: Files) -> str:
     parts = []
-    problems = by_problem([one for one in groups if one.done])
-    slug_of = slugs(problems)
-    for index, (problem, members) in enumerate(problems.items()):
+    for index, (problem, slug, members) in enumerate(problems([one for one in groups if one.done])):
         names = [
             n
             for n in drawn
-            if n.removesuffix(slug_of[problem])
+            if n.removesuffix(slug)
             in ("curves_", *(f"{m}_" for m in quantities(members[0].columns) if m not in DIAGNOSED), *WHOSE)
         ]
         parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
@@ -188,11 +186,9 @@ def _chart(index: int, problem: str, members: Sequence[Group]) -> str:
 
 def _diagnostics(groups: Sequence[Group], drawn: Sequence[str], files: Files) -> str:
     parts = []
-    problems = by_problem([one for one in groups if one.done])
-    slug_of = slugs(problems)
-    for problem, members in problems.items():
+    for problem, slug, members in problems([one for one in groups if one.done]):
         starts = ("diagnostics_", *(f"{measure}_" for measure in DIAGNOSED))
-        names = [n for n in drawn if n.removesuffix(slug_of[problem]) in starts]
+        names = [n for n in drawn if n.removesuffix(slug) in starts]
         if names:
             parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
             parts += [elements.picture(n, _alt(problem, "diagnostics over the rounds", members)) for n in names]
@@ -201,10 +197,8 @@ def _diagnostics(groups: Sequence[Group], drawn: Sequence[str], files: Files) ->
 
 def _time(groups: Sequence[Group], library: bool, drawn: Sequence[str], files: Files) -> str:
     parts = []
-    problems = by_problem([one for one in groups if one.done])
-    slug_of = slugs(problems)
-    for index, (problem, members) in enumerate(problems.items()):
-        names = [n for n in drawn if n.removesuffix(slug_of[problem]) in ("phases_", "ranks_")]
+    for index, (problem, slug, members) in enumerate(problems([one for one in groups if one.done])):
+        names = [n for n in drawn if n.removesuffix(slug) in ("phases_", "ranks_")]
         if names:
             parts.append(f"<h3>{html.escape(problem)}</h3>{files(*names)}")
             what = {"phases_": "seconds per round by phase", "ranks_": "seconds of training and waiting by rank"}

@@ -11,7 +11,7 @@ import numpy as np
 from ..rundir.columns import ACCURACY, DIAGNOSED, LOSS, PHASES, Metric
 from ..support.errors import printable
 from . import measures, usage
-from .groups import Group, Stat, by_problem, labels, slug, slugs, uneven
+from .groups import Group, Stat, by_problem, labels, problems, slug, uneven
 from .load import RecordedRun
 from .series import TRAINED
 from .tables import (
@@ -177,9 +177,7 @@ def _easier(value: float, objective: Metric) -> float:
 def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Table]:
     """Rounds and communication to each level of the objective on the test data, one table per problem."""
     tables = []
-    problems = by_problem(groups)
-    slug_of = slugs(problems)
-    for problem, members in problems.items():
+    for problem, name, members in problems(groups):
         columns, rows, objective = [HEAD[1]], [], members[0].columns.objective
         for level in wanted[problem]:
             over = f"{100 * level:g} %" if objective.percent else f"{level:g}"
@@ -199,7 +197,7 @@ def targets(groups: Sequence[Group], wanted: dict[str, list[float]]) -> list[Tab
             "participants receive and send. MPI: bytes of vectors between ranks. “> T”: not reached in T rounds."
         ]
         if wanted[problem]:
-            tables.append(Table(f"targets_{slug_of[problem]}", title, columns, rows, notes=notes, section="results"))
+            tables.append(Table(f"targets_{name}", title, columns, rows, notes=notes, section="results"))
     return tables
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..rundir.columns import Metric
-from .groups import Group, by_problem, labels, slugs
+from .groups import Group, labels, problems
 from .load import RecordedRun
 from .tables import Cell, Column, Table, decimals, number, plain
 
@@ -108,9 +108,7 @@ def holm(found: Sequence[float | None]) -> list[float | None]:
 def tables(groups: Sequence[Group]) -> list[Table]:
     """Of each problem, every group against the one whose objective on the test data has the best mean."""
     found = []
-    problems = by_problem(groups)
-    slug_of = slugs(problems)
-    for problem, members in problems.items():
+    for problem, slug, members in problems(groups):
         objective = members[0].columns.objective
         name = objective.of("test")
         ends = {i: float(one.curve(name).mean[-1]) for i, one in enumerate(members) if one.has(name)}
@@ -121,14 +119,13 @@ def tables(groups: Sequence[Group]) -> list[Table]:
         others = [i for i in ends if i != best]
         differences = [compare(members[i], members[best]) for i in others]
         if any(each is not None and each.seeds >= FEWEST for each in differences):
-            table = _table(problem, objective, names[best], [names[i] for i in others], differences)
-            table.id = f"differences_{slug_of[problem]}"
-            found.append(table)
+            apart = [names[i] for i in others]
+            found.append(_table(f"differences_{slug}", problem, objective, names[best], apart, differences))
     return found
 
 
 def _table(
-    problem: str, objective: Metric, best: str, names: Sequence[str], found: Sequence[Difference | None]
+    file: str, problem: str, objective: Metric, best: str, names: Sequence[str], found: Sequence[Difference | None]
 ) -> Table:
     unit = "Points" if objective.percent else "Difference"
     columns = [Column("Method", numeric=False), *map(Column, ("Seeds in common", "After round", unit))]
@@ -156,7 +153,7 @@ def _table(
         "comparisons of this table at once (Holm). “Not shown” does not mean equal."
     ]
     title = f"Differences from {best}: {problem}"
-    return Table("", title, columns, rows, notes=notes, section="results")
+    return Table(file, title, columns, rows, notes=notes, section="results")
 
 
 def _signed(value: float, digits: int) -> str:
