@@ -34,7 +34,10 @@ from .strategies import Rung
 
 FOLDER = Path(__file__).parent / "plans"
 SECTIONS = ("title", "base", "search", "tune")
-KEYS = ("strategy", "trials", "rounds", "factor", "first_rounds", "mean_of", "validation", "seeds", "seed")
+KEYS = (
+    *("strategy", "trials", "rounds", "factor", "first_rounds", "mean_of", "validation", "winner_rounds", "seeds"),
+    "seed",
+)
 OF_STRATEGY = {"trials": ("random", "halving"), "factor": ("halving",), "first_rounds": ("halving",)}
 # In [base], what [tune] or the search itself decides, and where it belongs.
 ELSEWHERE = {
@@ -72,6 +75,7 @@ class TunePlan:
     rungs: list[Rung]
     mean_of: int  # last evaluations, whose mean is the score
     validation: float
+    winner_rounds: int
     seeds: list[int]  # of the winners
     root: Path
     content: dict[str, Any]  # what decides the search, as JSON takes it
@@ -97,20 +101,26 @@ class TunePlan:
     @cached_property
     def _trials(self) -> dict[str, list[PlannedRun]]:
         """By method, each to the end of the search."""
-        return {search.method: [self._run(search, point) for point in search.points] for search in self.searches}
+        return {search.method: self._trials_of(search) for search in self.searches}
+
+    def _trials_of(self, search: MethodSearch) -> list[PlannedRun]:
+        try:
+            return [self._run(search, point, rounds=self.rounds, eval_test="never") for point in search.points]
+        except UserError as error:
+            raise UserError(f"{search.method}: {error}" if len(self.searches) > 1 else str(error)) from None
 
     def settings(self, search: MethodSearch, point: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a run with these values, as a user would write them."""
+        """Of a winner with these values, as a user would write them."""
         given = {**search.base, "algorithm": search.method, **point}
-        return {**given, "rounds": self.rounds, "validation": self.validation}
+        return {**given, "rounds": self.winner_rounds, "validation": self.validation}
 
     def _run(self, search: MethodSearch, point: Mapping[str, Any], **more: Any) -> PlannedRun:
-        given = {"eval_train_every": 0, **self.settings(search, point), "eval_test": "never", **more}
+        given = {"eval_train_every": 0, **self.settings(search, point), **more}
         folder = self.root / (WINNERS if "seed" in more else TRIALS)
         run = plan_run(given, folder, self.code)
         if run.name.values["lr_schedule"] == "cosine" and not given.get("lr_horizon"):
-            # That of the whole search, on all rungs.
-            run = plan_run({**given, "lr_horizon": self.rounds}, folder, self.code)
+            # That of a trial which goes to the end, on all rungs.
+            run = plan_run({**given, "lr_horizon": given["rounds"]}, folder, self.code)
         return replace(run, axes=frozenset(point), directory=folder / run.name.text(point))
 
     def trial(self, method: str, number: int, rung: int) -> PlannedRun:
@@ -190,6 +200,7 @@ def parse_plan(data: Mapping[str, Any], name: str, root: Path) -> TunePlan:
         strategies.rungs(trials, rounds, factor, first),
         _number(tune, "mean_of", 1, 1),
         _validation(tune),
+        _number(tune, "winner_rounds", 1, rounds),
         _seeds(tune, base),
         root,
         {"base": dict(base), "search": dict(search), "tune": dict(tune)},
@@ -320,12 +331,9 @@ def _same_budget(searches: Sequence[MethodSearch]) -> int:
 def _check(plan: TunePlan) -> None:
     """All trials, and the winners' runs, with all settings."""
     for search in plan.searches:
-        try:
-            names = [run.name.text() for run in plan._trials[search.method]]
-            for seed in sorted(plan.seeds)[-1:]:  # the largest, which has to be a seed too
-                plan._run(search, search.points[0], seed=seed, eval_test="end")
-        except UserError as error:
-            raise UserError(f"{search.method}: {error}" if len(plan.searches) > 1 else str(error)) from None
+        names = [run.name.text() for run in plan._trials[search.method]]
+        for seed in sorted(plan.seeds)[-1:]:  # the largest, which has to be a seed too
+            plan._run(search, search.points[0], seed=seed, eval_test="end")
         for number, name in enumerate(names):
             if (first := names.index(name)) < number:
                 one, other = search.points[first], search.points[number]

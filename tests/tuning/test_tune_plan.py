@@ -137,7 +137,7 @@ def test_the_error_names_the_file(tmp_path, capsys):
 
 
 def test_the_plans_of_the_package(tmp_path):
-    assert plans() == ["cifar10", "digits"]
+    assert plans() == ["cifar10", "digits", "methods"]
     rungs = {name: load(name, str(tmp_path)).rungs for name in plans()}
     assert rungs["cifar10"] == [(25, 18), (75, 6), (200, 2)]
     assert rungs["digits"] == [(4, 9), (12, 3), (36, 1)]
