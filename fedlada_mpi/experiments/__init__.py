@@ -51,6 +51,7 @@ class PlannedRun:
     ranks: int | None = None  # that the run starts on this machine by itself, without a launcher
     overwrite: bool = False  # where it was made by other code
     accept_changed_code: bool = False
+    keep_checkpoints: bool = True  # once it has finished; without them it cannot get more rounds
 
     def command(self, launcher: Sequence[str] = ()) -> list[str]:
         """The command that starts or resumes this run."""

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import IO, Any
 
 from ..rundir import lock
+from ..rundir.files import remove_checkpoints
 from ..support.errors import UserError
 from ..support.signals import STOPPED, handlers
 from . import PlannedRun
@@ -46,6 +47,8 @@ def claimed(run: PlannedRun) -> Iterator[bool]:
         if to_do:
             lock.refuse_if_held(run.directory)  # a run that outlived the grid that started it, or one started by hand
         yield to_do
+        if not run.keep_checkpoints and run.finished():
+            remove_checkpoints(run.directory)
 
 
 class StopSignals:

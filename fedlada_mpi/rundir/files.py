@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,14 @@ def complete_checkpoints(out: Path) -> list[Path]:
     """The complete checkpoints of a run, oldest first."""
     folders = (out / CHECKPOINTS).glob(CHECKPOINT_NAMES)
     return sorted((folder for folder in folders if _number(folder).isdecimal()), key=checkpoint_round)
+
+
+def remove_checkpoints(out: Path) -> None:
+    """Also unfinished ones; what cannot be removed stays."""
+    for folder in (out / CHECKPOINTS).glob(CHECKPOINT_NAMES):
+        shutil.rmtree(folder, ignore_errors=True)
+    with suppress(OSError):  # such as where there never was one, or where there are other files
+        (out / CHECKPOINTS).rmdir()
 
 
 def _number(folder: Path) -> str:

@@ -14,12 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from ..experiments import PlannedRun
 from ..rundir import lock
 from ..rundir.columns import Metric
+from ..rundir.files import remove_checkpoints
 from ..support.errors import DIVERGED, UserError
 from . import outcomes, strategies
 from .journal import LOCK, Journal, Place
@@ -221,7 +223,15 @@ class Search:
         state, decisions = self._decide(journal)
         journal.outcomes, journal.objective = state.outcomes, state.objective
         journal.write(decisions)
+        self._remove_checkpoints(state)
         return state
+
+    def _remove_checkpoints(self, state: State) -> None:
+        """Of the trials that do not go on: some methods keep vectors of every client in them."""
+        going = {each.place[1:] for each in state.stages[-1]} if state.stage < state.rungs else set()
+        for place, run in chain.from_iterable(state.stages[: min(state.stage, state.rungs)]):
+            if place[1:] not in going:
+                remove_checkpoints(run.directory)
 
     def _decide(self, journal: Journal) -> tuple[State, list[dict[str, Any]]]:
         """All that follows from the plan and from the outcomes that are known."""
@@ -260,8 +270,10 @@ class Search:
         return state, decisions
 
     def _trial(self, rung: int, method: str, number: int) -> StageRun:
+        last = rung + 1 == len(self.plan.rungs)
+        run = self.plan.trial(method, number, rung)
         return StageRun(
-            Place(rung, method, number), replace(self.plan.trial(method, number, rung), accept_changed_code=self.accept)
+            Place(rung, method, number), replace(run, accept_changed_code=self.accept, keep_checkpoints=not last)
         )
 
     def _seeds(self, winner: Winner) -> list[StageRun]:

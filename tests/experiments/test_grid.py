@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from data_prep import PrepareSettings, prepare
 from fedlada_mpi import algorithms, grid, run, settings
 from fedlada_mpi.data.datasets import resolve_dataset
 from fedlada_mpi.experiments import experiments, load
-from fedlada_mpi.experiments.starting import StopSignals
+from fedlada_mpi.experiments.starting import StopSignals, claimed
 from fedlada_mpi.rundir import lock
 from fedlada_mpi.support.errors import UserError
 
@@ -614,3 +615,17 @@ def test_a_changed_default_is_other_code(of_my_own, capsys, monkeypatch):
     monkeypatch.setattr(sys, "modules", {n: m for n, m in sys.modules.items() if not n.startswith("fedlada_own_")})
     assert grid.main([*small, "--all"]) == 1
     assert "changed since: pull from 0.5 to 0.75;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_run_that_needs_no_more_rounds_leaves_no_checkpoints(tmp_path, keep, ends):
+    """Once it has finished; one that was stopped goes on from them."""
+    planned = replace(load("digits", str(tmp_path)).runs[0], rounds=3, keep_checkpoints=keep)
+    saved = planned.directory / "checkpoint" / "round_000003"
+    with claimed(planned) as to_do:
+        assert to_do
+        saved.mkdir(parents=True)
+        if ends:
+            (planned.directory / "summary.json").write_text(json.dumps({"status": "finished", "rounds": 3}))
+    assert saved.is_dir() == (keep or not ends)

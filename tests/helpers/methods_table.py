@@ -1,12 +1,19 @@
-"""The table of the methods in docs/methods.md, made from their classes: python tests/helpers/methods_table.py"""
+"""The tables of the methods in docs/methods.md, made from their classes and from a record of runs.
+
+python tests/helpers/methods_table.py
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
+
+from repository import ROOT
 
 from fedlada_mpi.algorithms import Algorithm, create, names, resolve
 from fedlada_mpi.settings import flag
@@ -25,9 +32,38 @@ HEAD = (
 )
 
 
+RATES = ROOT / "docs" / "bench" / "h200-methods-rates.json"
+RATES_HEAD = ("method", "preset rate", "× 0.1", "× 0.3", "× 1", "× 3", "MB per participant", "GPU memory")
+
+
 def table() -> str:
     rows = [_row(create(resolve({"algorithm": name}).config)) for name in names()]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (HEAD, ("---",) * 9 + ("---:",), *rows))
+    return _markdown(HEAD, ("---",) * 9 + ("---:",), rows)
+
+
+def rates_table() -> str:
+    """The best first."""
+    methods = json.loads(RATES.read_text())["methods"]
+    best_first = sorted(methods, key=lambda name: -max(methods[name]["validation_accuracy"]))
+    rows = [_rates_row(name, methods[name]) for name in best_first]
+    return _markdown(RATES_HEAD, ("---",) + ("---:",) * (len(RATES_HEAD) - 1), rows)
+
+
+def _rates_row(name: str, tried: dict[str, Any]) -> tuple[str, ...]:
+    a = create(resolve({"algorithm": name, "dataset": "cifar10"}).config)
+    scores = tried["validation_accuracy"]
+    shown = [f"**{100 * score:.1f}**" if score == max(scores) > 0.1 else f"{100 * score:.1f}" for score in scores]
+    return (
+        type(a).title().replace("*", "\\*"),
+        f"{10 * tried['lr'][0]:g}",
+        *shown,
+        f"{tried['bytes_per_participant'] / 1e6:.0f}",
+        f"{tried['memory_bytes'] / 1e9:.1f} GB",
+    )
+
+
+def _markdown(head: tuple[str, ...], align: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, align, *rows))
 
 
 def _row(a: Algorithm) -> tuple[str, ...]:
@@ -87,4 +123,4 @@ def code_lines(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table() + "\n")
+    sys.stdout.write(f"{table()}\n\n{rates_table()}\n")

@@ -9,15 +9,16 @@ import subprocess
 
 import pytest
 from limits import LIMIT
-from methods_table import code_lines, table
+from methods_table import code_lines, rates_table, table
 from ranks import programs
 from repository import ROOT
 
 PAGE = (ROOT / "docs" / "methods.md").read_text()
 
 
-def test_table_of_the_methods():
-    assert table() in PAGE, "python tests/helpers/methods_table.py prints the table as it should be"
+def test_tables_of_the_methods():
+    for made in (table(), rates_table()):
+        assert made in PAGE, "python tests/helpers/methods_table.py prints the tables as they should be"
 
 
 def test_lines_of_code():

@@ -185,6 +185,23 @@ def test_killed_in_the_middle_of_a_run_that_goes_on(tmp_path):
     assert decided(tmp_path / "killed") == decided(tmp_path / "whole")
 
 
+def test_checkpoints_are_those_of_runs_that_go_on(tmp_path):
+    """Of trials that are out, and of all once the winner is known; its own runs may get more rounds later."""
+
+    def with_checkpoint():
+        return {path.parents[1].name.split("_")[-2] for path in tmp_path.glob("trials/*/checkpoint/round_*")}
+
+    stopped = make(tmp_path, lambda runs: Pretended()(runs) if runs[0].rounds < 9 else Ended(75, {}))
+    assert stopped.run() == 75
+    assert with_checkpoint() == {"decay=0.5"}
+    own = tmp_path / "notes.txt"
+    own.write_text("kept")
+    assert make(tmp_path).run() == 0
+    assert with_checkpoint() == set()
+    assert len([*tmp_path.glob("winner/*/checkpoint/round_*")]) == 2
+    assert own.read_text() == "kept"
+
+
 def test_a_journal_knows_what_was_removed(tmp_path):
     """Directories of trials that were left out may go."""
     stopped = make(tmp_path, lambda runs: Pretended()(runs) if runs[0].rounds < 9 else Ended(75, {}))

@@ -41,6 +41,21 @@ def test_runs_of_trials_and_winners(tmp_path):
     assert {each.rounds for each in winners} == {90}
 
 
+def test_winners_may_run_longer(tmp_path):
+    """A cosine, too: each run has its own horizon."""
+    found = plan(tmp_path, base={"lr_schedule": "cosine"}, tune={"winner_rounds": 200})
+    trial, winner = found.trial("fedavg", 0, 2), found.winner("fedavg", 0)[0]
+    assert (trial.rounds, trial.given["rounds"], trial.given["lr_horizon"]) == (90, 90, 90)
+    assert (winner.rounds, winner.given["rounds"], winner.given["lr_horizon"]) == (200, 200, 200)
+    assert found.settings(found.searches[0], {})["rounds"] == 200
+
+
+def test_the_error_names_the_method(tmp_path):
+    """The one of several that refuses a setting of all."""
+    with pytest.raises(UserError, match="^fedpd: --participation: got 0.5, expected 1.0 for fedpd"):
+        plan(tmp_path, base={"algorithm": ["fedavg", "fedpd"], "participation": 0.5}, search={"fedlada": None})
+
+
 def test_seeds_of_the_winner_are_not_that_of_the_trials(tmp_path):
     assert plan(tmp_path, base={"seed": 7}, tune={"seeds": 2}).seeds == [8, 9]
     assert plan(tmp_path, tune={"seeds": [5, 9]}).seeds == [5, 9]
