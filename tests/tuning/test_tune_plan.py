@@ -52,7 +52,7 @@ def test_winners_may_run_longer(tmp_path):
 
 def test_the_error_names_the_method(tmp_path):
     """The one of several that refuses a setting of all."""
-    with pytest.raises(UserError, match="^fedpd: --participation: got 0.5, expected 1.0 for fedpd"):
+    with pytest.raises(UserError, match=r"^fedpd: --participation: got 0\.5, expected 1\.0 for fedpd"):
         plan(tmp_path, base={"algorithm": ["fedavg", "fedpd"], "participation": 0.5}, search={"fedlada": None})
 
 
