@@ -3,11 +3,14 @@
     mpirun -n 2 python docs/bench/cpu.py                     all workloads
     mpirun -n 4 python docs/bench/cpu.py cnn cnn-each        some of them
     mpirun -n 2 python docs/bench/cpu.py --rounds 60 mlp
+    mpirun -n 2 python docs/bench/cpu.py --adamw mlp mlp-each
 
 ``NAME-each`` has one client on every rank, the others divide their participants among the ranks. A round of the run
 is all that it does from one order to the next, with its messages and records; one of the loop is Bcast, local training
-with torch's own layers and optimiser, and Reduce. A row has seconds of the root, median and shortest, and seconds of
-the processors of all ranks: where other programs use the cores, too, the shortest tell most.
+with torch's own layers, and Reduce. The loop's method is the run's: FedAvg with torch's SGD, or FedLADA as an optimiser
+of a few lines; ``--adamw`` puts averages of clients that train with torch's AdamW in FedLADA's place. A row has seconds
+of the root, median and shortest, and seconds of the processors of all ranks: where other programs use the cores, too,
+the shortest tell most.
 """
 
 from __future__ import annotations
@@ -20,12 +23,15 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from mpi4py import MPI
+from torch import Tensor
 
 from fedlada_mpi import Data
 from fedlada_mpi.mpi import World
@@ -80,6 +86,8 @@ WORKLOADS = {
 class PlainLoop:
     """Federated averaging as it is usually written; participants are dealt out, whoever has their images."""
 
+    optimizer_class: Callable[..., torch.optim.Optimizer] = torch.optim.SGD
+
     def __init__(self, work: Workload, data: Data, session: Session):
         self.work, self.clip = work, session.config.clip
         images = torch.from_numpy(np.asarray(data.train_images)).permute(0, 3, 1, 2).contiguous()
@@ -92,11 +100,9 @@ class PlainLoop:
         self.lr, self.decay = session.config.lr, session.config.weight_decay
 
     def optimizer(self) -> torch.optim.Optimizer:
-        if self.work.algorithm == "fedlada":
-            return torch.optim.AdamW(self.parameters, lr=self.lr, amsgrad=True, weight_decay=self.decay)
-        return torch.optim.SGD(self.parameters, lr=self.lr, weight_decay=self.decay)
+        return self.optimizer_class(self.parameters, lr=self.lr, weight_decay=self.decay)
 
-    def train(self, client: int) -> None:
+    def train(self, client: int) -> torch.optim.Optimizer:
         first, optimizer = client * self.work.images, self.optimizer()
         order = first + torch.randperm(self.work.images)
         for batch in order.split(self.work.batch):
@@ -105,6 +111,7 @@ class PlainLoop:
             if self.clip:
                 torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
             optimizer.step()
+        return optimizer
 
     def round(self, participants: list[int]) -> None:
         comm = MPI.COMM_WORLD
@@ -118,6 +125,75 @@ class PlainLoop:
         comm.Reduce(total.numpy(), self.sum)
         if comm.rank == 0:
             np.divide(self.sum, len(participants), out=self.x)
+
+
+class PlainAdamW(PlainLoop):
+    optimizer_class = partial(torch.optim.AdamW, amsgrad=True)
+
+
+class FedLADAStep(torch.optim.Optimizer):
+    """AMSGrad whose maximum starts at the server's, blended with the global direction ``g_a``."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], v: Tensor, g_a: Tensor, **settings: float):
+        super().__init__(parameters, settings)
+        sizes = [p.numel() for p in parameters]
+        for p, v_hat, direction in zip(parameters, v.split(sizes), g_a.split(sizes), strict=True):
+            self.state[p] = {
+                "m": torch.zeros_like(p), "v": torch.zeros_like(p),
+                "v_hat": v_hat.view_as(p).clone(), "g_a": direction.view_as(p),
+            }  # fmt: skip
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            b1, b2, lr, alpha = (group[name] for name in ("beta1", "beta2", "lr", "alpha"))
+            for p in group["params"]:
+                state = self.state[p]
+                m, v, v_hat = state["m"], state["v"], state["v_hat"]
+                m.lerp_(p.grad, 1 - b1)
+                v.mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+                torch.maximum(v_hat, v, out=v_hat)
+                if group["weight_decay"]:
+                    p.mul_(1 - lr * group["weight_decay"])
+                p.addcdiv_(m, v_hat.sqrt(), value=-lr * alpha).add_(state["g_a"], alpha=-lr * (1 - alpha))
+
+
+class PlainFedLADA(PlainLoop):
+    """Offsets and ``v_hat`` move up, the model and ``v`` down; every rank computes ``g_a`` from successive models."""
+
+    def __init__(self, work: Workload, data: Data, session: Session):
+        super().__init__(work, data, session)
+        method: Any = session.algorithm
+        self.settings = {"beta1": method.beta1, "beta2": method.beta2, "alpha": method.alpha}
+        self.v, self.g_a = np.full_like(self.x, method.eps_v**2), torch.zeros(len(self.x))
+        self.sum_v, self.before = np.empty_like(self.x), torch.from_numpy(self.x.copy())
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        v, settings = torch.from_numpy(self.v), {**self.settings, "lr": self.lr, "weight_decay": self.decay}
+        return FedLADAStep(self.parameters, v, self.g_a, **settings)
+
+    def round(self, participants: list[int]) -> None:
+        comm, steps = MPI.COMM_WORLD, self.work.steps
+        for vector in (self.x, self.v):
+            comm.Bcast(vector)
+        x = torch.from_numpy(self.x)
+        torch.sub(self.before, x, out=self.g_a).div_(self.lr * steps)
+        self.before.copy_(x)
+        offsets, maxima = torch.zeros(len(x)), torch.zeros(len(x))
+        for client in participants[comm.rank :: comm.size]:
+            torch.nn.utils.vector_to_parameters(x.clone(), self.parameters)
+            state = self.train(client).state
+            with torch.no_grad():
+                offsets += torch.nn.utils.parameters_to_vector(self.parameters) - x
+                maxima += torch.cat([state[p]["v_hat"].flatten() for p in self.parameters])
+        for total, received in ((offsets, self.sum), (maxima, self.sum_v)):
+            comm.Reduce(total.numpy(), received)
+        if comm.rank == 0:
+            self.x += self.sum / len(participants)
+            np.divide(self.sum_v, len(participants), out=self.v)
+
+
+LOOPS = {"fedavg": PlainLoop, "fedlada": PlainFedLADA}
 
 
 class Alternation(Watcher):
@@ -153,19 +229,19 @@ def _between(start: tuple[float, float], end: tuple[float, float]) -> tuple[floa
 
 
 class AlternatingTraining(Training):
-    def alternate_with(self, work: Workload, data: Data) -> np.ndarray:
+    def alternate_with(self, loop: type[PlainLoop], work: Workload, data: Data) -> np.ndarray:
         """Run to the end; of every rank and round, what ``Alternation`` has measured."""
-        self.about = work, data
+        self.loop, self.about = loop, (work, data)
         self.run()
         seconds = np.array(self.alternation.seconds[WARM_UP:])
         return self.world.gather(seconds.ravel()).reshape(-1, *seconds.shape)
 
     def watchers(self, journal: Journal | None) -> list[Watcher]:
-        self.alternation = Alternation(PlainLoop(*self.about, self.session).round)
+        self.alternation = Alternation(self.loop(*self.about, self.session).round)
         return [*super().watchers(journal), self.alternation]
 
 
-def measured(world: World, work: Workload, rounds: int, out: Path) -> np.ndarray:
+def measured(world: World, work: Workload, loop: type[PlainLoop], rounds: int, out: Path) -> np.ndarray:
     """On the root, [ranks, rounds, 4]: seconds and processor seconds of the loop, then of the run."""
     data = work.data(world.size)
     settings = {
@@ -179,7 +255,7 @@ def measured(world: World, work: Workload, rounds: int, out: Path) -> np.ndarray
         made = world.on_root(lambda: plan.make(request, at_end))
         agreed = Plan(**world.broadcast_json(asdict(made) if made else None))
         training = AlternatingTraining(world, agreed.config(request), Path(agreed.directory), 0, quiet=True)
-        return training.alternate_with(work, data)
+        return training.alternate_with(loop, work, data)
 
 
 def row(name: str, seconds: np.ndarray) -> str:
@@ -203,13 +279,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workload", nargs="*", choices=[*WORKLOADS, []], help="[all]")
     parser.add_argument("--rounds", type=int, default=20, help="timed rounds of each [20]")
+    parser.add_argument("--adamw", action="store_true", help="a loop with AdamW in place of one with FedLADA")
     options = parser.parse_args()
     with World() as world, tempfile.TemporaryDirectory() as folder:
         out = Path(world.broadcast_json({"folder": folder})["folder"])
         if world.rank == 0:
             print(HEADER, flush=True)
         for name in options.workload or WORKLOADS:
-            seconds = measured(world, WORKLOADS[name], options.rounds, out / name)
+            work = WORKLOADS[name]
+            loop = PlainAdamW if options.adamw and work.algorithm == "fedlada" else LOOPS[work.algorithm]
+            seconds = measured(world, work, loop, options.rounds, out / name)
             if world.rank == 0:
                 print(row(name, seconds), flush=True)
 

@@ -119,9 +119,10 @@ def _cost(run: RecordedRun | None, after: int, until: int) -> Cost:
 def _lead(plan: TunePlan, state: State, objective: Metric) -> str:
     rungs = ", ".join(f"{rung.trials} to round {rung.rounds}" for rung in plan.rungs)
     each = " of each method" * (len(plan.methods) > 1)
+    longer = f"; winners to round {plan.winner_rounds}" * (plan.winner_rounds != plan.rounds)
     mean = f"the mean of its last {plan.mean_of} evaluations" if plan.mean_of > 1 else "after the last round"
     what = (
-        f"{plan.strategy.capitalize()} search, trials{each}: {rungs}. The score is the {objective.title} on "
+        f"{plan.strategy.capitalize()} search, trials{each}: {rungs}{longer}. The score is the {objective.title} on "
         f"{plan.validation:.0%} of the training examples, {mean}; the test set has no part in the choice. "
     )
     now = f"{datetime.now():%d %B %Y, %H:%M}"

@@ -206,9 +206,9 @@ class Search:
         at, runs, left = state.stage, len(state.stages[-1]), len(state.todo())
         if at == len(self.plan.rungs):
             seeds = len(self.plan.seeds)
-            what = (
-                f"the winner{'s' * (len(state.winners) != 1)} with {seeds} seed{'s' * (seeds != 1)}, then the test set"
-            )
+            longer = f", {self.plan.winner_rounds} rounds" * (self.plan.winner_rounds != self.plan.rounds)
+            winners = f"the winner{'s' * (len(state.winners) != 1)}"
+            what = f"{winners} with {seeds} seed{'s' * (seeds != 1)}{longer}, then the test set"
         else:
             rung = self.plan.rungs[at]
             each = " of each method" * (len(self.plan.methods) > 1)
