@@ -28,11 +28,13 @@ import sys
 import tempfile
 import threading
 import types
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
-# Read when an interpreter starts or torch is loaded; a process that has others needs an interpreter of its own.
-SENSITIVE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "TORCH", "TRITON", "CUDA", "ATEN_", "ONEDNN_")
+# Read when an interpreter starts or torch is loaded; a process that has others needs an interpreter of its own. Those of
+# Triton and TorchInductor, which sets one where a test uses it, are not among them: both are loaded after the fork.
+SENSITIVE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "TORCH_", "CUDA", "ATEN_", "ONEDNN_")
 # LD_LIBRARY_PATH is set by mpirun; CUDA_VISIBLE_DEVICES is read at the first use of a GPU, and the server makes none.
 HANDLED = ("PYTHONPATH", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 PRELOADED = (
@@ -340,6 +342,8 @@ if __name__ == "__main__":
     for _name in PRELOADED:
         with suppress(ImportError):
             importlib.import_module(_name)
+    for _finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        _finalizer.atexit = False  # torch would take its 150 libraries apart at the end of every child
     gc.collect()
     gc.freeze()  # children would otherwise copy all that was imported when they first collect
     server = sys.modules["__main__"]  # kept: another takes its place
