@@ -64,9 +64,9 @@ def small(tmp_path):
     return [str(tmp_path / "small.toml"), "--runs", str(tmp_path / "runs"), "--launcher", launcher]
 
 
-def start(arguments, **environment):
+def start(arguments, interpreter="", **environment):
     return subprocess.Popen(
-        [sys.executable, "-m", "fedlada_mpi.grid", *arguments],
+        [interpreter or python(), "-m", "fedlada_mpi.grid", *arguments],
         cwd=ROOT,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
@@ -357,7 +357,7 @@ def test_the_exit_status_passes_through(small, monkeypatch, capfd):
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
 def test_a_second_start_is_refused_and_a_signal_stops_the_run(small, tmp_path, number, capsys):
-    first = start([*small, "--index", "0"], PRETEND="wait")
+    first = start([*small, "--index", "0"], sys.executable, PRETEND="wait")  # whose process id is asked for
     ready = tmp_path / "runs/digits_fedavg_seed=0/ready"
     deadline = time.monotonic() + 100
     while not ready.exists():

@@ -5,9 +5,10 @@
         subprocess.run([mpirun, "-n", "4", server.python, "script.py"])
 
 ``server.python`` is a program that asks the server for a process with its own arguments, environment, directory, files,
-limits and ignored signals, passes on signals, and ends as that process does. The package is not imported before the
-fork, and MPI is not started. What only a new interpreter can do (other options than -m and -c, other variables that are
-read when torch is loaded, another user or namespace) it leaves to one: it then is the real Python.
+limits and ignored signals, passes on signals, and ends as that process does. MPI is not started before the fork, and
+modules of the package that were imported are dropped where the process would find another copy of it. What only a new
+interpreter can do (other options than -m and -c, other variables that are read when torch is loaded, another user or
+namespace) it leaves to one: it then is the real Python.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import array
 import atexit
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -28,19 +30,27 @@ import sys
 import tempfile
 import threading
 import types
+import weakref
 from contextlib import suppress
 from pathlib import Path
 
-# Read when an interpreter starts or torch is loaded; a process that has others needs an interpreter of its own.
-SENSITIVE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "TORCH", "TRITON", "CUDA", "ATEN_", "ONEDNN_")
-# LD_LIBRARY_PATH is set by mpirun; CUDA_VISIBLE_DEVICES is read at the first use of a GPU, and the server makes none.
-HANDLED = ("PYTHONPATH", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+# Read when an interpreter starts or torch is loaded; a process that has others needs an interpreter of its own. Triton
+# and TorchInductor, which sets a variable itself where a test uses it, are loaded after the fork.
+SENSITIVE = ("PYTHON", "LD_", "OMP_", "MKL_", "KMP_", "TORCH_", "CUDA", "ATEN_", "ONEDNN_")
+# LD_LIBRARY_PATH is set by mpirun, OMP_WAIT_POLICY by the package; CUDA_VISIBLE_DEVICES is read at the first use of a
+# GPU, and the server makes none.
+HANDLED = (
+    "PYTHONPATH", "PYTHONFAULTHANDLER", "PYTHONUNBUFFERED",
+    "LD_LIBRARY_PATH", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
 PRELOADED = (
     "numpy", "numpy.ma", "numpy.random", "torch", "torch.fx", "torch.func", "torch.nested", "h5py", "mpi4py", "tqdm",
     "PIL.Image", "PIL.ImageOps", "multiprocessing.spawn", "multiprocessing.queues", "multiprocessing.synchronize",
     "concurrent.futures.thread", "concurrent.futures.process", "importlib.metadata", "json", "platform", "tomllib",
     "matplotlib.figure", "matplotlib.backends.backend_agg",
 )  # fmt: skip
+# As in fedlada_mpi/experiments/warm.py: they start no MPI, and are the same in every process.
+OF_THE_PACKAGE = tuple(f"fedlada_mpi.{name}" for name in ("models", "session.plan", "data.arrays", "rundir.sinks"))
 
 CLIENT = """#!{real} -IS
 import array, json, os, resource, signal, socket, sys
@@ -281,20 +291,36 @@ def become(request: dict, python: str) -> None:
     sys.path[:] = [entry for entry in sys.path if entry]
 
 
+def import_the_package() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    for name in OF_THE_PACKAGE:
+        importlib.import_module(name)
+    del sys.path[0]
+
+
+def drop_another_copy() -> None:
+    """Of the package, unless it is the one that this process would import."""
+    mine = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] == "fedlada_mpi"}
+    found = importlib.util.find_spec("fedlada_mpi")
+    if found and found.origin and os.path.samefile(found.origin, mine["fedlada_mpi"].__file__):
+        sys.modules.update(mine)
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # which the import would do
+
+
 def execute(words: list[str]) -> None:
     """What the interpreter does with its arguments."""
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     main.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    beside = os.path.dirname(os.path.realpath(words[0]))
+    sys.path.insert(0, {"-m": os.getcwd(), "-c": ""}.get(words[0], beside))
+    drop_another_copy()
     if words[0] == "-m":
-        sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *words[2:]]
         runpy._run_module_as_main(words[1])  # type: ignore[attr-defined]
     elif words[0] == "-c":
-        sys.path.insert(0, "")
         sys.argv = ["-c", *words[2:]]
         exec(compile(words[1], "<string>", "exec"), main.__dict__)
     else:
-        sys.path.insert(0, os.path.dirname(os.path.realpath(words[0])))
         sys.argv = list(words)
         main.__file__ = words[0]
         with open(words[0], "rb") as file:
@@ -337,9 +363,12 @@ def leave(status: int, by: int) -> None:
 
 
 if __name__ == "__main__":
+    import_the_package()  # first, as it chooses how the threads of torch wait
     for _name in PRELOADED:
         with suppress(ImportError):
             importlib.import_module(_name)
+    for _finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        _finalizer.atexit = False  # torch would take its 150 libraries apart at the end of every child
     gc.collect()
     gc.freeze()  # children would otherwise copy all that was imported when they first collect
     server = sys.modules["__main__"]  # kept: another takes its place

@@ -35,11 +35,10 @@ def net(classes, image_shape):
 RAN = "open('ran', 'w').close()\n"
 
 
-@pytest.fixture
-def quick(digits_dir, tmp_path, monkeypatch):
+def own_code(folder: Path, digits_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments of a run with a method and a model of one's own; the state of this user is empty."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
     Path("mine.py").write_text(METHOD)
     Path("net.py").write_text(MODEL)
     own = ["--algorithm", "mine.py:Mine", "--model", "net.py:net"]
@@ -47,17 +46,31 @@ def quick(digits_dir, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def stranger(quick, tmp_path, monkeypatch):
-    """A finished run of somebody else, whose code leaves a file where it runs."""
-    assert main(quick) == 0
-    for name in ("mine.py", "net.py"):
-        Path(name).write_text(Path(name).read_text() + RAN)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of the stranger"))
-    assert main([*quick, "--overwrite"]) == 0
-    os.remove("ran")
+def quick(digits_dir, tmp_path, monkeypatch):
+    return own_code(tmp_path, digits_dir, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def of_a_stranger(digits_dir, tmp_path_factory):
+    """The folder of a finished run of somebody else, whose code leaves a file where it runs."""
+    folder = tmp_path_factory.mktemp("stranger")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        quick = own_code(folder, digits_dir, monkeypatch)
+        assert main(quick) == 0
+        for name in ("mine.py", "net.py"):
+            Path(name).write_text(Path(name).read_text() + RAN)
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "of the stranger"))
+        assert main([*quick, "--overwrite"]) == 0
+        os.remove("ran")
+    return folder
+
+
+@pytest.fixture
+def stranger(quick, of_a_stranger, tmp_path):
+    """A copy of that folder to work in, in which this user has run the code as it was before."""
+    shutil.copytree(of_a_stranger, tmp_path, dirs_exist_ok=True)
     for name in [name for name in sys.modules if name.startswith("fedlada_own_")]:  # as in another process
         del sys.modules[name]
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
 def refused(capsys, *arguments: object) -> str:
