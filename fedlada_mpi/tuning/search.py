@@ -227,10 +227,13 @@ class Search:
         return state
 
     def _remove_checkpoints(self, state: State) -> None:
-        """Of the trials that do not go on: some methods keep vectors of every client in them."""
-        going = {each.place[1:] for each in state.stages[-1]} if state.stage < state.rungs else set()
+        """Of the trials that do not go on, unless ``retry_failed`` may ask for more of their rounds: some methods keep
+        vectors of every client in them."""
+        needed = {place[1:] for place, known in state.outcomes.items() if known.state == FAILED}
+        if state.stage < state.rungs:
+            needed |= {each.place[1:] for each in state.stages[-1]}
         for place, run in chain.from_iterable(state.stages[: min(state.stage, state.rungs)]):
-            if place[1:] not in going:
+            if place[1:] not in needed:
                 remove_checkpoints(run.directory)
 
     def _decide(self, journal: Journal) -> tuple[State, list[dict[str, Any]]]:

@@ -202,6 +202,13 @@ def test_checkpoints_are_those_of_runs_that_go_on(tmp_path):
     assert own.read_text() == "kept"
 
 
+def test_a_trial_that_has_failed_goes_on_from_its_checkpoint(tmp_path):
+    """On the second rung, where its results on the first one would have no checkpoint to continue from."""
+    assert make(tmp_path, Pretended({(0.5, 3): 1, (0.6, 3): DIVERGED})).run() == 0
+    kept = [*tmp_path.glob("trials/*/checkpoint/round_*")]
+    assert [(path.parents[1].name.split("_")[-2], path.name) for path in kept] == [("decay=0.5", "round_000001")]
+
+
 def test_a_journal_knows_what_was_removed(tmp_path):
     """Directories of trials that were left out may go."""
     stopped = make(tmp_path, lambda runs: Pretended()(runs) if runs[0].rounds < 9 else Ended(75, {}))
