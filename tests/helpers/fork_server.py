@@ -49,8 +49,6 @@ PRELOADED = (
     "concurrent.futures.thread", "concurrent.futures.process", "importlib.metadata", "json", "platform", "tomllib",
     "matplotlib.figure", "matplotlib.backends.backend_agg",
 )  # fmt: skip
-# As in fedlada_mpi/experiments/warm.py: they start no MPI, and are the same in every process.
-OF_THE_PACKAGE = tuple(f"fedlada_mpi.{name}" for name in ("models", "session.plan", "data.arrays", "rundir.sinks"))
 
 CLIENT = """#!{real} -IS
 import array, json, os, resource, signal, socket, sys
@@ -292,8 +290,9 @@ def become(request: dict, python: str) -> None:
 
 
 def import_the_package() -> None:
+    """As much of it as the process that a grid forks its runs from."""
     sys.path.insert(0, str(Path(__file__).parents[2]))
-    for name in OF_THE_PACKAGE:
+    for name in importlib.import_module("fedlada_mpi.experiments.warm").IMPORTED:
         importlib.import_module(name)
     del sys.path[0]
 
