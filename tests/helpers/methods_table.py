@@ -15,7 +15,7 @@ from typing import Any
 
 from repository import ROOT
 
-from fedlada_mpi.algorithms import Algorithm, create, names, resolve
+from fedlada_mpi.algorithms import Algorithm, create, find, names, resolve
 from fedlada_mpi.settings import flag
 
 HEAD = (
@@ -50,11 +50,10 @@ def rates_table() -> str:
 
 
 def _rates_row(name: str, tried: dict[str, Any]) -> tuple[str, ...]:
-    a = create(resolve({"algorithm": name, "dataset": "cifar10"}).config)
     scores = tried["validation_accuracy"]
     shown = [f"**{100 * score:.1f}**" if score == max(scores) > 0.1 else f"{100 * score:.1f}" for score in scores]
     return (
-        type(a).title().replace("*", "\\*"),
+        find(name).title().replace("*", "\\*"),
         f"{10 * tried['lr'][0]:g}",
         *shown,
         f"{tried['bytes_per_participant'] / 1e6:.0f}",
