@@ -5,7 +5,6 @@ Of data without classes it shows the clients' sizes.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..support.inputs import figure_text
+from ..support.warning_filters import warning_filter
 from .manifest import TEST_FILE, VALIDATION_FILE, Manifest
 
 if TYPE_CHECKING:
@@ -53,9 +53,8 @@ def draw(manifest: Manifest, path: Path) -> None:
     _mark_silos(main, manifest)
     title = figure_text(_title(manifest), 300)
     figure.suptitle(title, fontsize=13 if len(title) < 100 else 10.5, fontweight="bold", color=INK, x=0.01, ha="left")
-    with warnings.catch_warnings():
-        # Names may be in any script; where the font has no such letter, it draws a box.
-        warnings.filterwarnings("ignore", "Glyph .* missing from")
+    # Names may be in any script; where the font has no such letter, it draws a box.
+    with warning_filter("ignore", message="Glyph .* missing from"):
         figure.savefig(path, format="png")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tarfile
-import warnings
 import zipfile
 from collections.abc import Mapping
 from errno import EINVAL
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from ..support.errors import UserError, first_line, some
 from ..support.inputs import reason, require_regular
+from ..support.warning_filters import warning_filter
 from .lora import adapters
 from .network import Network
 from .parameters import tensors
@@ -90,8 +90,7 @@ def _read(path: Path) -> Any:
         if tarfile.is_tarfile(path):  # as torch 0.1 wrote them; up to 2.5, it can run code to read one
             raise ValueError("it is a tar file: save it again with torch.save")
         _refuse_damage(path)
-        with warnings.catch_warnings():  # torch's remarks on kinds of tensors that are refused below
-            warnings.simplefilter("ignore")
+        with warning_filter("ignore"):  # torch's remarks on kinds of tensors that are refused below
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever the bytes of a file make the unpickler raise
         why = reason(error) if isinstance(error, OSError) else first_line(error)

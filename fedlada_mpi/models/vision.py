@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import nn
 
 from ..support.errors import UserError, first_line
 from ..support.suggestions import did_you_mean
 from ..support.user_code import TORCHVISION, users_code
+from ..support.warning_filters import warning_filter
 
 NORM = "group:2"  # the paper's
 
@@ -28,8 +27,8 @@ def torchvision_model(name: str, classes: int, channels: int) -> tuple[nn.Module
         raise UserError(
             f"--model {name}: torchvision has no classification model of that name{did_you_mean(short, known)}"
         )
-    with warnings.catch_warnings(), users_code(f"--model {name}", "a model that takes num_classes"):
-        warnings.simplefilter("ignore", FutureWarning)  # on how GoogLeNet and Inception start
+    on_first_values = warning_filter("ignore", FutureWarning)  # of GoogLeNet and Inception
+    with on_first_values, users_code(f"--model {name}", "a model that takes num_classes"):
         module = zoo.get_model(short, weights=None, num_classes=classes)
     return module, [] if channels == 3 else [_adapt_channels(module, channels)]
 

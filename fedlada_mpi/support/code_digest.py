@@ -17,7 +17,6 @@ import importlib.util
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 from .inputs import read_bytes
 from .object_digest import object_digest
 from .user_code import Given, is_library, is_own, is_standard
+from .warning_filters import warning_filter
 
 Files = dict[str, str]  # SHA-256 by name, relative to the folder of the code
 Code = dict[str, Files]  # by the setting that names it
@@ -169,8 +169,7 @@ class _Search:
 
     def _imported(self, file: Path, content: bytes) -> Iterator[Path]:
         try:
-            with warnings.catch_warnings():  # on its syntax, which its import will repeat
-                warnings.simplefilter("ignore")
+            with warning_filter("ignore"):  # on its syntax, which its import will repeat
                 tree = ast.parse(content) if file.suffix == ".py" else ast.Module([], [])
         except (SyntaxError, ValueError, RecursionError):  # which its import will report
             return

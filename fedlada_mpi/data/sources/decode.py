@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -18,6 +17,7 @@ from tqdm import tqdm
 
 from ...support.errors import UserError, first_line
 from ...support.processes import process_map, usable_cores
+from ...support.warning_filters import warning_filter
 from .bounds import read_file, read_member
 
 if TYPE_CHECKING:  # imported where images are decoded: no run on prepared data waits for it
@@ -111,8 +111,7 @@ def bombs_refused() -> Iterator[None]:
     """Pillow refuses images of far too many pixels, and only warns of somewhat fewer: here, that is refused too."""
     from PIL import Image
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
+    with warning_filter("error", Image.DecompressionBombWarning):
         yield
 
 
