@@ -6,6 +6,10 @@ import pytest
 from fedlada_mpi.support.warning_filters import warning_filter
 
 
+class Mine(Warning):
+    pass
+
+
 def test_within_the_block_only():
     before = list(warnings.filters)
     with pytest.raises(FutureWarning), warning_filter("error", FutureWarning, "two"):
@@ -25,12 +29,12 @@ def test_two_threads_at_once():
 
     def second():
         begins.set()
-        with warning_filter("ignore"):
+        with warning_filter("ignore", Mine):
             entered.set()
             found.append(list(warnings.filters))
 
     thread = threading.Thread(target=second)
-    with warning_filter("error"):
+    with warning_filter("error", Mine):
         thread.start()
         assert begins.wait(60)
         assert not entered.wait(0.2)
