@@ -51,7 +51,8 @@ def quick_norm(vector: Tensor) -> Tensor:
     of_rows = torch.linalg.vector_norm(vector[: len(vector) // ROW * ROW].view(-1, ROW), dim=1)
     rest = vector[of_rows.numel() * ROW :]
     found = math.hypot(math.sqrt(np.square(of_rows.numpy(), dtype=np.float64).sum()), float(norm(rest)))
-    if not SMALL < found < math.inf:  # of squares beyond the range of float32, or NaN
+    beyond = not SMALL < found < math.inf  # squares of the range of float32, or NaN
+    if beyond and (found or vector.numpy().any()):
         return norm(vector)
     return torch.tensor(found, dtype=torch.float64)
 
