@@ -24,7 +24,7 @@ from typing import Any
 
 from .inputs import read_bytes
 from .object_digest import object_digest
-from .user_code import Given, is_library, is_own, is_standard
+from .user_code import Given, is_library, is_own, is_standard, working_directory_first
 from .warning_filters import warning_filter
 
 Files = dict[str, str]  # SHA-256 by name, relative to the folder of the code
@@ -94,14 +94,12 @@ def _of_own_module(name: str) -> Files:
 
 def _places(name: str) -> list[str]:
     """The file or the folders of a module's top package, which is not imported."""
-    sys.path.insert(0, os.getcwd())
-    try:
+    with working_directory_first():
         importlib.invalidate_caches()
-        spec = importlib.util.find_spec(name.partition(".")[0])  # which imports nothing for a name without dots
-    except (ImportError, ValueError):
-        spec = None
-    finally:
-        sys.path.pop(0)
+        try:
+            spec = importlib.util.find_spec(name.partition(".")[0])  # which imports nothing for a name without dots
+        except (ImportError, ValueError):
+            spec = None
     return list(spec.submodule_search_locations or [spec.origin or ""]) if spec else []
 
 

@@ -129,12 +129,21 @@ def load_object(flag: str, name: str, expected: str) -> Any:
         return attrgetter(attribute)(_file(place) if in_file else _module(place))
 
 
-def _module(name: str) -> Any:
-    sys.path.insert(0, os.getcwd())
+@contextmanager
+def working_directory_first() -> Iterator[None]:
+    """Modules are looked for in the working directory, too; what an imported one adds to the path stays there."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
     try:
-        return importlib.import_module(name)
+        yield
     finally:
-        sys.path.pop(0)
+        with suppress(ValueError):
+            sys.path.remove(here)
+
+
+def _module(name: str) -> Any:
+    with working_directory_first():
+        return importlib.import_module(name)
 
 
 def _file(path: str) -> Any:
