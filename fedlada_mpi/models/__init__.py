@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
-import torch
 from torch import nn
 
 from ..settings import Config
 from ..support.errors import UserError, shortened
+from ..support.fast_path import without_fast_path
 from ..support.rng import torch_seeded
 from ..support.suggestions import did_you_mean
 from ..support.user_code import HUGGING_FACE, TORCHVISION, load_object, users_code
@@ -85,7 +84,7 @@ def build(
     ``lora``: with adapters, which alone are trained.
     """
     form, shape = Form.of(inputs), (outputs,) if isinstance(outputs, int) else outputs
-    with torch_seeded(seed), _without_fast_path():
+    with torch_seeded(seed), without_fast_path():
         notes: list[str] = []
         if ":" in name:
             module, notes = _by_name(name, shape, form, inputs, norm)
@@ -115,18 +114,6 @@ def build(
         except NotTraceable as error:
             network.untraceable_because = str(error)
             return network
-
-
-@contextmanager
-def _without_fast_path() -> Iterator[None]:
-    """Attention layers in evaluation as in training: their fused path is none that vmap takes, as it would warn."""
-    mha = torch.backends.mha
-    before = mha.get_fastpath_enabled()
-    mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        mha.set_fastpath_enabled(before)
 
 
 def _built_in(name: str, outputs: tuple[int, ...] | None, form: Form, activation: MakeActivation) -> nn.Module:

@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -69,25 +70,29 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases; its files are in the folder wandb of the run."""
+    """A run of Weights & Biases, next to others of this process; its files are in the folder wandb of the run."""
+
+    _starting = threading.Lock()  # its hooks, and the run that is active, belong to the process
 
     def __init__(self, out: Path, settings: Mapping[str, Any], id: str):
         import wandb
 
-        # W&B replaces these to learn the exit status, and never restores them; our excepthook ends all ranks.
-        before = sys.exit, sys.excepthook
-        try:
-            self.run = wandb.init(
-                project=os.environ.get("WANDB_PROJECT", _PROJECT),
-                name=os.environ.get("WANDB_NAME", out.name),
-                id=id or None,
-                resume="allow",
-                dir=str(out),
-                config=dict(settings),
-                settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True),
-            )
-        finally:
-            sys.exit, sys.excepthook = before
+        with self._starting:
+            # W&B replaces these to learn the exit status, and never restores them; our excepthook ends all ranks.
+            before = sys.exit, sys.excepthook
+            try:
+                self.run = wandb.init(
+                    project=os.environ.get("WANDB_PROJECT", _PROJECT),
+                    name=os.environ.get("WANDB_NAME", out.name),
+                    id=id or None,
+                    resume="allow",
+                    reinit="create_new" if wandb.run else None,  # else it gives the one that is active
+                    dir=str(out),
+                    config=dict(settings),
+                    settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True),
+                )
+            finally:
+                sys.exit, sys.excepthook = before
         self.id = str(self.run.id)
 
     def add(self, number: int, values: Mapping[str, float]) -> None:

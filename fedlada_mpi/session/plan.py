@@ -159,7 +159,8 @@ def make(request: Request, at_end: ExitStack, gone: Container[ProcessId] = (), s
 
 @contextmanager
 def one_at_a_time(what: str) -> Iterator[None]:
-    """For runs that cannot share a process: MPI's order of calls, and captured graphs, belong to all of its threads."""
+    """For runs that cannot share a process: MPI's order of calls, captured graphs and torch's profiler belong to all of
+    its threads."""
     if not _running.acquire(blocking=False):
         raise UserError(f"another training of this process is running, and {what} takes one at a time: wait for it")
     try:

@@ -18,6 +18,7 @@ from ..rounds.device import (
     set_attention,
     set_onednn,
 )
+from ..support.fast_path import without_fast_path
 
 _lock = threading.Lock()
 _running = 0
@@ -33,7 +34,8 @@ def torch_state_restored() -> Iterator[None]:
             _put_back[:] = _actions()
         _running += 1
     try:
-        yield
+        with without_fast_path():
+            yield
     finally:
         with _lock:
             _running -= 1
@@ -50,8 +52,6 @@ def _actions() -> list[Callable[[], object]]:
     for switches in (torch.backends.cuda.matmul, torch.backends.cudnn):
         actions.append(partial(setattr, switches, *_precision(switches)))
     actions += [partial(set_attention, kind, attention_enabled(kind)) for kind in FUSED_ATTENTION]
-    mha = torch.backends.mha
-    actions.append(partial(mha.set_fastpath_enabled, mha.get_fastpath_enabled()))
     actions.append(partial(set_onednn, bool(torch.backends.mkldnn.enabled)))
     actions.append(partial(refuse_unrepeatable, torch.are_deterministic_algorithms_enabled()))
     return actions

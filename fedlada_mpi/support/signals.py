@@ -52,16 +52,16 @@ def handled(interrupt: bool = False) -> Iterator[None]:
     thread is asked to.
     """
     me, earlier = threading.get_ident(), _stops.get(threading.get_ident())
-    _stops[me] = Stop()
+    # A run that was started from within another, such as by its ``on_round``, stops with it.
+    _stops[me] = earlier or Stop()
     main = threading.current_thread() is threading.main_thread()
     numbers = [signal.SIGTERM, signal.SIGUSR1, *([signal.SIGINT] if interrupt else [])]
     try:
         with handlers(numbers if main else [], _handle):
             yield
     finally:
-        del _stops[me]
-        if earlier is not None:  # this run was started from within another, such as by its ``on_round``
-            _stops[me] = earlier
+        if earlier is None:
+            del _stops[me]
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

@@ -146,17 +146,21 @@ def _module(name: str) -> Any:
         return importlib.import_module(name)
 
 
+_loading = threading.RLock()  # another thread would take a module whose code is still running
+
+
 def _file(path: str) -> Any:
     """The module in a file; loaded again only if the file has changed. What was read is run, not a cached copy."""
     code = read_bytes(Path(path))
     name = f"fedlada_own_{Path(path).stem}_{hashlib.sha256(os.path.abspath(path).encode() + code).hexdigest()[:12]}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        try:
-            exec(compile(code, path, "exec", dont_inherit=True), vars(module))
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]
+    with _loading:
+        if name not in sys.modules:
+            spec = importlib.util.spec_from_file_location(name, path)
+            assert spec is not None
+            sys.modules[name] = module = importlib.util.module_from_spec(spec)
+            try:
+                exec(compile(code, path, "exec", dont_inherit=True), vars(module))
+            except BaseException:
+                del sys.modules[name]
+                raise
+        return sys.modules[name]

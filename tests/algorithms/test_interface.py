@@ -51,6 +51,8 @@ def test_equal_weights_for_some_quantities(probe, shared_tmp):
     mine = run_here(data, shared_tmp / "probe", algorithm="probe", weighting="size", **COMMON)
     plain = run_here(data, shared_tmp / "plain", algorithm="fedavg", **COMMON)
     np.testing.assert_allclose(mine.x, plain.x, rtol=1e-12)
+    found, expected = ([record["consistency"] for record in run.metrics] for run in (mine, plain))
+    assert found == pytest.approx(expected, rel=1e-9)
     assert all(pair == pytest.approx((2, 3), rel=1e-12) for pair in Probe.seen), "means of equal numbers"
     assert {k for row in Probe.indices for k in row} <= {0.0, 1.0}, "the index of the local step"
 

@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from limits import LIMIT
@@ -86,6 +86,20 @@ def test_metrics_arrive_and_a_resumed_run_goes_on_in_the_same_one(data, tmp_path
     assert {t: items["test_loss"] for t, items in history.items()} == {
         record["round"]: pytest.approx(record["test_loss"]) for record in whole.metrics
     }
+
+
+@pytest.mark.parametrize("active", [None, "another"])
+def test_a_run_of_wandb_that_is_active_stays_as_it_is(active, tmp_path, monkeypatch):
+    """A stand-in, as far as ``init`` gives the active run unless it is asked for a new one."""
+    fake = ModuleType("wandb")
+    fake.run, fake.Settings = active and SimpleNamespace(id=active), dict
+
+    def init(reinit, **settings):
+        return SimpleNamespace(id="new") if reinit == "create_new" or not fake.run else fake.run
+
+    fake.init = init
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    assert sinks.Wandb(tmp_path, {}, "").id == "new"
 
 
 def test_tensorboard_where_it_is_installed(data, tmp_path, monkeypatch):

@@ -59,7 +59,7 @@ class Collector(ABC):
         self._clear()
 
     def _clear(self) -> None:
-        # Of this rank: mean local losses, and weighted ||offset_i||^2.
+        # Of this rank: mean local losses, and ||offset_i||^2 with the weights of the offsets.
         self.loss = self.norms2 = 0.0
         self.scalars = dict.fromkeys(self.algorithm.scalars, 0.0)
 
@@ -70,6 +70,10 @@ class Collector(ABC):
     @abstractmethod
     def add(self, sent: Sent) -> None:
         """Take what clients of this rank send."""
+
+    def _weights(self, name: str, weights: np.ndarray) -> np.ndarray:
+        """Of what clients with these ``weights`` send as ``name``; zero for those that are left out."""
+        return (weights > 0).astype(float) if name in self.algorithm.uniform else weights
 
 
 class Aggregation(Collector):
@@ -115,9 +119,9 @@ class Aggregation(Collector):
         return means | {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
 
     def distances(self, x_previous: Tensor, x: Tensor) -> float:
-        """The weighted sum of ||offset_i||^2; where ``is_plain_mean`` is false, of ||offset_i - (x_previous - x)||^2.
+        """The sum of ||offset_i||^2; where ``is_plain_mean`` is false, of ||offset_i - (x_previous - x)||^2.
 
-        Of this rank's participants, or on the root of all. Collective.
+        With the weights of the offsets, of this rank's participants, or on the root of all. Collective.
         """
         return self.norms2
 

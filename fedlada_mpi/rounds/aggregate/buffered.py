@@ -72,7 +72,7 @@ class Buffered(Aggregation):
         self.share(participants)
         if self.world.rank == 0:  # the others have no part in these totals
             self.loss = float(self.table[1].sum())
-            self.norms2 = float((self.table[0] * self.table[2]).sum())
+            self.norms2 = float((self._weights("offset", self.table[0]) * self.table[2]).sum())
         if communicates and self.included.any():
             self._reduce()
             self.scalars = {
@@ -116,7 +116,7 @@ class Buffered(Aggregation):
         for row in self.contributions.rows("offset"):
             pieces = zip(row.split(size), step.split(size), strict=True)
             far.append([sum(float((a.double() - b.double()).square_().sum()) for a, b in pieces)])
-        weighted = self.table[0] * self._by_participant(far, 1)[0]
+        weighted = self._weights("offset", self.table[0]) * self._by_participant(far, 1)[0]
         return float(weighted.sum()) if self.world.rank == 0 else 0.0
 
 
@@ -135,9 +135,6 @@ class WeightedSums(Buffered):
         self.grid = GRIDS[self.dtype] if self.config.sums == "exact" else None
         rows, t = len(self.vectors) if self.grid else 0, self.transport
         self.integers = torch.zeros(rows, t.size, dtype=t.dtype, device=t.device)
-
-    def _weights(self, name: str, weights: np.ndarray) -> np.ndarray:
-        return (weights > 0).astype(float) if name in self.algorithm.uniform else weights
 
     def _factors(self, name: str) -> np.ndarray:
         """That the vectors of this rank's clients are multiplied by."""

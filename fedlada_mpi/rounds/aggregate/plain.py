@@ -18,7 +18,7 @@ class RankSums(Collector):
 
     def add(self, sent: Sent) -> None:
         self.loss += float(sent.losses.sum())
-        self.norms2 += float((sent.norms2 * sent.weights).sum())
+        self.norms2 += float((sent.norms2 * self._weights("offset", sent.weights)).sum())
         for part in sent.parts:
             for name, total in self.vectors.items():
                 weights = self._weights(name, sent.weights)
@@ -28,9 +28,6 @@ class RankSums(Collector):
                 add_weighted(total[part.where], rows, weights.tolist())
         for name, values in sent.scalars.items():
             self.scalars[name] += float((values * self._weights(name, sent.weights)).sum())
-
-    def _weights(self, name: str, weights: np.ndarray) -> np.ndarray:
-        return np.ones_like(weights) if name in self.algorithm.uniform else weights
 
 
 class PlainSums(RankSums, Aggregation):

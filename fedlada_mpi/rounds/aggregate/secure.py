@@ -112,7 +112,7 @@ class SecureSums(Aggregation):
         counts["weight"] += round(float(weights.sum()))
         counts["steps"] += int(sent.steps.sum())
         self._measure("loss", sent.losses, np.ones_like(weights))
-        self._measure("norms2", sent.norms2, weights)
+        self._measure("norms2", sent.norms2, self._weights("offset", weights))
         for name, values in sent.scalars.items():
             self._measure(name, values, self._weights(name, weights))
         for part in sent.parts:
@@ -126,9 +126,6 @@ class SecureSums(Aggregation):
     def _measure(self, name: str, values: np.ndarray, weights: np.ndarray) -> None:
         self.counts[name] += self.numbers[name].whole(np.clip(values, -LARGEST, LARGEST), weights)
         self.counts["out_of_range"] += int((np.abs(values) > LARGEST).sum())
-
-    def _weights(self, name: str, weights: np.ndarray) -> np.ndarray:
-        return np.ones_like(weights) if name in self.algorithm.uniform else weights
 
     def _base(self, name: str) -> Tensor | None:
         """What the vector is sent as a change of."""

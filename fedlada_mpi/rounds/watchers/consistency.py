@@ -60,7 +60,8 @@ def _mean(silo: Silo, done: Finished) -> float | None:
     """Of ||offset_i||^2, or of the distances; None where no participant sends an offset."""
     a = silo.algorithm
     known = done.r.participants and silo.aggregation.discloses and "offset" in a.up and a.communicates(done.r.t)
-    return done.sums["offset_norm2"] / done.weight if known else None
+    total = done.r.participants if "offset" in a.uniform else done.weight
+    return done.sums["offset_norm2"] / total if known else None
 
 
 def create(silo: Silo, history: History | None) -> Watcher:

@@ -119,8 +119,10 @@ class Attempts:
             return
         hint = f"--resume goes on from the last checkpoint in {config.out}; --patience sets the limit"
         world.limit_waiting(config.patience, hint, self.at_end.close)
-        if world.size == 1 and uses_gpu(config):
-            self.around.enter_context(one_at_a_time("a GPU"))
+        # Torch crashes where two of its profilers run at once.
+        exclusive = "a GPU" if uses_gpu(config) else "--profile" if config.profile != "none" else ""
+        if exclusive and world.original_size == 1:  # one of several ranks is alone in its process from the start
+            self.around.enter_context(one_at_a_time(exclusive))
         self.around.enter_context(torch_state_restored())
         about = (world, config, Path(self.plan.directory), self.start, request.on_round, request.quiet, self.silos)
         if world.tolerant:
