@@ -184,14 +184,15 @@ class Search:
         with lock.hold(self.plan.root, LOCK):
             journal = self._journal()
             state, _ = self._decide(journal)
-            found = [
-                each.place
+            found = {
+                each.place: each.run
                 for stage in state.stages
                 for each in stage
                 if (known := state.outcomes.get(each.place)) and known.state == FAILED
-                if outcomes.forget_failure(each.run.directory)
-            ]
+            }
             if found:
+                for run in found.values():
+                    outcomes.forget_failure(run.directory)
                 first = min(place.stage for place in found)
                 journal.outcomes = {
                     place: known
