@@ -19,12 +19,14 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .experiments.starting import compact
+from .rundir import lock
 from .settings import Parser
 from .support import launcher as launching
 from .support.errors import DIVERGED, UserError, shortened
@@ -166,7 +168,8 @@ def act(arguments: argparse.Namespace) -> int:
         for stage, indices in search.todo():
             print(stage, compact(indices))
     elif arguments.page:
-        search.note()
+        with suppress(lock.Busy):  # a search that is at work notes by itself what it finds
+            search.note(wait=0)
         print(_finish(search)[1])
     elif one:
         return search.run_one(arguments.stage, arguments.index)

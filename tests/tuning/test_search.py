@@ -377,6 +377,16 @@ def test_two_searches_at_once(tmp_path):
     assert one.runner.calls == []
 
 
+def test_the_page_of_a_search_that_is_at_work(tmp_path, capsys):
+    path, out = tmp_path / "p.toml", tmp_path / "out"
+    path.write_text("[search]\nweight_decay = [0.1, 0.2]\n[tune]\nstrategy = 'grid'\nrounds = 1\nseeds = 0\n")
+    train(parse_plan(load(path), "p", out).trial("fedlada", 0, 0))
+    with lock.hold(out, journal.LOCK):
+        assert tune.main([str(path), "--out", str(out), "--page"]) == 0
+    assert capsys.readouterr().out == f"{out / page.NAME}\n"
+    assert "At work: as of" in (out / page.NAME).read_text()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
