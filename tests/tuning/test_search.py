@@ -232,6 +232,7 @@ def test_diverged_and_failed_trials_are_the_worst(tmp_path):
     shown = "\n".join(results.status_rows(one.plan, state))
     assert "diverged" in shown
     assert "failed" in shown
+    assert results.closing_lines(one.plan, state)[-1].startswith("1 run failed, not by diverging: see log.txt")
     text = page.write(one.plan, state).read_text()
     assert "diverged" in text
     again = make(tmp_path)
