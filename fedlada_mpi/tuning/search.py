@@ -194,11 +194,13 @@ class Search:
             if found:
                 for run in found.values():
                     outcomes.forget_failure(run.directory)
-                first = min(place.stage for place in found)
+                # Another trial may win now, whose seeds have the same places. On the rungs, a trial has its own.
+                final = len(self.plan.rungs)
+                kept = final if min(place.stage for place in found) < final else final + 1
                 journal.outcomes = {
                     place: known
                     for place, known in journal.outcomes.items()
-                    if place.stage <= first and place not in found
+                    if place.stage < kept and place not in found
                 }
                 self._advance(journal)
         return len(found)
