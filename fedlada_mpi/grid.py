@@ -98,7 +98,7 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.parallel is not None and (arguments.parallel < 1 or not arguments.all):
         raise UserError(f"--parallel: got {arguments.parallel}, expected a number of runs, together with --all")
     grid = load(arguments.experiment, arguments.runs, parse_changes(arguments.set))
-    launcher = shlex.split(arguments.launcher)
+    launcher = launching.words(arguments.launcher)
     if count := launching.number(arguments.ranks):
         if launcher:
             raise UserError(

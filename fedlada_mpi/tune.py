@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import argparse
 import os
-import shlex
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from .experiments.starting import compact
+from .rundir import lock
 from .settings import Parser
 from .support import launcher as launching
 from .support.errors import DIVERGED, UserError, shortened
@@ -147,8 +148,12 @@ def act(arguments: argparse.Namespace) -> int:
         raise UserError(f"--parallel: got {arguments.parallel}, expected a number of runs, without --index")
     if (arguments.stage is None) != (arguments.index is None):
         raise UserError("--stage and --index belong together: give both, as --todo prints them")
+    if arguments.retry_failed and (arguments.status or arguments.page or arguments.index is not None):
+        raise UserError(
+            "--retry-failed is for the whole search, or for --todo, which then lists what failed: leave it out"
+        )
     _refuse_ranks()
-    launcher, ranks = shlex.split(arguments.launcher), launching.number(arguments.ranks)
+    launcher, ranks = launching.words(arguments.launcher), launching.number(arguments.ranks)
     if ranks and launcher:
         raise UserError(f"-n {ranks} starts the ranks without a launcher: got --launcher, too; leave one of them out")
     plan = load(arguments.plan, arguments.out)
@@ -158,10 +163,13 @@ def act(arguments: argparse.Namespace) -> int:
     if arguments.status:
         _print_status(plan, search.state())
     elif arguments.todo:
+        if arguments.retry_failed:
+            search.retry_failed()
         for stage, indices in search.todo():
             print(stage, compact(indices))
     elif arguments.page:
-        search.note()
+        with suppress(lock.Busy):  # a search that is at work notes by itself what it finds
+            search.note(wait=0)
         print(_finish(search)[1])
     elif one:
         return search.run_one(arguments.stage, arguments.index)

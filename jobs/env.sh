@@ -80,6 +80,10 @@ from mpi4py import MPI; print(MPI.get_vendor()[0], ".".join(map(str, MPI.get_ven
     export OMPI_MCA_mpi_yield_when_idle=${OMPI_MCA_mpi_yield_when_idle:-1}
 }
 
+# What starts the ranks of a run of a grid or a search, quoted as Python reads it: where the locale does not have a
+# character, printf %q writes it in a way that bash alone does.
+launcher() { python -c 'import shlex, sys; print(shlex.join(sys.argv[1:]))' bash "$FEDLADA_HOME/jobs/launch.sh" "$LAUNCH_KIND"; }
+
 # has_ulfm LIBRARY: whether it is Open MPI from 5 on, and this mpirun its own.
 has_ulfm() {
     case $1 in "Open MPI "[5-9].* | "Open MPI "[1-9][0-9].*) ;; *) return 1 ;; esac

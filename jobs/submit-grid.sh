@@ -20,6 +20,7 @@ title=$(basename "$grid" .toml)
 limit='' indices='' runs=runs/$title report=report/$title options=() changes=()
 while [ $# -gt 0 ]; do
     case $1 in
+        --limit=* | --indices=* | --runs=* | --report=* | --set=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
         --limit | --indices | --runs | --report | --set)
             if [ $# = 1 ]; then
                 echo "error: $1 needs a value" >&2

@@ -19,6 +19,8 @@ title=$(basename "$plan" .toml)
 limit='' out=runs/$title options=()
 while [ $# -gt 0 ]; do
     case $1 in
+        # To sbatch, --out=DIR is short for --output=DIR.
+        --limit=* | --out=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;;
         --limit | --out)
             if [ $# = 1 ]; then
                 echo "error: $1 needs a value" >&2

@@ -318,6 +318,13 @@ def method_name(method: str) -> str:
     return algorithms.find(method).title() if method in algorithms.names() else method.rpartition(":")[2]
 
 
+def method_names(methods: Sequence[str]) -> dict[str, str]:
+    """The names of several methods; where they share one, each with its file or module."""
+    names = {method: method_name(method) for method in methods}
+    count = Counter(names.values())
+    return {m: f"{name} ({_place(m)})" if count[name] > 1 else name for m, name in names.items()}
+
+
 def dataset_name(dataset: str) -> str:
     return DATASET_NAMES.get(dataset, dataset)
 
@@ -343,7 +350,7 @@ def labels(groups: Sequence[Group]) -> list[str]:
         shown |= one.named - own.keys() - shared
         shown |= varied - _preset(one.dataset, one.method).keys()
         names.append(" ".join([one.method_name, *(show(n, v) for n, v in one.settings.items() if n in shown)]))
-    return _told_apart(_told_apart(names, groups, _place), groups, _code)
+    return _told_apart(_told_apart(names, groups, lambda one: _place(one.method)), groups, _code)
 
 
 def _told_apart(names: Sequence[str], groups: Sequence[Group], mark: Callable[[Group], str]) -> list[str]:
@@ -357,9 +364,9 @@ def _told_apart(names: Sequence[str], groups: Sequence[Group], mark: Callable[[G
     ]
 
 
-def _place(one: Group) -> str:
+def _place(method: str) -> str:
     """The file or module of a user's own method."""
-    return one.method.rpartition(":")[0] or "built-in"
+    return method.rpartition(":")[0] or "built-in"
 
 
 def _code(one: Group) -> str:

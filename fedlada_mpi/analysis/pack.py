@@ -134,6 +134,8 @@ def _anonymous(value: Any, nodes: Mapping[str, str]) -> Any:
     """The value without directories and host names, in texts and in names at any depth."""
     if isinstance(value, Mapping):
         plain = {n: [*map(_named, v)] if n == "command" and isinstance(v, list) else v for n, v in value.items()}
+        if isinstance(plain.get("gpus"), list):
+            plain["gpus"] = [f"gpu{i}" for i in range(len(plain["gpus"]))]
         return {_anonymous(name, nodes): _anonymous(item, nodes) for name, item in plain.items()}
     if isinstance(value, list):
         return [_anonymous(item, nodes) for item in value]

@@ -275,7 +275,7 @@ def cost(groups: Sequence[Group]) -> Table:
         )
     notes = [
         "Per run, means over seeds. Wall time is that of all rounds, evaluation included, without the start. "
-        "GPU-seconds: wall time, times the ranks with a GPU, over the runs that shared the node's GPU at that time."
+        "GPU-seconds: wall time, times the GPUs, over the runs that shared them at that time."
     ]
     return Table("cost", "Cost", columns, rows, notes=[*notes, *_uneven(groups)], section="time")
 

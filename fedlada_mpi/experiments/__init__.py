@@ -85,11 +85,15 @@ class PlannedRun:
         try:
             require_regular(path)
             with open(path, "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
-                records, _ = metrics.parse(file.read())
+                size, length = file.seek(0, os.SEEK_END), 65536
+                while True:
+                    file.seek(max(0, size - length))
+                    records, _ = metrics.parse(file.read())
+                    if records or length >= size:
+                        return records[-1]["round"] if records else 0
+                    length *= 8  # a record names all participants of its round
         except OSError:
             return 0
-        return records[-1]["round"] if records else 0
 
     def finished(self) -> bool:
         """Whether the run has all its rounds, has written its results, and is not to be overwritten."""

@@ -5,7 +5,7 @@
 Named are the settings that differ from their presets and the axes of the plan. So one run may have several names: where
 0.1 is the preset's rate, a plan with ``lr = [0.05, 0.1]`` calls it ``digits_fedavg_lr=0.1_seed=0``, and a plan without
 that axis, as earlier versions, ``digits_fedavg_seed=0``. A directory that already exists under any of them is the
-run's, so that none is trained twice.
+run's, so that none is trained twice. A name that no file can have is cut, and told apart from others by a hash.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ class RunName:
         """The name that a plan with these axes gives; without axes it is the same for equal runs of all plans."""
         parts = [f"{n}={v}" for n, v in self.values.items() if n in self.departures or n in axes]
         text = "_".join([self.head, *parts])
-        return text if len(text) <= LONGEST or not axes else self.text()
+        if len(text) <= LONGEST:
+            return text
+        if axes:
+            return self.text()
+        end = f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}_seed={self.values['seed']}"
+        return text[: LONGEST - len(end)] + end
 
     def matches(self, name: str) -> bool:
         """Whether the name is one of those that this run may have."""

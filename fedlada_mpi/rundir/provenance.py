@@ -58,12 +58,14 @@ def cpu_model() -> str:
 
 
 def nodes(ranks: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """By host name: the number of ranks, the CPU, and how many ranks use each device."""
+    """By host name: the number of ranks, the CPU, how many ranks use each device, and what identifies the GPUs."""
     found: dict[str, dict[str, Any]] = {}
     for rank in ranks:
         node = found.setdefault(rank["host"], {"ranks": 0, "cpu": rank["cpu"], "devices": {}})
         node["ranks"] += 1
         node["devices"][rank["device"]] = node["devices"].get(rank["device"], 0) + 1
+        if gpu := rank.get("gpu"):
+            node["gpus"] = sorted({*node.get("gpus", ()), gpu})
     return found
 
 

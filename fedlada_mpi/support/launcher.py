@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -69,6 +70,14 @@ def number(given: str | None) -> int | None:
         hint = ": mpirun's -np 4 is -n 4 here" if given.startswith("p") else ""  # what -np is read as
         raise UserError(f"-n: got {given!r}, expected a number of ranks from 1 to {MOST}{hint}")
     return None if given is None else int(given)
+
+
+def words(given: str) -> list[str]:
+    """Those of the argument of ``--launcher``."""
+    try:
+        return shlex.split(given)
+    except ValueError as error:  # such as a quotation without its end
+        raise UserError(f"--launcher: got {given}, expected a command as for a shell: {error}") from None
 
 
 def add_argument(parser: argparse._ActionsContainer) -> None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 
 from ..analysis.drawing import Planned, Style, from_zero, legend_below, panels, whole_numbers, within_percent
-from ..analysis.groups import method_name, slug
+from ..analysis.groups import slug
 from ..analysis.load import RecordedRun
 from ..analysis.series import of_part
 from ..analysis.setups import in_words, setting_name
@@ -57,6 +57,7 @@ class Landscape(NamedTuple):
     """What the trials of one method have shown."""
 
     method: str
+    title: str  # its name
     space: dict[str, Domain]
     trials: list[Trial]
     rungs: list[Rung]
@@ -107,7 +108,7 @@ def _landscape(one: Landscape, style: Style) -> Drawing:
         drawing = (_heat_map if crossed else _scatter)(one, style)
     else:
         drawing = _parallel(one, style)
-    drawing.suptitle(figure_text(f"{method_name(one.method)}: {_over(one)}", 100), fontsize="medium", wrap=True)
+    drawing.suptitle(figure_text(f"{one.title}: {_over(one)}", 100), fontsize="medium", wrap=True)
     return drawing
 
 
@@ -369,7 +370,7 @@ def _curves(landscapes: Sequence[Landscape], style: Style) -> Drawing:
             axes.plot(trial.run.rounds[known], scale * values[known], color=colour, label=label, **drawn)
         for rung in one.rungs[:-1]:
             axes.axvline(rung.rounds, color="#5f6670", lw=0.8, ls=(0, (2, 3)), zorder=1)
-        axes.set(xlabel="Round", ylabel=figure_text(one.value_name), title=figure_text(method_name(one.method)))
+        axes.set(xlabel="Round", ylabel=figure_text(one.value_name), title=figure_text(one.title))
         from_zero(axes)
         whole_numbers(axes)
     if landscapes[0].objective.percent:  # after all curves, as the panels share their axis

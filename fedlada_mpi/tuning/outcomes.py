@@ -105,17 +105,10 @@ def write_failure(run: PlannedRun, status: int) -> None:
     write_atomically(run.directory / FAILURE, to_json({"rounds": run.rounds, "status": status}) + "\n")
 
 
-def forget_failure(directory: Path) -> bool:
-    """Whether there was one other than a divergence, which is forgotten now."""
-    path = directory / FAILURE
-    try:
-        if int(read_json(path)["status"]) == DIVERGED:
-            return False
-    except (OSError, ValueError, TypeError, LookupError):
-        return False
-    with disk.writing(path):
-        path.unlink()
-    return True
+def forget_failure(directory: Path) -> None:
+    """Let the run start again; its directory may be gone."""
+    with disk.writing(directory / FAILURE):
+        (directory / FAILURE).unlink(missing_ok=True)
 
 
 def objective_of(run: PlannedRun) -> Metric:

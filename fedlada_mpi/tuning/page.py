@@ -13,7 +13,7 @@ import numpy as np
 
 from ..analysis import drawing, elements
 from ..analysis.elements import Section
-from ..analysis.groups import Stat, method_name, slug
+from ..analysis.groups import Stat, method_names, slug
 from ..analysis.load import RecordedRun, read
 from ..analysis.page import assemble, write_tables
 from ..analysis.setups import in_words, setting_name
@@ -93,7 +93,8 @@ def _landscape(plan: TunePlan, search: MethodSearch, state: State, objective: Me
         outcomes = [outcome for _, outcome in course if outcome is not None]
         trials.append(Trial(number, point, outcomes, runs(course[-1][0]) if course else None))
     winner = state.winners.get(search.method)
-    return Landscape(search.method, search.space, trials, plan.rungs, winner.trial if winner else None, objective)
+    title, best = method_names(plan.methods)[search.method], winner.trial if winner else None
+    return Landscape(search.method, title, search.space, trials, plan.rungs, best, objective)
 
 
 def _costs(plan: TunePlan, state: State, runs: _Runs) -> dict[tuple[int, str], Cost]:
@@ -163,9 +164,9 @@ def _sections(
     )
     shown = []
     for one in landscapes:
-        heading = f"<h3>{html.escape(method_name(one.method))}</h3>" if len(landscapes) > 1 else ""
+        heading = f"<h3>{html.escape(one.title)}</h3>" if len(landscapes) > 1 else ""
         if one.name in drawn:
-            alt = f"{one.value_name} of the trials of {method_name(one.method)} over the settings that were varied"
+            alt = f"{one.value_name} of the trials of {one.title} over the settings that were varied"
             shown.append(heading + elements.files(formats, one.name) + elements.picture(one.name, alt))
         else:
             shown.append(heading + elements.note("No trial has a score yet."))
@@ -187,11 +188,11 @@ def of_words(objective: Metric) -> str:
 
 
 def _winners(plan: TunePlan, state: State, objective: Metric) -> Table:
-    digits = 2 if objective.percent else 4
+    digits, names = 2 if objective.percent else 4, method_names(plan.methods)
     rows = []
     for search in plan.searches:
         winner = state.winners.get(search.method)
-        name = Cell(method_name(search.method))
+        name = Cell(names[search.method])
         if winner is None:
             state_of = "no trial has a score" if len(state.stages) > len(plan.rungs) else "not known yet"
             rows.append([name, Cell(state_of), *[Cell()] * 4])
@@ -218,17 +219,17 @@ def _winners(plan: TunePlan, state: State, objective: Metric) -> Table:
 
 
 def _cost_table(plan: TunePlan, costs: dict[tuple[int, str], Cost]) -> Table:
-    rows, total = [], Cost()
+    rows, total, names = [], Cost(), method_names(plan.methods)
     for at in range(plan.stages):
         what = f"rung {at + 1}, to round {plan.rungs[at].rounds}" if at < len(plan.rungs) else "winners' seeds"
         for method in plan.methods:
             cost = costs.get((at, method), Cost())
             total = total.plus(cost)
-            rows.append([Cell(what, sort=float(at)), Cell(method_name(method)), *_cost_cells(cost)])
+            rows.append([Cell(what, sort=float(at)), Cell(names[method]), *_cost_cells(cost)])
     rows.append(
         [
             Cell("all", sort=math.inf),
-            Cell("all" if len(plan.methods) > 1 else method_name(plan.methods[0])),
+            Cell("all" if len(plan.methods) > 1 else names[plan.methods[0]]),
             *_cost_cells(total),
         ]
     )
@@ -283,7 +284,7 @@ def _trials(plan: TunePlan, search: MethodSearch, one: Landscape) -> Table:
         ),
         *(Column("rounds"), Column("time"), Column("", numeric=False)),
     ]
-    return Table(f"trials_{slug(search.method)}", method_name(search.method), columns, rows)
+    return Table(f"trials_{slug(search.method)}", one.title, columns, rows)
 
 
 def _value(name: str, value: object) -> Cell:

@@ -12,7 +12,7 @@ from typing import Any
 from ..experiments import PlannedRun, progress
 from ..rundir.columns import ACCURACY, Metric
 from ..rundir.files import write_atomically
-from .outcomes import Outcome
+from .outcomes import FAILED, Outcome
 from .plan import TunePlan
 from .search import State, Winner
 
@@ -81,6 +81,10 @@ def closing_lines(plan: TunePlan, state: State) -> list[str]:
         if winner.tests:
             lines.append(f"  {tested(winner, objective)}")
         lines.append(f"  {command(settings_file(plan, method))}")
+    # Such as for want of memory: the choice is among fewer than the plan has.
+    if failed := sum(outcome.state == FAILED for outcome in state.outcomes.values()):
+        runs = f"{failed} run{'s' * (failed != 1)}"
+        lines.append(f"{runs} failed, not by diverging: see log.txt of each; --retry-failed starts them again")
     return lines
 
 

@@ -30,7 +30,8 @@ from .plan import TunePlan
 
 ATTEMPTS = 2  # of a run that fails otherwise than by diverging, which it would do again
 BAD_INPUT = 2
-WAIT_SECONDS = 60.0  # for others that write to the journal
+# For others that write to the journal: many elements of an array may, and one on a lost node blocks them for a while.
+WAIT_SECONDS = 1.5 * lock.STALE_SECONDS
 
 
 class StageRun(NamedTuple):
@@ -170,9 +171,9 @@ class Search:
         found = [(state.stage, state.todo()), *((stage, list(range(self.most_runs(stage)))) for stage in later)]
         return [(stage, indices) for stage, indices in found if indices]
 
-    def note(self) -> State:
-        """Write down what has become known, unless another process does."""
-        with _briefly_held(self.plan):
+    def note(self, wait: float = WAIT_SECONDS) -> State:
+        """Write down what has become known; raises Busy if another process holds the journal all that time."""
+        with _briefly_held(self.plan, wait):
             return self._advance(self._journal())
 
     def state(self) -> State:
@@ -184,19 +185,22 @@ class Search:
         with lock.hold(self.plan.root, LOCK):
             journal = self._journal()
             state, _ = self._decide(journal)
-            found = [
-                each.place
+            found = {
+                each.place: each.run
                 for stage in state.stages
                 for each in stage
                 if (known := state.outcomes.get(each.place)) and known.state == FAILED
-                if outcomes.forget_failure(each.run.directory)
-            ]
+            }
             if found:
-                first = min(place.stage for place in found)
+                for run in found.values():
+                    outcomes.forget_failure(run.directory)
+                # Another trial may win now, whose seeds have the same places. On the rungs, a trial has its own.
+                final = len(self.plan.rungs)
+                kept = final if min(place.stage for place in found) < final else final + 1
                 journal.outcomes = {
                     place: known
                     for place, known in journal.outcomes.items()
-                    if place.stage <= first and place not in found
+                    if place.stage < kept and place not in found
                 }
                 self._advance(journal)
         return len(found)
@@ -322,9 +326,9 @@ class Search:
 
 
 @contextmanager
-def _briefly_held(plan: TunePlan) -> Iterator[None]:
+def _briefly_held(plan: TunePlan, wait: float) -> Iterator[None]:
     """Hold the journal for a moment, once others that do so have let it go."""
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + wait
     while True:
         try:
             held = lock.hold(plan.root, LOCK)

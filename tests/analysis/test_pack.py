@@ -133,6 +133,25 @@ def test_runs_on_one_node_at_the_same_time_share_its_gpu(run, tmp_path):
     assert usage.at_once([load.read(tmp_path / "records" / "a").usage]) == [pytest.approx(1.43)]
 
 
+def test_runs_on_other_gpus_of_one_node_do_not_share_them(run, tmp_path):
+    """The first two runs have a GPU each, the third one both, with three ranks: it shares either with another run."""
+    login = SEGMENT["nodes"]["login-7.example.org"]
+    directories = [run, *(write_run(tmp_path / "runs" / name, {"rounds": 4}, 4) for name in "bc")]
+    for directory, gpus in zip(directories, (["GPU-1"], ["GPU-2"], ["GPU-1", "GPU-2"]), strict=True):
+        node = {**login, "gpus": gpus, "devices": {"NVIDIA H200": 3 if len(gpus) > 1 else 1}}
+        start = "2026-01-31T12:01:40Z" if len(gpus) > 1 else SEGMENT["start"]
+        summarised(directory, start=start, end="2026-01-31T12:03:20Z", nodes={"login-7.example.org": node})
+    found = [load.read(directory).usage for directory in directories]
+    assert [each.gpus for each in found] == [1, 1, 2]
+    assert usage.at_once(found[:2]) == [1, 1]
+    # The first two are alone for half of 200 s, and one of two for the other half.
+    assert usage.at_once(found) == pytest.approx([200 / 150, 200 / 150, 2])
+    pack([tmp_path / "runs"], tmp_path / "records")
+    text = (tmp_path / "records" / "c" / "summary.json").read_text()
+    assert "GPU-" not in text
+    assert load.read(tmp_path / "records" / "c").usage.gpus == 2
+
+
 def test_two_runs_of_one_name_and_the_runs_own_folder_are_refused(run, tmp_path):
     write_run(tmp_path / "more" / "a", {"rounds": 4}, 4)
     with pytest.raises(UserError, match="have the same name"):

@@ -25,6 +25,7 @@ from fedlada_mpi.experiments import experiments, load
 from fedlada_mpi.experiments.starting import StopSignals, claimed
 from fedlada_mpi.rundir import lock
 from fedlada_mpi.support.errors import UserError
+from fedlada_mpi.tuning.results import toml
 
 # Stands in for a launcher: gets the whole command of the run and plays its part.
 PRETEND = """
@@ -213,6 +214,26 @@ def test_the_preset_is_an_axis(tmp_path):
     assert load(spelled, "R").runs[0].directory == Path("R/cifar10_fedlada_preset=tuned_seed=0")
     paper = write(tmp_path / "c.toml", '[base]\ndataset = "cifar10"\nweight_decay = 0.05\n')
     assert load(paper, "R").runs[0].directory == Path("R/cifar10_fedlada_weight_decay=0.05_seed=0")
+
+
+def test_a_name_that_is_too_long_without_axes_is_cut_and_stays_apart(tmp_path):
+    """Two plans, one of which has axes, give the same run the same name."""
+    settings = {"dirichlet": 0.345678, "partition_seed": 123456789, "validation": 0.123456, "model": "mlp"}
+    settings |= {"activation": "gelu", "server_lr": 0.912345, "participation": 0.345678, "local_epochs": 3}
+    settings |= {"sampling": "bernoulli", "lr_decay": 0.9912345, "lr_warmup": 123456789, "weight_decay": 0.0123456}
+    settings |= {"batch_size": 17, "clip": 3.14159265, "on_nonfinite": "skip", "precision": "fp64", "sums": "exact"}
+    path = write(
+        tmp_path / "a.toml", f"[base]\nalgorithm = 'fedavg'\n{toml(settings)}lr = [0.25, 0.5]\nseed = [0, 1]\n"
+    )
+    root = tmp_path / "runs"
+    names = [run.directory.name for run in load(path, str(root)).runs]
+    assert len({*names}) == 4
+    assert all(len(name) == 255 and name.startswith("digits_fedavg_dirichlet=0.345678_") for name in names)
+    assert [name[-7:] for name in names] == ["_seed=0", "_seed=1"] * 2
+    for name in names:
+        (root / name).mkdir(parents=True)
+    plain = write(tmp_path / "b.toml", f"[base]\nalgorithm = 'fedavg'\nlr = 0.5\nseed = 1\n{toml(settings)}")
+    assert load(plain, str(root)).runs[0].directory.name == names[3]
 
 
 def test_names_of_odd_values_stay_apart(tmp_path):

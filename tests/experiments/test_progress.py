@@ -13,7 +13,7 @@ from ranks import python
 from repository import ROOT
 
 from fedlada_mpi import grid
-from fedlada_mpi.experiments import live, progress
+from fedlada_mpi.experiments import live, load, progress
 from fedlada_mpi.experiments.progress import FAILED, FINISHED, NOT_STARTED, RUNNING, STOPPED, RunProgress
 from fedlada_mpi.rundir import lock
 
@@ -118,6 +118,15 @@ def test_the_speed_is_that_of_the_last_rounds(four):
 
 def runs(*states, rounds=10, done=0, pace=None):
     return [RunProgress(f"run{i}", state, rounds, done, pace=pace) for i, state in enumerate(states)]
+
+
+def test_the_last_round_of_records_with_many_participants(four):
+    """Of 100,000 each: a record is longer than what is read from the end of the file at first."""
+    arguments, directories = four
+    records = [{"round": t, "participants": list(range(100_000))} for t in (1, 2)]
+    (directories[1] / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    runs = load(arguments[0], arguments[2]).runs
+    assert [run.rounds_done() for run in runs] == [0, 2, 0, 0]
 
 
 def test_expected_end_of_several_at_once():

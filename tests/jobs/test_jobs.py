@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -125,3 +126,45 @@ def test_how_jobs_start_ranks(chosen, library, version, nodes, kinds, tmp_path):
     else:
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("error: FEDLADA_MPI=ulfm needs Open MPI 5")
+
+
+def test_the_launcher_of_a_grid_is_read_as_it_was_written(tmp_path):
+    """Also where the locale does not have the characters of the folder."""
+    home = tmp_path / "jörg's clone"
+    home.symlink_to(ROOT)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "FEDLADA_"))}
+    environment |= {"FEDLADA_HOME": str(home), "FEDLADA_LOGS": str(tmp_path), "FEDLADA_VENV": sys.prefix, "LC_ALL": "C"}
+    script = '. "$FEDLADA_HOME/jobs/env.sh"; LAUNCH_KIND=pmix; launcher'
+    done = subprocess.run(["bash", "-euc", script], env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert shlex.split(done.stdout) == ["bash", f"{home}/jobs/launch.sh", "pmix"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "given", "todo", "program"),
+    [
+        ("submit-tune.sh", ["--limit=2", "--out=my runs"], "0 0-1", "<x><--out><my runs><--stage><0>"),
+        ("submit-grid.sh", ["--limit=2", "--runs=my runs", "--set=lr=1"], "0-1", "<x><--runs><my runs><--set><lr=1>"),
+    ],
+)
+def test_values_may_be_joined_to_the_options_of_a_script(script, given, todo, program, tmp_path):
+    """To sbatch, --out=DIR would be its --output."""
+    log = tmp_path / "log"
+    commands = {
+        "venv/bin/python": f"echo {todo}",
+        "sbatch": f"""printf '<%s>' "$@" >>'{log}'; echo >>'{log}'; echo 7""",
+    }
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    for name, body in commands.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "FEDLADA_"))}
+    environment |= {"FEDLADA_LOGS": str(tmp_path), "FEDLADA_GPUS_PER_NODE": "0", "FEDLADA_VENV": str(tmp_path / "venv")}
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    command = ["bash", str(ROOT / "jobs" / script), "x", *given, "--time=5"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr
+    array = log.read_text().splitlines()[0]
+    assert "<--array=0-1%2>" in array
+    assert array.endswith(program)
+    assert array.count("<--time=5>") == 1
+    assert "<--out=" not in array

@@ -114,3 +114,12 @@ def test_the_commit_of_a_checkout(tmp_path, monkeypatch):
 
 def _branch(root) -> list[str]:
     return (root / ".git" / "HEAD").read_text().strip().removeprefix("ref: refs/heads/").split("/")
+
+
+def test_ranks_that_share_a_gpu():
+    ranks = [{"host": "a", "cpu": "x", "device": "H200", "gpu": gpu} for gpu in ("GPU-2", "GPU-1", "GPU-2")]
+    ranks.append({"host": "b", "cpu": "x", "device": "x CPU", "gpu": ""})
+    assert provenance.nodes(ranks) == {
+        "a": {"ranks": 3, "cpu": "x", "devices": {"H200": 3}, "gpus": ["GPU-1", "GPU-2"]},
+        "b": {"ranks": 1, "cpu": "x", "devices": {"x CPU": 1}},
+    }

@@ -232,6 +232,7 @@ def test_diverged_and_failed_trials_are_the_worst(tmp_path):
     shown = "\n".join(results.status_rows(one.plan, state))
     assert "diverged" in shown
     assert "failed" in shown
+    assert results.closing_lines(one.plan, state)[-1].startswith("1 run failed, not by diverging: see log.txt")
     text = page.write(one.plan, state).read_text()
     assert "diverged" in text
     again = make(tmp_path)
@@ -242,6 +243,44 @@ def test_diverged_and_failed_trials_are_the_worst(tmp_path):
     assert again.run() == 0
     assert again.runner.calls[:2] == [(0.5, 0, 1), (0.5, 0, 3)]
     assert again.retry_failed() == 0
+
+
+def test_a_failed_trial_starts_again_also_where_directories_were_removed(tmp_path):
+    """Those of trials that were left out are not trained again."""
+    one = make(tmp_path, Pretended({(0.5, 1): 1}))
+    assert one.run() == 0
+    shutil.rmtree(tmp_path / "trials")
+    again = make(tmp_path)
+    assert again.retry_failed() == 1
+    assert again.run() == 0
+    assert again.runner.calls == [(0.5, 0, 1), (0.5, 0, 3), (0.5, 0, 9), (0.5, 1, 9), (0.5, 2, 9)]
+    assert make(tmp_path).retry_failed() == 0
+
+
+def test_what_failed_is_to_do_again_on_request(tmp_path, capsys):
+    path = tmp_path / "p.toml"
+    path.write_text("[search]\nweight_decay = [0.1, 0.2]\n[tune]\nstrategy = 'grid'\nrounds = 1\nseeds = 0\n")
+    plan = parse_plan(load(path), "p", tmp_path / "out")
+    assert Search(plan, Pretended({(0.1, 1): 1}), say=lambda _: None).run() == 0
+    command = [str(path), "--out", str(tmp_path / "out"), "--todo"]
+    assert tune.main(command) == 0
+    assert capsys.readouterr().out == ""
+    assert tune.main([*command, "--retry-failed"]) == 0
+    assert capsys.readouterr().out == "0 0\n"
+
+
+def test_methods_of_one_name_are_told_apart_on_the_page(tmp_path):
+    for name in ("old", "new"):
+        text = "from fedlada_mpi.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    methods = [f"{tmp_path}/{name}.py:Mine" for name in ("old", "new")]
+    tables = {**PLAN, "base": {**PLAN["base"], "algorithm": methods}, "tune": {**PLAN["tune"], **SMALL}}
+    one = Search(parse_plan(tables, "p", tmp_path / "p"), Pretended(), say=lambda _: None)
+    assert one.run() == 0
+    text = page.write(one.plan, one.state()).read_text()
+    for method in methods:
+        # As a winner, in the costs of three rungs and of the winners' runs, and above its trials.
+        assert text.count(f"Mine ({method.removesuffix(':Mine')})") >= 6
 
 
 def test_an_undefined_score_is_the_worst(tmp_path, monkeypatch):
@@ -339,6 +378,16 @@ def test_two_searches_at_once(tmp_path):
     with lock.hold(tmp_path, journal.LOCK), pytest.raises(lock.Busy, match="is in use by process"):
         one.run()
     assert one.runner.calls == []
+
+
+def test_the_page_of_a_search_that_is_at_work(tmp_path, capsys):
+    path, out = tmp_path / "p.toml", tmp_path / "out"
+    path.write_text("[search]\nweight_decay = [0.1, 0.2]\n[tune]\nstrategy = 'grid'\nrounds = 1\nseeds = 0\n")
+    train(parse_plan(load(path), "p", out).trial("fedlada", 0, 0))
+    with lock.hold(out, journal.LOCK):
+        assert tune.main([str(path), "--out", str(out), "--page"]) == 0
+    assert capsys.readouterr().out == f"{out / page.NAME}\n"
+    assert "At work: as of" in (out / page.NAME).read_text()
 
 
 @pytest.mark.parametrize(
@@ -460,6 +509,8 @@ def test_what_belongs_together(tmp_path, capsys):
         (["--index", "0"], "--stage and --index belong together"),
         (["--parallel", "0"], "--parallel: got 0"),
         (["-n", "2", "--launcher", "srun"], "leave one of them out"),
+        (["--launcher", "srun 'x"], "--launcher: got srun 'x, expected a command as for a shell: No closing quotation"),
+        (["--retry-failed", "--page"], "--retry-failed is for the whole search, or for --todo"),
         (["--paralel", "2"], "did you mean '--parallel'?"),
     ):
         assert tune.main([str(path), "--out", str(tmp_path / "out"), *words]) == 2

@@ -18,7 +18,7 @@ DIVERGED = [Outcome(math.nan, "diverged")]
 
 def drawn(space, points, courses, rungs, winner=0):
     trials = [Trial(i, point, course, None) for i, (point, course) in enumerate(zip(points, courses, strict=True))]
-    ((name, draw),) = plan([Landscape("fedavg", space, trials, rungs, winner, ACCURACY)])
+    ((name, draw),) = plan([Landscape("fedavg", "FedAvg", space, trials, rungs, winner, ACCURACY)])
     assert name == "landscape_fedavg"
     drawing = draw(STYLES["screen"])
     return drawing.axes[0]
@@ -89,7 +89,5 @@ def test_more_settings_are_parallel_coordinates(settings):
 
 
 def test_nothing_is_drawn_without_a_score():
-    assert (
-        plan([Landscape("fedavg", {"lr": LR}, [Trial(0, {"lr": 0.1}, DIVERGED, None)], [Rung(1, 1)], None, ACCURACY)])
-        == []
-    )
+    failed = Trial(0, {"lr": 0.1}, DIVERGED, None)
+    assert plan([Landscape("fedavg", "FedAvg", {"lr": LR}, [failed], [Rung(1, 1)], None, ACCURACY)]) == []
