@@ -73,8 +73,12 @@ def like(stored: Stored, given: Any, what: str) -> Rows:
     if stored.values and values.size and (values.min() < 0 or values.max() >= stored.values):
         odd = values.min() if values.min() < 0 else values.max()
         raise UserError(f"{what}: got {odd}, expected 0 to {stored.values - 1}, as in training")
-    floats = stored.dtype[0] == "f" and values.dtype.kind != "f"
-    return with_values(rows, values.astype(stored.dtype)) if floats else rows
+    if stored.dtype == "bool" and not np.isin(values, (0, 1)).all():
+        raise UserError(f"{what}: got {values.dtype} other than 0 and 1, expected bool")
+    # A model's operations, such as ~ and looking up, take truth values and integers for different things.
+    kinds = values.dtype.kind, np.dtype(stored.dtype).kind
+    other = kinds[0] != "f" and kinds[0] != kinds[1] and (kinds[1] == "f" or "b" in kinds)
+    return with_values(rows, values.astype(stored.dtype)) if other else rows
 
 
 def _is_row(row: object) -> bool:

@@ -321,7 +321,7 @@ def _check_task(examples: ArraySet, where: Path | str) -> None:
 
 
 def _check_masks(examples: ArraySet, where: Path | str) -> None:
-    """Masks are bytes; other integers become them where they fit."""
+    """Masks are bytes; truth values and other integers become them where they fit."""
     masks = examples.targets, examples.test_targets
     for part in masks:
         small = part.dtype.kind in "biu" and part.min() >= 0 and part.max() <= IGNORED
@@ -330,7 +330,7 @@ def _check_masks(examples: ArraySet, where: Path | str) -> None:
             raise UserError(f"{where}: masks are {got}, expected the class of each pixel, 0 to 254, {IGNORED} for none")
     if (masks[0] == IGNORED).all():
         raise UserError(f"{where}: all pixels of the masks are {IGNORED}, which is none, expected some with a class")
-    if masks[0].dtype.kind == "i":
+    if masks[0].dtype.kind in "bi":
         examples.targets, examples.test_targets = (part.astype(np.uint8) for part in masks)
 
 
