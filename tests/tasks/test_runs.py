@@ -409,6 +409,25 @@ def test_flips_and_crops_of_images_with_masks_are_refused(there):
         train(data=data, **given)
 
 
+class Uncopied:
+    """An augmentation that cannot be copied."""
+
+    def __call__(self, batch):
+        return 2 * batch
+
+    def __deepcopy__(self, memo):
+        raise TypeError("not to be copied")
+
+
+def test_objects_need_not_be_copied(data, there):
+    given = {**PLAIN, "model": linear(), "data_dir": f"{there}/data"}
+    runs = [
+        train(data=data, augment=augment, out=f"{there}/{place}", **given)
+        for place, augment in {"object": Uncopied(), "function": lambda batch: 2 * batch}.items()
+    ]
+    assert runs[0].evaluate() == runs[1].evaluate()
+
+
 def test_tokens_that_training_did_not_have_are_refused(there):
     data = Data(inputs=[[0, 1, 2]] * 4, clients=[0, 0, 1, 1], test=([[0, 1, 2]],))
     run = train(data=data, model=nn.Embedding(3, 3).double(), data_dir=f"{there}/data", out=f"{there}/run", **PLAIN)
