@@ -18,8 +18,8 @@ def inputs_of(given: Any, what: str) -> Inputs:
     if isinstance(given, Mapping):
         if not given:
             raise UserError(f"{what}: got no arrays, expected at least one")
-        if odd := next((name for name in given if not isinstance(name, str) or not is_name(name)), None):
-            raise UserError(f"{what}: got the name {shortened(odd)}, expected a keyword of the model, such as 'age'")
+        if odd := [name for name in given if not isinstance(name, str) or not is_name(name)]:
+            raise UserError(f"{what}: got the name {shortened(odd[0])}, expected a keyword of the model, such as 'age'")
         return {name: _rows(rows, f"{what} {name!r}") for name, rows in given.items()}
     return _rows(given, what)
 
@@ -119,8 +119,8 @@ def names_of(given: Any, what: str) -> np.ndarray:
 def stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, list[str | int]]:
     """All pairs of some data sets: inputs, targets and the owner of each."""
     xs, ys, owners = [], [], []
-    if odd := next((name for name in sets if not isinstance(name, (str, int))), None):
-        raise UserError(f"data: {what} data sets: got the name {shortened(odd)}, expected text or an integer")
+    if names := [name for name in sets if not isinstance(name, (str, int))]:
+        raise UserError(f"data: {what} data sets: got the name {shortened(names[0])}, expected text or an integer")
     if len({str(name) for name in sets}) < len(sets):
         raise UserError(f"data: {what} data sets: got names that read the same, such as 1 and '1', expected others")
     for name, dataset in sets.items():

@@ -250,6 +250,8 @@ REFUSED = {
     "other test columns": (dict(test=(X[:, :2], Y)), r"inputs of float32 \[3\] and test inputs of float32 \[2\]"),
     "other test inputs": (dict(inputs={"a": X}, test=({"b": X}, Y)), "training inputs 'a' and test inputs 'b'"),
     "a name that is no keyword": (dict(inputs={"my age": X}), "got the name 'my age', expected a keyword"),
+    "a name that is zero": (dict(inputs={0: X}), "got the name 0, expected a keyword"),
+    "an empty name": (dict(inputs={"": X}), "got the name '', expected a keyword"),
     "no arrays": (dict(inputs={}), "got no arrays"),
     "images, too": (dict(train_images=X), "got train_images and inputs, expected images and labels, or inputs"),
     "no test rows": (dict(test=None), "got no test"),
