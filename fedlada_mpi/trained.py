@@ -311,7 +311,9 @@ class Run:
             raise UserError("evaluate: got inputs or targets alone, expected both, or none for the run's test examples")
         else:
             self._refuse_raw_arrays()
-        truth = rows_of(targets, "targets")
+        truth, stored = rows_of(targets, "targets"), self._about.targets
+        if truth.dtype == bool and stored is not None:  # which ``Data`` takes for numbers of classes, too
+            truth = truth.astype(stored.dtype)
         if self._about.image and truth.ndim == 1:
             check_shapes(self._pixels(inputs), truth, "evaluate:")
             classes = len(self._images["classes"])

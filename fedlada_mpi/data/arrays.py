@@ -202,7 +202,7 @@ class Data:
             )
         if not len(self.clients):
             raise UserError("data: got no clients, expected at least one array of indices")
-        if isinstance(self.clients, np.ndarray) and self.clients.shape == (rows, 1):
+        if tuple(getattr(self.clients, "shape", ())) == (rows, 1):
             raise UserError(
                 f"data: clients: got shape [{rows}, 1], expected the owner of each row, [{rows}] as by clients[:, 0], "
                 "or a list of index arrays"

@@ -18,8 +18,8 @@ def inputs_of(given: Any, what: str) -> Inputs:
     if isinstance(given, Mapping):
         if not given:
             raise UserError(f"{what}: got no arrays, expected at least one")
-        if odd := next((name for name in given if not isinstance(name, str) or not is_name(name)), None):
-            raise UserError(f"{what}: got the name {shortened(odd)}, expected a keyword of the model, such as 'age'")
+        if odd := [name for name in given if not isinstance(name, str) or not is_name(name)]:
+            raise UserError(f"{what}: got the name {shortened(odd[0])}, expected a keyword of the model, such as 'age'")
         return {name: _rows(rows, f"{what} {name!r}") for name, rows in given.items()}
     return _rows(given, what)
 
@@ -73,8 +73,12 @@ def like(stored: Stored, given: Any, what: str) -> Rows:
     if stored.values and values.size and (values.min() < 0 or values.max() >= stored.values):
         odd = values.min() if values.min() < 0 else values.max()
         raise UserError(f"{what}: got {odd}, expected 0 to {stored.values - 1}, as in training")
-    floats = stored.dtype[0] == "f" and values.dtype.kind != "f"
-    return with_values(rows, values.astype(stored.dtype)) if floats else rows
+    if stored.dtype == "bool" and not np.isin(values, (0, 1)).all():
+        raise UserError(f"{what}: got {values.dtype} other than 0 and 1, expected bool")
+    # A model's operations, such as ~ and looking up, take truth values and integers for different things.
+    kinds = values.dtype.kind, np.dtype(stored.dtype).kind
+    other = kinds[0] != "f" and kinds[0] != kinds[1] and (kinds[1] == "f" or "b" in kinds)
+    return with_values(rows, values.astype(stored.dtype)) if other else rows
 
 
 def _is_row(row: object) -> bool:
@@ -115,8 +119,8 @@ def names_of(given: Any, what: str) -> np.ndarray:
 def stacked(sets: dict[Any, Any], what: str) -> tuple[Any, Any, list[str | int]]:
     """All pairs of some data sets: inputs, targets and the owner of each."""
     xs, ys, owners = [], [], []
-    if odd := next((name for name in sets if not isinstance(name, (str, int))), None):
-        raise UserError(f"data: {what} data sets: got the name {shortened(odd)}, expected text or an integer")
+    if names := [name for name in sets if not isinstance(name, (str, int))]:
+        raise UserError(f"data: {what} data sets: got the name {shortened(names[0])}, expected text or an integer")
     if len({str(name) for name in sets}) < len(sets):
         raise UserError(f"data: {what} data sets: got names that read the same, such as 1 and '1', expected others")
     for name, dataset in sets.items():

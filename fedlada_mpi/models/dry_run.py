@@ -19,6 +19,7 @@ from .parameters import dense, dtype_of, outputs_with, refuse_untrainable, tenso
 BATCHES = (1, 2, 3, 7)  # images; clients' batches have many sizes, and are padded
 # Added to every parameter, at most, as a model may act on its weights only where they are large; None: they are zero.
 CHANGES = (0.01, 1.0, 30.0, None)
+LARGE = 1000  # integers whose range is not known
 ROUNDING = 1e-6  # added to parameters, at most, to see how much a model makes of it
 DRAWS = 3  # by Dropout, of which one may keep the same elements in two batches by chance
 CLOSE, NEGLIGIBLE = 1e-3, 1e-5  # of the outputs of an image
@@ -41,6 +42,7 @@ def dry_run(model: str, module: object, expected: tuple[int, ...] | None, form: 
     trial.refuse_state()
     trial.refuse_mixed_images()
     trial.refuse_sizes_that_matter()
+    _refuse_mixed_integers(model, module, expected, form)
     trial.refuse_changes_of_parameters()
     trial.refuse_other_values()
     trial.refuse_no_gradient()
@@ -49,13 +51,26 @@ def dry_run(model: str, module: object, expected: tuple[int, ...] | None, form: 
     return module
 
 
-class _Trial:
-    """A module of a user's, and examples that it is tried on."""
+def _refuse_mixed_integers(model: str, module: nn.Module, expected: tuple[int, ...] | None, form: Form) -> None:
+    """With large ones, too: of 0 and 1 a model that divides by thousands makes next to nothing."""
+    if not form.unbounded:
+        return
+    trial = _Trial(model, module, expected, form, LARGE)
+    try:
+        trial.outputs(training=False)
+    except UserError:  # as where the model looks them up in a table
+        return
+    trial.refuse_mixed_images()
+    trial.refuse_sizes_that_matter()
 
-    def __init__(self, model: str, module: nn.Module, expected: tuple[int, ...] | None, form: Form):
+
+class _Trial:
+    """A module of a user's, and examples that it is tried on; ``most``: their largest integer, if that is not known."""
+
+    def __init__(self, model: str, module: nn.Module, expected: tuple[int, ...] | None, form: Form, most: int = 1):
         self.model, self.module, self.expected, self.form = model, module, expected, form
         self.draw = torch.Generator().manual_seed(0)
-        self.images, self.others = (form.random(BATCHES[-1], draw=self.draw) for _ in range(2))
+        self.images, self.others = (form.random(BATCHES[-1], draw=self.draw, most=most) for _ in range(2))
 
     def outputs(
         self, training: bool, count: int = BATCHES[-1], draws: Draws | None = None, images: Stored | None = None

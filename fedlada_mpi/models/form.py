@@ -100,14 +100,24 @@ class Form:
         assert isinstance(self.arrays, Mapping)
         return {name: number(array, (*lead, *array.shape)) for name, array in self.arrays.items()}
 
-    def random(self, *lead: int, draw: torch.Generator, dtype: torch.dtype = torch.float32) -> Stored:
-        """Examples to try a model on: normal numbers of type ``dtype``, integers of their range, and truth values."""
+    @property
+    def unbounded(self) -> bool:
+        """Whether there are integers whose range is not known, such as the negative ones of scans."""
+        arrays = [self.arrays] if isinstance(self.arrays, Array) else self.arrays.values()
+        return any(self.tokens(array) and not array.values for array in arrays)
+
+    def random(self, *lead: int, draw: torch.Generator, dtype: torch.dtype = torch.float32, most: int = 1) -> Stored:
+        """Examples to try a model on: normal numbers of type ``dtype``, integers of their range, and truth values.
+
+        Integers whose range is not known are 0 to ``most``; beyond 1, and where their type has them, negative, too.
+        """
 
         def number(array: Array, shape: tuple[int, ...]) -> Tensor:
             if array.dtype == "bool":
                 return torch.randint(2, shape, generator=draw).bool()
             if self.integers(array):
-                return torch.randint(max(array.values, 1), shape, generator=draw)
+                signed = not array.values and most > 1 and array.dtype.startswith("int")
+                return torch.randint(-most if signed else 0, array.values or most + 1, shape, generator=draw)
             return torch.randn(shape, generator=draw, dtype=dtype)
 
         return self.made(lead, number)

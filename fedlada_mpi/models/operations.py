@@ -389,14 +389,17 @@ class Operations(General):
         if len(x.axes.shape) < 2 or p == 1:
             return None
 
+        axes, atoms = x.axes, Axes.plain(x.axes.sizes)
+
         def run(stack: Stack, value: Tensor) -> Tensor:
+            value = axes.as_seen(value)
             noise = value.new_empty(*value.shape[:3], *(1,) * (value.dim() - 3))
             with stack.draws or nullcontext():
                 noise.bernoulli_(1 - p)
-            return value * noise.div_(1 - p)
+            kept = value * noise.div_(1 - p)
+            return atoms.arranged(kept.reshape(*kept.shape[:2], *axes.sizes), axes.order)
 
-        x = self.seen(x)
-        return self.emit(run, [x], x.axes)
+        return self.emit(run, [x], axes)
 
     def stochastic_depth(self, x: Value, p: float, mode: str, training: bool = True) -> Value:
         """torchvision's: an image, or all of a client's batch, skips a branch."""

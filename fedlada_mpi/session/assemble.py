@@ -312,6 +312,10 @@ class Session:
         c = self.config
         if not self.about.image and c.augment == "paper":
             raise UserError("--augment paper: flips and crops are for images, and this data has none: leave it out")
+        shape = () if self.about.targets is None else self.about.targets.shape
+        if c.augment == "paper" and len(shape) > 1:
+            what = f"it would flip and crop images, and leave their targets {list(shape)} as they are"
+            raise UserError(f"--augment paper: {what}: leave it out")
         return tasks.create(c.task, self.about, c.loss, c.metrics)
 
     def _scores(self) -> Scores:

@@ -126,6 +126,11 @@ class Plan:
     directory: str  # of the shards
     start: int  # the round that the run goes on after, or claim.FINISHED
 
+    @property
+    def message(self) -> dict[str, Any]:
+        """The fields; ``asdict`` would copy users' objects, which may be large models, or none that can be copied."""
+        return {**vars(self)}
+
     def config(self, request: Request) -> Config:
         # JSON has the names of objects that every rank was given.
         given = {name: value for name, value in request.settings.items() if isinstance(value, Given)}

@@ -51,6 +51,7 @@ def dry_run(name: str, task: Task, outputs: Tensor, targets: Tensor) -> None:
     if differ.any():
         column = scores.columns[int(differ.nonzero()[0])]
         raise UserError(f"{what}: two calls on the same examples differ in {column}: keep no state, and draw nothing")
+    _refuse_mixed_metrics(what, scores, outputs.detach(), targets)
 
 
 def _check_number(what: str, loss: Any) -> None:
@@ -110,6 +111,23 @@ def _refuse_mixed(what: str, task: Task, outputs: Tensor, targets: Tensor, found
             f"{what}: the loss of an example depends on the others of its batch: give batch_loss(outputs, targets, "
             "present) instead, with present False for padding"
         )
+
+
+def _refuse_mixed_metrics(what: str, scores: Scores, outputs: Tensor, targets: Tensor) -> None:
+    """Metrics are added up over batches of any size, so an example's may not depend on the others."""
+    half = len(outputs) // 2
+    if not half:
+        return
+    halves = [scores.each(outputs[part], targets[part]) for part in (slice(None, half), slice(half, None))]
+    together, apart = scores.each(outputs, targets), torch.cat(halves, 1)
+    for column, whole, own in zip(scores.columns, together, apart, strict=True):
+        of_loss = column.partition(".")[0] == "loss"  # which is tried by itself
+        size = float(whole.abs().nan_to_num(posinf=0.0).mean())
+        if not of_loss and not own.allclose(whole, CLOSE, CLOSE * size, equal_nan=True):
+            raise UserError(
+                f"{what}: {column} of an example depends on the others of its batch: make the shapes of outputs and "
+                "targets equal first, as by outputs[:, 0], or give fedlada_mpi.whole(function)"
+            )
 
 
 def _shown(value: Any) -> str:

@@ -29,7 +29,7 @@ class Scores:
 
     def __init__(self, task: Task, output_shape: tuple[int, ...]):
         self.task, self.output_shape = task, output_shape
-        self.own_code = not task.name  # a built-in task has a name
+        self.own_code = not vars(type(task)).get("name")  # a built-in task has a name, which its subclasses inherit
         self.of_batches = task.batch_loss is not None  # whether an example's loss depends on the others of its batch
         self.metrics = {name: as_metric(given) for name, given in task.metrics.items()}
         self.summed = {name: metric for name, metric in self.metrics.items() if not metric.whole}

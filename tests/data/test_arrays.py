@@ -208,6 +208,13 @@ def test_torch_data_sets(written):
         Data.from_datasets([[3]], test=Pairs(1))
 
 
+def test_masks_of_truth_values_are_classes(written):
+    masks = np.arange(24).reshape(6, 2, 2) % 3 == 0
+    manifest, shard, test = written(inputs=X, targets=masks, clients=OWNERS, test=(X, masks), task="segmentation")
+    assert (manifest.classes, shard.targets.dtype) == (2, np.uint8)
+    np.testing.assert_array_equal(test[1], masks)
+
+
 def good(**changes):
     return {**dict(inputs=X, targets=Y, clients=OWNERS, test=(X, Y)), **changes}
 
@@ -238,10 +245,13 @@ REFUSED = {
     "fewer owners of test rows": (dict(test=(X, Y, OWNERS[:5])), r"got shape \[5\], expected one for each of 6"),
     "a client without rows": (dict(clients=[[0, 1], []]), "client 1 has no rows"),
     "owners in a column": (dict(clients=np.arange(6)[:, None]), r"clients: got shape \[6, 1\], expected the owner of"),
+    "owners in a column of torch": (dict(clients=torch.arange(6)[:, None]), r"clients: got shape \[6, 1\], expected"),
     "an index beyond the rows": (dict(clients=[[0, 6]]), "got index 6, expected 0 to 5"),
     "other test columns": (dict(test=(X[:, :2], Y)), r"inputs of float32 \[3\] and test inputs of float32 \[2\]"),
     "other test inputs": (dict(inputs={"a": X}, test=({"b": X}, Y)), "training inputs 'a' and test inputs 'b'"),
     "a name that is no keyword": (dict(inputs={"my age": X}), "got the name 'my age', expected a keyword"),
+    "a name that is zero": (dict(inputs={0: X}), "got the name 0, expected a keyword"),
+    "an empty name": (dict(inputs={"": X}), "got the name '', expected a keyword"),
     "no arrays": (dict(inputs={}), "got no arrays"),
     "images, too": (dict(train_images=X), "got train_images and inputs, expected images and labels, or inputs"),
     "no test rows": (dict(test=None), "got no test"),

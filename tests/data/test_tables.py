@@ -236,6 +236,10 @@ def test_npz_of_arrays(tmp_path):
         (dict(train_inputs=np.full((4, 4), np.nan)), "training inputs: got nan in row 0"),
         (dict(test_clients=np.ones(2)), "test_clients alone"),
         (dict(train_clients=np.ones(3)), "one owner per training row"),
+        (
+            dict(train_clients=np.arange(1, 5), test_clients=np.array([0, 9])),
+            "test rows of '0', who has no training rows",
+        ),
         (dict(train_clients=np.arange(4), test_clients=np.array([3, 9])), "test rows of '9', who has no training rows"),
         (dict(task=np.array("magic")), "task 'magic', expected one of classification"),
         (dict(train_targets=None, test_targets=None), "expected them, or tokens"),

@@ -230,6 +230,10 @@ LAYERS = {
     ),
     "borders": (lambda self, x: self.b(self.a(x)), MAP, dict(a=nn.ReflectionPad2d(2), b=nn.ReplicationPad2d(1))),
     "dropout of channels": (lambda self, x: self.b(self.a(x)), MAP, dict(a=nn.Dropout2d(0.4), b=nn.Conv2d(4, 2, 1))),
+    "dropout of channels before a flattened map": (
+        lambda self, x: self.b(self.a(x.relu()).flatten(1))[:, None, None], MAP,
+        dict(a=nn.Sequential(nn.Conv2d(4, 2, 3), nn.Dropout2d(0.4)), b=nn.LazyLinear(3)),
+    ),
     "bilinear product": (lambda self, x: x @ self.a.weight @ self.a.weight.T, ROWS, dict(a=nn.Linear(8, 8))),
 }  # fmt: skip
 

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from fedlada_mpi import models
 from fedlada_mpi.algorithms import resolve
@@ -16,6 +17,7 @@ from fedlada_mpi.rounds.gradients import GenericEngine, create_engine
 from fedlada_mpi.support.errors import UserError
 from fedlada_mpi.support.randomness import Draws
 from fedlada_mpi.support.user_code import Given
+from fedlada_mpi.tasks import About, Array
 
 OWN = """
 import random
@@ -454,6 +456,24 @@ def test_refused(name):
         models.build(f"users_own:{name}", 3, (8, 8, 2))
     assert str(found.value).startswith("--model")
     assert REFUSED[name] in str(found.value)
+
+
+@pytest.mark.parametrize("divisor", [1, 1000])
+def test_a_model_of_integers_whose_range_is_not_known_may_not_mix_them(divisor):
+    """Such as the negative ones of scans; a model may look up 0 and 1 in a table all the same."""
+    about = About(Array("int16", (5,)), outputs=(3,))
+
+    class Centred(nn.Linear):
+        def forward(self, x):
+            x = x.to(self.weight.dtype) / divisor
+            return super().forward(x - x.mean(0))
+
+    with pytest.raises(UserError, match=r"the outputs of an example depend on the (other|number of) examples"):
+        models.build(Given(lambda about: Centred(5, 3)), (3,), about)
+    table = models.build(
+        Given(lambda about: nn.Sequential(nn.Embedding(2, 3), nn.Flatten(), nn.Linear(15, 3))), (3,), about
+    )
+    assert not table.untraceable_because
 
 
 @pytest.mark.parametrize("name", ["in_place", "own_gradient", "clamped_outputs", "clamped_gradients", "changed_inputs"])

@@ -124,6 +124,28 @@ def test_losses_that_would_be_wrong(kind, words):
         dry_run("mine", kind(ABOUT), OUTPUTS, TARGETS)
 
 
+class MixedMetric(Squared):
+    metrics = {"mae": lambda outputs, targets: (outputs - targets).abs().mean(1)}
+
+
+class BySize(Squared):
+    metrics = {"share": lambda outputs, targets: (squared(outputs, targets), torch.full_like(targets, len(targets)))}
+
+
+@pytest.mark.parametrize(("kind", "column"), [(MixedMetric, "mae"), (BySize, "share.1")])
+def test_metrics_that_depend_on_the_batch(kind, column):
+    with pytest.raises(UserError, match=f"{column} of an example depends on the others of its batch: make the shapes"):
+        dry_run("mine", kind(ABOUT), OUTPUTS, TARGETS)
+
+
+class Undefined(Squared):
+    metrics = {"never": lambda outputs, targets: targets * torch.nan, "most": lambda outputs, targets: targets / 0}
+
+
+def test_metrics_may_be_undefined():
+    dry_run("mine", Undefined(ABOUT), OUTPUTS, TARGETS)
+
+
 def test_a_loss_of_a_batch_that_leaves_padding_out():
     dry_run("mine", Present(ABOUT), OUTPUTS, TARGETS)
 

@@ -379,6 +379,55 @@ def test_arrays_that_only_clients_can_normalise_are_refused(there):
             asked()
 
 
+def test_truth_values_and_integers_are_taken_as_in_training(there):
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = nn.Linear(FEATURES, 2)
+
+        def forward(self, x, out):
+            return self.own(x * ~out)
+
+    x, *_ = arrays()
+    inputs, classes = {"x": x, "out": x > 0.5}, x[:, 0] > 0
+    data = Data(inputs=inputs, targets=classes, clients=np.arange(len(x)) % 3, test=(inputs, classes))
+    run = train(data=data, model=Masked().double(), data_dir=f"{there}/data", out=f"{there}/run", **PLAIN)
+    assert run.evaluate(inputs, classes) == run.evaluate(inputs, classes.astype(int)) == run.evaluate()
+    whole_numbers = {**inputs, "out": inputs["out"].astype(int)}
+    np.testing.assert_array_equal(run.predict(whole_numbers, True), run.predict(inputs, True))
+    with pytest.raises(UserError, match="inputs out: got int64 other than 0 and 1, expected bool"):
+        run.predict({**inputs, "out": 2 * whole_numbers["out"]})
+
+
+def test_flips_and_crops_of_images_with_masks_are_refused(there):
+    draw = np.random.default_rng(0)
+    pictures = draw.integers(0, 256, (12, 4, 4, 1), np.uint8)
+    masks = (pictures[..., 0] > 127).astype(np.uint8)
+    data = Data(inputs=pictures, targets=masks, clients=np.arange(12) % 3, test=(pictures, masks), task="segmentation")
+    given = {**PLAIN, "model": "fcn", "data_dir": f"{there}/data", "out": f"{there}/run", "augment": "paper"}
+    with pytest.raises(UserError, match=r"flip and crop images, and leave their targets \[4, 4\] as they are"):
+        train(data=data, **given)
+
+
+class Uncopied:
+    """An augmentation that cannot be copied."""
+
+    def __call__(self, batch):
+        return 2 * batch
+
+    def __deepcopy__(self, memo):
+        raise TypeError("not to be copied")
+
+
+def test_objects_need_not_be_copied(data, there):
+    given = {**PLAIN, "model": linear(), "data_dir": f"{there}/data"}
+    runs = [
+        train(data=data, augment=augment, out=f"{there}/{place}", **given)
+        for place, augment in {"object": Uncopied(), "function": lambda batch: 2 * batch}.items()
+    ]
+    assert runs[0].evaluate() == runs[1].evaluate()
+
+
 def test_tokens_that_training_did_not_have_are_refused(there):
     data = Data(inputs=[[0, 1, 2]] * 4, clients=[0, 0, 1, 1], test=([[0, 1, 2]],))
     run = train(data=data, model=nn.Embedding(3, 3).double(), data_dir=f"{there}/data", out=f"{there}/run", **PLAIN)

@@ -10,7 +10,19 @@ import torch
 
 from fedlada_mpi.rounds.evaluate import batch_size
 from fedlada_mpi.support.errors import UserError
-from fedlada_mpi.tasks import About, Array, Metric, Task, create, next_token, own, segmentation, summed, whole
+from fedlada_mpi.tasks import (
+    About,
+    Array,
+    Metric,
+    Regression,
+    Task,
+    create,
+    next_token,
+    own,
+    segmentation,
+    summed,
+    whole,
+)
 from fedlada_mpi.tasks.classification import NO_CLASS, Classification, predicted
 from fedlada_mpi.tasks.scores import ClassScores, Scores
 
@@ -39,6 +51,18 @@ def scores(**metrics) -> Scores:
 def values(of: Scores) -> dict:
     sums = [*of.totals(OUTPUTS, TARGETS).tolist(), len(TARGETS)]
     return of.values(sums) | of.of_all(OUTPUTS.numpy(), TARGETS.numpy())
+
+
+def test_a_subclass_of_a_built_in_task_is_users_code():
+    """Its metrics get copies, which they may sort."""
+
+    class Sorting(Regression):
+        metrics = {"least": whole(lambda outputs, targets: targets.sort() or targets[0])}
+
+    scores, targets = Scores(Sorting(ABOUT), (1,)), np.array([3.0, 1.0])
+    assert scores.own_code
+    assert scores.of_all(np.zeros((2, 1)), targets) == {"least": 1.0}
+    np.testing.assert_array_equal(targets, [3.0, 1.0])
 
 
 def test_a_mean_and_a_quotient_of_totals():

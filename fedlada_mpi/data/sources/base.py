@@ -205,9 +205,9 @@ def listed(examples: ImageSet | ArraySet, classes: Sequence[str], where: Path | 
     if named_classes == [str(label) for label in range(len(named_classes))] and not {*named_classes} <= {*number}:
         named_classes = []  # numbers of the list
     if named_classes:
-        if unknown := next((name for name in named_classes if name not in number), None):
+        if unknown := [name for name in named_classes if name not in number]:
             known = ", ".join(classes[:10])
-            raise UserError(f"{where}: got class {shortened(unknown)}, expected one of --classes: {known}")
+            raise UserError(f"{where}: got class {shortened(unknown[0])}, expected one of --classes: {known}")
         # Labels without a name are refused with those that are too large.
         numbers = np.array([number[name] for name in named_classes], np.int64)
         if all(part.ndim == 1 and part.dtype.kind in "iub" for part in (targets, tests)):
@@ -286,9 +286,9 @@ def _check_owners(examples: ArraySet, where: Path | str) -> None:
     if examples.owners is None:
         raise UserError(f"{where}: got owners of the test rows alone, expected those of the training rows, too")
     known = {str(owner) for owner in np.unique(examples.owners).tolist()}
-    if unknown := next((name for name in np.unique(examples.test_owners).tolist() if str(name) not in known), None):
+    if unknown := [name for name in map(str, np.unique(examples.test_owners).tolist()) if name not in known]:
         names = ", ".join(sorted(known)[:10])
-        raise UserError(f"{where}: test rows of {str(unknown)!r}, who has no training rows, expected one of {names}")
+        raise UserError(f"{where}: test rows of {unknown[0]!r}, who has no training rows, expected one of {names}")
 
 
 def _check_task(examples: ArraySet, where: Path | str) -> None:
@@ -321,7 +321,7 @@ def _check_task(examples: ArraySet, where: Path | str) -> None:
 
 
 def _check_masks(examples: ArraySet, where: Path | str) -> None:
-    """Masks are bytes; other integers become them where they fit."""
+    """Masks are bytes; truth values and other integers become them where they fit."""
     masks = examples.targets, examples.test_targets
     for part in masks:
         small = part.dtype.kind in "biu" and part.min() >= 0 and part.max() <= IGNORED
@@ -330,7 +330,7 @@ def _check_masks(examples: ArraySet, where: Path | str) -> None:
             raise UserError(f"{where}: masks are {got}, expected the class of each pixel, 0 to 254, {IGNORED} for none")
     if (masks[0] == IGNORED).all():
         raise UserError(f"{where}: all pixels of the masks are {IGNORED}, which is none, expected some with a class")
-    if masks[0].dtype.kind == "i":
+    if masks[0].dtype.kind in "bi":
         examples.targets, examples.test_targets = (part.astype(np.uint8) for part in masks)
 
 

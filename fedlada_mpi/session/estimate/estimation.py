@@ -11,7 +11,7 @@ import time
 import zlib
 from collections import Counter
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, astuple, replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,7 +53,7 @@ def estimate(request: Request, ranks: int = 0) -> Estimate | None:
     """
     alone = one_at_a_time("a world of several ranks") if several_ranks() else nullcontext()
     with alone, World() as world, ExitStack() as around:
-        plan = Plan(**world.broadcast_json(world.on_root(lambda: asdict(_plan(request, world, ranks)))))
+        plan = Plan(**world.broadcast_json(world.on_root(lambda: _plan(request, world, ranks).message)))
         config, directory, ranks = plan.config(request), Path(plan.directory), ranks or world.size
         world.limit_waiting(config.patience, "--patience sets the limit", lambda: None)
         before = time.perf_counter()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from ...mpi import RankLost, World
@@ -105,11 +104,11 @@ class Attempts:
         world, request = self.world, self.request
         if self.plan is None:
             made = world.on_root(self._make_plan)
-            message = world.broadcast_json(asdict(made) if made else {})
+            message = world.broadcast_json(made.message if made else {})
             if not message:  # the settings depend on what the silos have
                 self.silos = SiloData(world, request.silo_dir, request.named_silos())
                 made = world.on_root(self._make_plan)
-                message = world.broadcast_json(asdict(made) if made else None)
+                message = world.broadcast_json(made.message if made else None)
             self.plan = Plan(**message)
             self.start = self.plan.start
         config = self.config
