@@ -14,7 +14,6 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 
 from ..analysis.drawing import Planned, Style, from_zero, legend_below, panels, whole_numbers, within_percent
-from ..analysis.groups import slug
 from ..analysis.load import RecordedRun
 from ..analysis.series import of_part
 from ..analysis.setups import in_words, setting_name
@@ -56,8 +55,8 @@ class Trial(NamedTuple):
 class Landscape(NamedTuple):
     """What the trials of one method have shown."""
 
-    method: str
-    title: str  # its name
+    slug: str  # of the method, in names of files
+    title: str
     space: dict[str, Domain]
     trials: list[Trial]
     rungs: list[Rung]
@@ -66,7 +65,7 @@ class Landscape(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"landscape_{slug(self.method)}"
+        return f"landscape_{self.slug}"
 
     @property
     def value_name(self) -> str:

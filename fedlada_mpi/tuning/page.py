@@ -13,7 +13,7 @@ import numpy as np
 
 from ..analysis import drawing, elements
 from ..analysis.elements import Section
-from ..analysis.groups import Stat, method_names, slug
+from ..analysis.groups import Stat, method_names, slugs
 from ..analysis.load import RecordedRun, read
 from ..analysis.page import assemble, write_tables
 from ..analysis.setups import in_words, setting_name
@@ -94,7 +94,8 @@ def _landscape(plan: TunePlan, search: MethodSearch, state: State, objective: Me
         trials.append(Trial(number, point, outcomes, runs(course[-1][0]) if course else None))
     winner = state.winners.get(search.method)
     title, best = method_names(plan.methods)[search.method], winner.trial if winner else None
-    return Landscape(search.method, title, search.space, trials, plan.rungs, best, objective)
+    slug = slugs(plan.methods)[search.method]
+    return Landscape(slug, title, search.space, trials, plan.rungs, best, objective)
 
 
 def _costs(plan: TunePlan, state: State, runs: _Runs) -> dict[tuple[int, str], Cost]:
@@ -284,7 +285,7 @@ def _trials(plan: TunePlan, search: MethodSearch, one: Landscape) -> Table:
         ),
         *(Column("rounds"), Column("time"), Column("", numeric=False)),
     ]
-    return Table(f"trials_{slug(search.method)}", one.title, columns, rows)
+    return Table(f"trials_{one.slug}", one.title, columns, rows)
 
 
 def _value(name: str, value: object) -> Cell:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..analysis.groups import slugs
 from ..experiments import PlannedRun, progress
 from ..rundir.columns import ACCURACY, Metric
 from ..rundir.files import write_atomically
@@ -19,8 +20,7 @@ from .search import State, Winner
 
 def settings_file(plan: TunePlan, method: str) -> Path:
     """Where the winner's settings are: ``tuned.toml``, or of several methods one file each."""
-    safe = "".join(c if c.isalnum() or c in "_." else "-" for c in method)
-    return plan.root / ("tuned.toml" if len(plan.methods) == 1 else f"tuned-{safe}.toml")
+    return plan.root / ("tuned.toml" if len(plan.methods) == 1 else f"tuned-{slugs(plan.methods)[method]}.toml")
 
 
 def command(path: Path) -> str:

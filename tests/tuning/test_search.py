@@ -5,6 +5,7 @@ import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -281,6 +282,20 @@ def test_methods_of_one_name_are_told_apart_on_the_page(tmp_path):
     for method in methods:
         # As a winner, in the costs of three rungs and of the winners' runs, and above its trials.
         assert text.count(f"Mine ({method.removesuffix(':Mine')})") >= 6
+
+
+def test_methods_whose_letters_are_the_same_have_files_of_their_own(tmp_path):
+    methods = [f"{tmp_path}/{name}.py:Mine" for name in ("my-own", "my_own")]
+    for method in methods:
+        text = "from fedlada_mpi.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+        Path(method.removesuffix(":Mine")).write_text(text)
+    tables = {**PLAN, "base": {**PLAN["base"], "algorithm": methods}, "tune": {**PLAN["tune"], **SMALL}}
+    one = Search(parse_plan(tables, "p", tmp_path / "p"), Pretended(), say=lambda _: None)
+    assert one.run() == 0
+    written = results.write_settings(one.plan, one.state())
+    assert [load(path)["algorithm"] for path in written] == methods
+    page.write(one.plan, one.state())
+    assert len(list(one.plan.root.rglob("landscape_*.svg"))) == 2
 
 
 def test_an_undefined_score_is_the_worst(tmp_path, monkeypatch):
