@@ -85,15 +85,17 @@ def _agree(world: World, config: Config, name: str, gpu: bool, asked: int | None
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     secret = X25519PrivateKey.generate()
     mine = {"name": name, "key": secret.public_key().public_bytes_raw().hex(), "nonce": os.urandom(16).hex()}
-    everyone = world.allgather_json({**mine, "gpu": gpu})
+    everyone = world.allgather_json({**mine, "gpu": gpu, "signs": bool(name and config.silo_keys)})
     silos = {str(each["name"]): each for each in everyone if each["name"]}
     world.collectively(lambda: _check(everyone, mine, world.size))
+    world.collectively(lambda: _refuse_unsigned(everyone, bool(name and config.silo_keys)))
     # Not what may differ from silo to silo, such as paths.
     settings = {each: value for each, value in config.record().items() if fixes_result(each)}
     received = world.heard.hexdigest()  # the data that silos have agreed on, for instance
     described = json.dumps([everyone, settings, config.secure_neighbours, about, received], sort_keys=True)
     transcript = hashlib.sha256(described.encode()).digest()
-    if config.silo_keys:
+    signed = any(each["signs"] for each in everyone)  # where all silos do; the server need not have their keys
+    if signed:
         signature = world.collectively(lambda: _signature(config, name, transcript))
         signatures = world.allgather_json(signature)
         names = [str(each["name"]) for each in everyone]
@@ -104,7 +106,7 @@ def _agree(world: World, config: Config, name: str, gpu: bool, asked: int | None
     near = graph.neighbours(ordered.index(name), len(ordered), degree) if name else []
     keys = {ordered[i]: _pair_key(secret, name, silos[ordered[i]], transcript) for i in near}
     cipher = CHACHA if any(each["gpu"] for each in everyone) else AES
-    return Epoch(ordered, name, cipher, bool(config.silo_keys), degree, keys)
+    return Epoch(ordered, name, cipher, signed, degree, keys)
 
 
 def _check(everyone: Sequence[Mapping[str, Any]], mine: Mapping[str, Any], ranks: int) -> None:
@@ -120,6 +122,13 @@ def _check(everyone: Sequence[Mapping[str, Any]], mine: Mapping[str, Any], ranks
         raise PublicError(f"the server has passed on the keys of {len(names)} of {ranks - 1} silos")
     if len({str(each["key"]) for each in everyone}) < ranks:
         raise PublicError("the server has passed on one key as that of two ranks")
+
+
+def _refuse_unsigned(everyone: Sequence[Mapping[str, Any]], signs: bool) -> None:
+    """Where a silo signs, all do, whatever the server says of them."""
+    unsigned = [str(each["name"]) for each in everyone if each["name"] and not each["signs"]]
+    if unsigned and (signs or len(unsigned) < sum(bool(each["name"]) for each in everyone)):
+        raise PublicError(f"--silo-keys: got none for {some(unsigned)}, and other silos have theirs: give it to all")
 
 
 def _signature(config: Config, name: str, transcript: bytes) -> str:

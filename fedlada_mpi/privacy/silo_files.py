@@ -6,11 +6,14 @@ sent. A round is therefore never sent again with other silos, after a loss or by
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
 from contextlib import suppress
 from pathlib import Path
+
+import numpy as np
 
 from ..settings import Config
 from ..support import disk
@@ -19,6 +22,28 @@ from ..support.inputs import parse_json, read_bytes
 
 FOLDER, LOG, ROUNDS = "silos", "log.txt", "rounds.jsonl"
 SEVERAL = "several"  # in place of a digest
+
+
+def inputs_digest(config: Config, data: str, sizes: np.ndarray) -> str:
+    """Of what the first model and the batches of a silo follow from; ``data``: its digest, ``sizes``: its clients'.
+
+    Sums of runs that differ in other settings, such as a rate, may still be so close that their difference tells what
+    one silo has sent. So may those from two files of ``--init``, and one file has several names.
+    """
+    seed = config.seed if seed_matters(config) or not same_batches(config, sizes) else None
+    # Where "" is, version 1.0 had --init.
+    return hashlib.sha256(json.dumps([data, seed, config.model, ""]).encode()).hexdigest()
+
+
+def same_batches(config: Config, sizes: np.ndarray) -> bool:
+    """Whether clients of these sizes have the same batches in every round, and with any seed."""
+    whole = len(sizes) > 0 and (not config.batch_size or bool(np.all(sizes <= config.batch_size)))
+    return whole and config.augment == "none" and config.dp == "none"
+
+
+def seed_matters(config: Config) -> bool:
+    """Whether the first model is another one with another seed; that of a user or a library may come from a file."""
+    return not config.init and ":" not in config.model
 
 
 def silo_folder(config: Config, name: str) -> Path:

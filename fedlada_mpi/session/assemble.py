@@ -32,7 +32,7 @@ from ..privacy.budget import Budget, SiloBudget
 from ..privacy.masks import Masks
 from ..privacy.mechanism import Mechanism
 from ..privacy.names import own_name
-from ..privacy.silo_files import SiloFiles, silo_folder
+from ..privacy.silo_files import SiloFiles, inputs_digest, same_batches, seed_matters, silo_folder
 from ..rounds import aggregate
 from ..rounds.aggregate import PrivateSecureSums, PrivateSums, SecureSums
 from ..rounds.augmentation import Augmentation
@@ -60,9 +60,6 @@ from ..tasks.own import objective_of
 from .loading import Loading
 from .run_data import RUN, RunData, SharedShards
 
-# The settings by which two runs begin with the same model and batches. Sums of runs that differ in others, such as a
-# rate, may still be so close that their difference tells what one silo has sent.
-DECIDES_START = ("seed", "model", "init")
 TRIED = 4  # examples, of which one may be without an event or a class
 
 
@@ -151,8 +148,8 @@ class Session:
         self.world.conceal = None
         if not self.silo_name:
             return None
-        start = [self.data.own_digest, *(getattr(config, name) for name in DECIDES_START)]
-        inputs = hashlib.sha256(json.dumps(start).encode()).hexdigest()
+        sizes = self.data.sizes_of(self.owners.clients_of[self.world.rank])
+        inputs = inputs_digest(config, self.data.own_digest, sizes)
         files = SiloFiles(self.data.log_folder or silo_folder(config, self.silo_name), self.silo_name, inputs)
         if self.world.rank:
             self.world.conceal = files.conceal
@@ -289,12 +286,11 @@ class Session:
 
     def _refuse_same_batches(self, sizes: np.ndarray) -> None:
         """After void rounds the model is as it was; sums of it again, over other silos, must be of other batches."""
-        c = self.config
-        whole = len(sizes) > 0 and (not c.batch_size or bool(np.all(sizes <= c.batch_size)))
-        if whole and c.augment == "none" and c.dp == "none":
+        if same_batches(self.config, sizes):
+            other_model = "another --seed, or " if seed_matters(self.config) else ""
             raise PublicError(
                 f"round {self.void_until} was sent with other silos, and with whole data sets as batches the next "
-                "rounds would repeat its sums: give another --seed, or a smaller --batch-size"
+                f"rounds would repeat its sums: give {other_model}a smaller --batch-size"
             )
 
     def _counts(self, loss: ClientLoss, examples: Examples) -> Tensor | None:

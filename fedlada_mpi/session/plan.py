@@ -103,6 +103,11 @@ class Request:
                     f"--{flag(name)}: got {shown(got)} from the server, expected {shown(expected)}, with which this "
                     "silo was started"
                 )
+        if self.silo_dir and not config.silo_dir:  # its own data would be left aside
+            raise PublicError(
+                "--silo-dir: got none from the server, expected one, as this silo was started with its own: give it "
+                "to rank 0, too"
+            )
         if silo:
             _refuse_of_server(decided, own)
 

@@ -74,6 +74,10 @@ class RunData(ABC):
     def own_digest(self) -> str:
         """Of the data that this rank's clients train on."""
 
+    @abstractmethod
+    def sizes_of(self, clients: np.ndarray) -> np.ndarray:
+        """Training examples of this rank's clients, which are all of a silo's own."""
+
     @property
     @abstractmethod
     def all_rows(self) -> int:
@@ -121,6 +125,9 @@ class SharedShards(RunData):
     @property
     def own_digest(self) -> str:
         return self.manifest.digest
+
+    def sizes_of(self, clients: np.ndarray) -> np.ndarray:
+        return self.manifest.sizes[clients]
 
     @property
     def all_rows(self) -> int:
@@ -312,6 +319,9 @@ class SiloData(RunData):
     @property
     def own_digest(self) -> str:
         return self.own.digest if self.own else ""
+
+    def sizes_of(self, clients: np.ndarray) -> np.ndarray:
+        return self.own.sizes if self.own else np.empty(0, np.int64)
 
     @property
     def all_rows(self) -> int:

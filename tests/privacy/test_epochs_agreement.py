@@ -108,6 +108,30 @@ def test_a_public_key_that_is_missing(signed, tmp_path):
     assert "copy b.pub from that silo" in str(epochs(signed)[0])
 
 
+@pytest.mark.parametrize("with_keys", [[1, 2, 3, 4], [0, 1, 2, 3], [1]])
+def test_keys_that_only_some_ranks_are_given(signed, with_keys):
+    """The server needs none; a silo without its own would leave the others waiting for a signature."""
+
+    def action(world):
+        config = signed if world.rank in with_keys else Config(secure=True)
+        return agree(world, config, NAMES[world.rank], False)
+
+    found = on_ranks(len(NAMES), action)
+    if 4 in with_keys:
+        assert all(epoch.signed for epoch in found)
+    else:
+        assert all("--silo-keys: got none for" in str(each) and "b" in str(each) for each in found)
+
+
+def test_a_server_that_says_that_nobody_signs(signed):
+    def tamper(rank, items):
+        if isinstance(items[0], dict) and "signs" in items[0]:
+            return [{**item, "signs": False} for item in items]
+        return items
+
+    assert all("--silo-keys: got none for" in str(each) for each in epochs(signed, tamper=tamper))
+
+
 def test_another_silos_signature(signed, tmp_path):
     (tmp_path / "b.pub").unlink()
     (tmp_path / "b.key").unlink()

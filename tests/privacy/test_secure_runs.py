@@ -283,6 +283,8 @@ def test_settings_that_are_refused(settings, message):
         (dict(local_steps="2"), dict(local_steps=1), "--local-steps: got 1 from the server, expected 2"),
         (dict(alpha=0.3), dict(hyper={"alpha": 0.9}), "--alpha: got 0.9 from the server, expected 0.3"),
         (dict(out="here", device="cpu"), dict(out="there", device="cuda"), ""),
+        (dict(silo_dir="here"), dict(silo_dir="there"), ""),
+        (dict(silo_dir="here"), {}, "--silo-dir: got none from the server"),
         (dict(secure=True), dict(eval_clients=1), "what a silo does not do: --eval-clients 1 records single clients"),
         (dict(secure=True), dict(diagnose=1), "--diagnose 1 adds up gradients that are not masked"),
         (dict(secure=True), dict(algorithm="leak.py:Leak"), "--algorithm: the server asks for 'leak.py:Leak', which"),

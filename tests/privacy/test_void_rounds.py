@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import torch
 
 from fedlada_mpi.data.owners import owned_clients
-from fedlada_mpi.privacy.silo_files import LOG, ROUNDS, SiloFiles
+from fedlada_mpi.privacy.silo_files import LOG, ROUNDS, SiloFiles, inputs_digest
 from fedlada_mpi.run import main
+from fedlada_mpi.settings import Config
 from fedlada_mpi.support import disk, rng
 from fedlada_mpi.support.errors import UserError
 
@@ -33,6 +35,24 @@ def test_rounds_that_others_have_sent(tmp_path):
     assert SiloFiles(tmp_path / "a", "a", "s", "fewer").void_until == 3
     assert SiloFiles(tmp_path / "a", "a", "s", "all").void_until == 4
     assert SiloFiles(tmp_path / "a", "a", "other inputs", "fewer").void_until == 0
+
+
+def test_runs_that_begin_alike():
+    """With the same model and batches: of whole data sets, whatever the seed, where the model is that of a file."""
+    sizes = np.array([7, 10])
+
+    def digest(**settings):
+        return inputs_digest(Config(**{"model": "linear", "batch_size": 10, **settings}), "data", sizes)
+
+    assert digest(lr=0.1) == digest(lr=0.2)
+    assert digest(seed=1) != digest(seed=2)
+    for given in ({"init": "model.pt"}, {"model": "own.py:pretrained"}):
+        assert digest(seed=1, **given) == digest(seed=2, **given)
+        assert digest(seed=1, **given, batch_size=9) != digest(seed=2, **given, batch_size=9)
+        assert digest(seed=1, **given, augment="paper") != digest(seed=2, **given, augment="paper")
+    assert digest(init="model.pt", batch_size=9) == digest(init="./model.pt", batch_size=9)
+    known = hashlib.sha256(json.dumps(["data", 1, "linear", ""]).encode()).hexdigest()
+    assert digest(seed=1) == known  # as in the records of version 1.0
 
 
 def test_a_line_that_was_cut_off_counts_for_nothing(tmp_path):

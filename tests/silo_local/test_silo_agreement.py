@@ -62,10 +62,13 @@ def test_a_difference_far_down_a_list_is_named_without_it():
 
 
 def test_the_longest_rows_and_largest_tokens_of_all():
-    other = replace(WORDS, name="b", classes=9, inputs=Stored("int64", (3,), True, values=9))
-    common = joined([WORDS, other])
-    assert common.inputs == Stored("int64", (7,), True, values=9)
-    assert common.classes == 9
+    first = replace(WORDS, targets=Stored("int8", (7,)))
+    tokens = Stored("int64", (3,), True, values=900)
+    other = replace(WORDS, name="b", classes=900, inputs=tokens, targets=Stored("int16", (7,)))
+    for common in (joined([first, other]), joined([other, first])):
+        assert common.inputs == Stored("int64", (7,), True, values=900)
+        assert common.targets == Stored("int16", (7,))
+        assert common.classes == 900
 
 
 def test_what_all_know_has_no_sizes():

@@ -48,7 +48,10 @@ def joined(publics: Sequence[Public]) -> Public:
         _refuse_other_shapes(first, other)
     arrays = {name: _widest([public.arrays[name] for public in publics]) for name in first.arrays}
     classes = max(public.classes for public in publics)
-    return replace(first, name="", classes=classes, inputs=arrays if isinstance(first.inputs, dict) else arrays[""])
+    inputs, targets = arrays if isinstance(first.inputs, dict) else arrays[""], first.targets
+    if first.task == "next-token":
+        targets = replace(targets, dtype=np.result_type(*(public.targets.dtype for public in publics)).name)
+    return replace(first, name="", classes=classes, inputs=inputs, targets=targets)
 
 
 def _different(what: str, one: str, has: object, other: str, got: object, cure: str) -> str:
@@ -70,7 +73,9 @@ def _refuse_other_shapes(first: Public, other: Public) -> None:
         cure = "prepare the same arrays in all silos"
         raise UserError(_different("inputs", first.name, [*first.arrays], other.name, [*other.arrays], cure))
     pairs = {f"inputs{f' {name}' * bool(name)}": (first.arrays[name], other.arrays[name]) for name in first.arrays}
-    for name, (one, two) in {**pairs, "targets": (first.targets, other.targets)}.items():
+    if first.task != "next-token":  # whose targets are the inputs again, in a type for the silo's largest token
+        pairs["targets"] = first.targets, other.targets
+    for name, (one, two) in pairs.items():
         if _row(one) != _row(two):
             cure = "prepare rows of one type and shape in all silos (images: the same --resize)"
             raise UserError(_different(name, first.name, _row(one), other.name, _row(two), cure))
