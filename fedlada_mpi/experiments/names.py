@@ -44,7 +44,7 @@ class RunName:
             return text
         if axes:
             return self.text()
-        end = f"-{hashlib.sha256(text.encode()).hexdigest()[:8]}_seed={self.values['seed']}"
+        end = f"-{_hash(text)}_seed={self.values['seed']}"
         return text[: LONGEST - len(end)] + end
 
     def matches(self, name: str) -> bool:
@@ -85,4 +85,8 @@ def _safe(value: Any) -> str:
     clean = re.sub(r"[^A-Za-z0-9.+-]+", "-", text).strip("-.")
     if clean == text and len(text) <= 40:
         return text
-    return f"{clean[-30:]}-{hashlib.sha256(os.fsencode(text)).hexdigest()[:8]}"
+    return f"{clean[-30:]}-{_hash(text)}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:8]

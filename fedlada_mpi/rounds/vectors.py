@@ -51,8 +51,8 @@ def quick_norm(vector: Tensor) -> Tensor:
     of_rows = torch.linalg.vector_norm(vector[: len(vector) // ROW * ROW].view(-1, ROW), dim=1)
     rest = vector[of_rows.numel() * ROW :]
     found = math.hypot(math.sqrt(np.square(of_rows.numpy(), dtype=np.float64).sum()), float(norm(rest)))
-    beyond = not SMALL < found < math.inf  # squares of the range of float32, or NaN
-    if beyond and (found or vector.numpy().any()):
+    in_range = SMALL < found < math.inf  # of float32, in which the squares are; not so with NaN
+    if not in_range and vector.numpy().any():
         return norm(vector)
     return torch.tensor(found, dtype=torch.float64)
 

@@ -9,7 +9,7 @@ from ..support.errors import UserError, shortened
 from ..support.suggestions import did_you_mean
 from ..support.user_code import users_code
 from . import own
-from .base import About, Array, Metric, Task, summed, whole
+from .base import About, Array, Metric, Task, is_built_in, summed, whole
 from .classification import Classification
 from .client_loss import CROSS_ENTROPY, ClientLoss
 from .multilabel import Multilabel
@@ -43,7 +43,7 @@ def create(name: str, about: About, loss: str = "", metrics: str = "") -> Task:
     if loss and loss not in kind.losses:
         known = f"expected one of {', '.join(kind.losses)}" if kind.losses else "which has its own: leave it out"
         raise UserError(f"--loss: got {shortened(loss)} for task {name}, {known}{did_you_mean(loss, kind.losses)}")
-    with nullcontext() if vars(kind).get("name") else users_code(f"--task {name}", "a subclass of fedlada_mpi.Task"):
+    with nullcontext() if is_built_in(kind) else users_code(f"--task {name}", "a subclass of fedlada_mpi.Task"):
         task = kind(about, loss)
         own.check(name, task)
     asked = [word.strip() for word in metrics.split(",") if word.strip()]

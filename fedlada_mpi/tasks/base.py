@@ -88,6 +88,11 @@ def summed(
 Loss: TypeAlias = "Tensor | tuple[Tensor, Tensor]"
 
 
+def is_built_in(kind: type[Task]) -> bool:
+    """By its own name: a user's subclass of a built-in task inherits one."""
+    return bool(vars(kind).get("name"))
+
+
 class Task:
     """A kind of learning problem. Subclasses have ``loss``, or ``batch_loss`` where examples do not stand alone."""
 

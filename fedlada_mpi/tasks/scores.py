@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..support.errors import UserError, shortened
 from ..support.user_code import users_code
-from .base import Loss, Metric, Task
+from .base import Loss, Metric, Task, is_built_in
 from .classification import Classification, predicted
 from .client_loss import ClientLoss, of_examples, wide
 
@@ -29,7 +29,7 @@ class Scores:
 
     def __init__(self, task: Task, output_shape: tuple[int, ...]):
         self.task, self.output_shape = task, output_shape
-        self.own_code = not vars(type(task)).get("name")  # a built-in task has a name, which its subclasses inherit
+        self.own_code = not is_built_in(type(task))
         self.of_batches = task.batch_loss is not None  # whether an example's loss depends on the others of its batch
         self.metrics = {name: as_metric(given) for name, given in task.metrics.items()}
         self.summed = {name: metric for name, metric in self.metrics.items() if not metric.whole}

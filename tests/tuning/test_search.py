@@ -270,11 +270,12 @@ def test_what_failed_is_to_do_again_on_request(tmp_path, capsys):
     assert capsys.readouterr().out == "0 0\n"
 
 
-def test_methods_of_one_name_are_told_apart_on_the_page(tmp_path):
-    for name in ("old", "new"):
-        text = "from fedlada_mpi.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
-        (tmp_path / f"{name}.py").write_text(text)
-    methods = [f"{tmp_path}/{name}.py:Mine" for name in ("old", "new")]
+def test_methods_of_one_name_are_told_apart(tmp_path):
+    """Whose files' letters are the same, too."""
+    text = "from fedlada_mpi.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+    methods = [f"{tmp_path}/{name}.py:Mine" for name in ("my-own", "my_own")]
+    for method in methods:
+        Path(method.removesuffix(":Mine")).write_text(text)
     tables = {**PLAN, "base": {**PLAN["base"], "algorithm": methods}, "tune": {**PLAN["tune"], **SMALL}}
     one = Search(parse_plan(tables, "p", tmp_path / "p"), Pretended(), say=lambda _: None)
     assert one.run() == 0
@@ -282,19 +283,8 @@ def test_methods_of_one_name_are_told_apart_on_the_page(tmp_path):
     for method in methods:
         # As a winner, in the costs of three rungs and of the winners' runs, and above its trials.
         assert text.count(f"Mine ({method.removesuffix(':Mine')})") >= 6
-
-
-def test_methods_whose_letters_are_the_same_have_files_of_their_own(tmp_path):
-    methods = [f"{tmp_path}/{name}.py:Mine" for name in ("my-own", "my_own")]
-    for method in methods:
-        text = "from fedlada_mpi.algorithms.fedavg import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
-        Path(method.removesuffix(":Mine")).write_text(text)
-    tables = {**PLAN, "base": {**PLAN["base"], "algorithm": methods}, "tune": {**PLAN["tune"], **SMALL}}
-    one = Search(parse_plan(tables, "p", tmp_path / "p"), Pretended(), say=lambda _: None)
-    assert one.run() == 0
     written = results.write_settings(one.plan, one.state())
     assert [load(path)["algorithm"] for path in written] == methods
-    page.write(one.plan, one.state())
     assert len(list(one.plan.root.rglob("landscape_*.svg"))) == 2
 
 
