@@ -7,6 +7,7 @@ program of its own, so threads keep all cores busy. What fails here is compiled,
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -31,9 +32,16 @@ def compile_ahead(work: Callable[[], object]) -> None:
     if function is None:
         return
     device = torch.cuda.current_device() if torch.cuda.is_available() else None
-    threads = ThreadPoolExecutor(usable_cores(), "compile", _use, (device,))
-    with threads, suppress(Exception), _noting(function, threads.submit), _ZeroedMemory():
+    compiled: dict[Any, list[Any]] = defaultdict(list)
+
+    def threads() -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(usable_cores(), "compile", _use, (device,))
+
+    with threads() as pool, suppress(Exception), _noting(function, pool.submit, compiled), _ZeroedMemory():
         work()
+    # All forms of a kernel after one another: most have the same launching function, which a C compiler makes.
+    with threads() as pool:
+        list(pool.map(_load, compiled.values()))
 
 
 class _ZeroedMemory(DispatchMode):
@@ -45,8 +53,8 @@ class _ZeroedMemory(DispatchMode):
 
 
 @contextmanager
-def _noting(function: Any, submit: Submit) -> Iterator[None]:
-    """Launches of our kernels submit their compilation; those of others go on, as only ours are known to be safe."""
+def _noting(function: Any, submit: Submit, compiled: dict[Any, list[Any]]) -> Iterator[None]:
+    """Launches of our kernels submit what fills ``compiled``; others go on, as only ours are known to be safe."""
     run, met = function.run, set[Hashable]()
 
     def noted(kernel: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
@@ -55,7 +63,8 @@ def _noting(function: Any, submit: Submit) -> Iterator[None]:
         key = (kernel, *_specialisation(kernel, arguments), *sorted(options.items()))
         if key not in met:
             met.add(key)
-            submit(_compile, run, kernel, [_Address.of(argument) for argument in arguments], grid, options)
+            given = [_Address.of(argument) for argument in arguments]
+            submit(_compile, compiled[kernel], run, kernel, given, grid, options)
         return None
 
     function.run = noted
@@ -87,10 +96,17 @@ def _use(device: int | None) -> None:
         torch.cuda.set_device(device)
 
 
-def _compile(run: Callable[..., Any], kernel: Any, arguments: list[Any], grid: Any, options: dict[str, Any]) -> None:
+def _compile(
+    forms: list[Any], run: Callable[..., Any], kernel: Any, arguments: list[Any], grid: Any, options: dict[str, Any]
+) -> None:
     with suppress(Exception):
-        compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
-        _ = compiled.run  # this loads it, and builds the function that launches it
+        forms.append(run(kernel, *arguments, grid=grid, warmup=True, **options))
+
+
+def _load(forms: list[Any]) -> None:
+    with suppress(Exception):
+        for form in forms:
+            _ = form.run  # this loads it, and builds the function that launches it
 
 
 def _specialisation(kernel: Any, arguments: tuple[Any, ...]) -> Iterator[Hashable]:

@@ -61,15 +61,27 @@ def _input_gradient(
     dout += client * (pixels // (H * W)) * (OUT_H * OUT_W * CHANNELS)
     weight += client * weight_stride
     total = tl.zeros([PIXELS, LANES], tl.float32)
-    for i in range(KERNEL_H):
-        for j in tl.static_range(KERNEL_W):
-            h, w, tap = bottom - i, right - j, i * KERNEL_W + j
-            valid = inside & (h >= 0) & (h % STRIDE == 0) & (h < OUT_H * STRIDE)
-            valid = valid & (w >= 0) & (w % STRIDE == 0) & (w < OUT_W * STRIDE)
-            source = ((image * OUT_H + h // STRIDE) * OUT_W + w // STRIDE) * CHANNELS + channel
-            value = tl.load(dout + source, mask=valid, other=0.0).to(tl.float32)
-            factor = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
-            total += value * factor
+    if STRIDE == 1:
+        for i in range(KERNEL_H):
+            for j in tl.static_range(KERNEL_W):
+                h, w, tap = bottom - i, right - j, i * KERNEL_W + j
+                valid = inside & (h >= 0) & (h < OUT_H) & (w >= 0) & (w < OUT_W)
+                source = ((image * OUT_H + h) * OUT_W + w) * CHANNELS + channel
+                value = tl.load(dout + source, mask=valid, other=0.0).to(tl.float32)
+                factor = tl.load(weight + tap * CHANNELS + channel, mask=channel < CHANNELS, other=0.0).to(tl.float32)
+                total += value * factor
+    else:  # few taps see a pixel, others its neighbours
+        for i in range((KERNEL_H + STRIDE - 1) // STRIDE):
+            for j in tl.static_range((KERNEL_W + STRIDE - 1) // STRIDE):
+                h, tap_h = bottom // STRIDE - i, bottom % STRIDE + i * STRIDE
+                w, tap_w = right // STRIDE - j, right % STRIDE + j * STRIDE
+                valid = inside & (h >= 0) & (h < OUT_H) & (tap_h < KERNEL_H)
+                valid &= (w >= 0) & (w < OUT_W) & (tap_w < KERNEL_W)
+                source = ((image * OUT_H + h) * OUT_W + w) * CHANNELS + channel
+                value = tl.load(dout + source, mask=valid, other=0.0).to(tl.float32)
+                tap = tap_h * KERNEL_W + tap_w
+                factor = tl.load(weight + tap * CHANNELS + channel, mask=valid, other=0.0).to(tl.float32)
+                total += value * factor
     tl.store(dx + client * pixels * CHANNELS + pixel * CHANNELS + channel, total.to(dx.dtype.element_ty), mask=inside)
 
 
@@ -134,9 +146,15 @@ def _geometry(shape: torch.Size, window: Window) -> tuple[int, ...]:
     return *shape[2:], *window.out, *window.padding, window.stride[0], *window.kernel
 
 
+def _lanes(channels: int, most: int) -> int:
+    """Channels of a program: a part of all of them, so that none is computed for nothing, unless that were few."""
+    lanes = gcd(channels, most)
+    return lanes if lanes >= 16 else min(power(channels), most)
+
+
 def _tile_size(channels: int) -> tuple[int, int]:
     """Pixels and channels of a program; few channels, so that the pixels around stay in its processor's cache."""
-    lanes = min(power(channels), 32)
+    lanes = _lanes(channels, 32)
     return TILE // lanes, lanes
 
 
@@ -183,8 +201,7 @@ def depthwise_weight_gradient(grad: Tensor, x: Tensor, dout: Tensor, window: Win
     check("depthwise convolution", x, dout)
     few = taps <= FEW_TAPS
     if few:
-        lanes = gcd(channels, 64)
-        lanes = lanes if lanes >= 16 else min(power(channels), 64)
+        lanes = _lanes(channels, 64)
         at_once = TILE // lanes
     else:
         lanes = min(power(channels), max(2 * TILE // (x.element_size() * power(taps)), 16))
@@ -194,7 +211,8 @@ def depthwise_weight_gradient(grad: Tensor, x: Tensor, dout: Tensor, window: Win
     grid = (triton.cdiv(channels, lanes), chunks, count)
     arguments = (x, dout, partial, pixels, chunks, *_geometry(x.shape, window), at_once)
     if few:
-        _few_taps_gradient[grid](*arguments, lanes, num_warps=x.element_size())
+        # A warp's sums need not wait for another's.
+        _few_taps_gradient[grid](*arguments, lanes, num_warps=x.element_size() // 2)
     else:
         _weight_gradient[grid](*arguments, power(taps), lanes, UNROLLED)
     column_sums(grad.view(count, -1)[:, : taps * channels], partial.view(count, chunks, taps * channels))

@@ -19,7 +19,13 @@ from .channel_kernels import bias_activation, bias_activation_backward, scale, s
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .dropout_kernels import dropout
 from .embedding_kernels import embedding_gradient
-from .low_rank_kernels import low_rank_activation, low_rank_activation_backward, low_rank_product
+from .low_rank_kernels import (
+    low_rank_activation,
+    low_rank_activation_backward,
+    low_rank_gradients,
+    low_rank_product,
+    takes_gradients,
+)
 from .norm_kernels import (
     group_norm,
     group_norm_backward,
@@ -59,6 +65,7 @@ __all__ = [
     "lstm_backward",
     "low_rank_activation",
     "low_rank_activation_backward",
+    "low_rank_gradients",
     "low_rank_product",
     "makes_columns",
     "max_pool",
@@ -68,6 +75,7 @@ __all__ = [
     "scale",
     "spread",
     "takes_attention",
+    "takes_gradients",
     "token_cross_entropy",
 ]
 

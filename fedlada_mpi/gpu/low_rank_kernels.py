@@ -11,6 +11,9 @@ from .triton_support import await_inputs, check, jit, power, tl, triton
 # Rows, of two bytes an element, and channels of a tile; its warps; tiles of a program, one below the other; how many of
 # them are loaded ahead, by 1 none.
 FORWARD, BACKWARD, PRODUCT = (64, 64, 4, 1, 1), (64, 64, 8, 4, 3), (64, 128, 8, 1, 1)
+# Rows and channels of a tile of gradients, its warps, and how many are loaded ahead.
+GRADIENTS = (128, 64, 8, 3)
+PROGRAMS = 256  # that fill a GPU
 
 
 @jit
@@ -114,6 +117,32 @@ def _low_rank_activation_backward(
         tl.store(dbase + at, (gradient * slope_of(value, NAME)).to(dbase.dtype.element_ty), mask=inside)
 
 
+@jit(do_not_specialize=["length"])
+def _low_rank_gradients(
+    dout, inner, b, dinner, partial, length, b_stride, scale, RANK: tl.constexpr, WIDTH: tl.constexpr,
+    INNER: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    await_inputs()
+    client, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    row, k = block * ROWS + tl.arange(0, ROWS), tl.arange(0, INNER)
+    dout += client * length * WIDTH
+    b += client * b_stride
+    partial += (client * tl.num_programs(0) + block) * (WIDTH * RANK)
+    right = _left(inner + client * length * RANK, row, length, RANK, INNER)
+    total = tl.zeros([ROWS, INNER], tl.float32)
+    for begin in tl.range(0, WIDTH, LANES, num_stages=STAGES):
+        channel = begin + tl.arange(0, LANES)
+        inside = (row[:, None] < length) & (channel[None, :] < WIDTH)
+        value = tl.load(dout + row[:, None] * WIDTH + channel[None, :], mask=inside, other=0.0)
+        total = tl.dot(value, _left(b, channel, WIDTH, RANK, INNER), total, input_precision="ieee")
+        product = tl.dot(tl.trans(value), right, input_precision="ieee")
+        known = (channel[:, None] < WIDTH) & (k[None, :] < RANK)
+        tl.store(partial + channel[:, None] * RANK + k[None, :], product, mask=known)
+    known = (row[:, None] < length) & (k[None, :] < RANK)
+    at = client * length * RANK + row[:, None] * RANK + k[None, :]
+    tl.store(dinner + at, (total * scale).to(dinner.dtype.element_ty), mask=known)
+
+
 def _programs(base: Tensor, sizes: tuple[int, int, int, int, int]) -> tuple[tuple[int, int], int, tuple[int, ...]]:
     """Those of [C, rows, channels], the rows of a client, and the constants of tiles."""
     check("activations of adapted layers", base)
@@ -166,3 +195,28 @@ def low_rank_activation_backward(
         dout, dinner, a, base, inner, b, dbase, length, *strides, name, *tile, num_warps=BACKWARD[2]
     )
     return dbase
+
+
+def takes_gradients(dout: Tensor) -> bool:
+    """Whether ``low_rank_gradients`` gains: in float32, or where a GPU is not full, two products are faster."""
+    count, length, _ = dout.shape
+    return dout.element_size() == 2 and count * triton.cdiv(length, GRADIENTS[0]) >= PROGRAMS
+
+
+def low_rank_gradients(dout: Tensor, inner: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """In one pass over dout [C, rows, channels]: its product with b [C, channels, r], times ``scale``, and that of its
+    transpose with inner [C, rows, r], in parts [C, programs, channels, r]."""
+    check("gradients of adapted layers", dout)
+    (count, length, width), rank, (rows, lanes, warps, stages) = dout.shape, b.shape[2], GRADIENTS
+    rows = max(rows * 2 // dout.element_size(), 16)
+    blocks = triton.cdiv(length, rows)
+    dinner = torch.empty_like(inner)
+    partial = torch.empty(count, blocks, width, rank, dtype=torch.float32, device=dout.device)
+    assert dout.is_contiguous()
+    assert inner.is_contiguous()
+    assert b[0].is_contiguous()
+    tile = (rank, width, _inner(rank), rows, lanes, stages)
+    _low_rank_gradients[(blocks, count)](
+        dout, inner, b, dinner, partial, length, b.stride(0), scale, *tile, num_warps=warps
+    )
+    return dinner, partial

@@ -20,13 +20,47 @@ from .triton_support import TILE, Window, await_inputs, check, jit, live_taps, p
 IN_REGISTERS = 16384  # elements of a group that stay there between its statistics and its output
 ROW_TILES = 8  # of LayerNorm's rows that a program takes
 SECTOR = 32  # bytes that a GPU reads and writes at once
+SHARED = 128  # bytes of a pixel from which on parts of sectors that two programs read no longer matter
+LARGE = 16  # pixels of a map; of smaller ones, launches take longer than memory
+TOGETHER = 4096  # elements of several groups in a program
 MOST_TAPS = 25  # as each has code of its own
 BUSY, SMALLEST = 1024, 2048  # warps that keep a GPU busy; fewer programs have more each, of at least so many bytes
 
 
 @jit
-def _group_sum(value):
-    return tl.sum(tl.sum(value, 2, keep_dims=True), 1, keep_dims=True)
+def _of_own_group(value, WIDTH: tl.constexpr, AT_ONCE: tl.constexpr):
+    """For each channel of [images, channels] the sum over its group, [images, 1, channels]."""
+    channel = tl.arange(0, value.shape[1])[None, :, None]
+    belongs = channel // WIDTH == tl.arange(0, AT_ONCE)[None, None, :]
+    total = tl.sum(tl.where(belongs, value[:, :, None], 0.0), 1)
+    return tl.sum(tl.where(belongs, total[:, None, :], 0.0), 2)[:, None, :]
+
+
+@jit
+def _group_sum(value, WIDTH: tl.constexpr, AT_ONCE: tl.constexpr):
+    """Over the pixels and channels of each group of [images, pixels, channels]."""
+    if AT_ONCE == 1:
+        total = tl.sum(tl.sum(value, 2, keep_dims=True), 1, keep_dims=True)
+    else:
+        total = _of_own_group(tl.sum(value, 1), WIDTH, AT_ONCE)
+    return total
+
+
+@jit
+def _cut(
+    image, lane, images, CHANNELS: tl.constexpr, GROUPS: tl.constexpr, AT_ONCE: tl.constexpr, IMAGES: tl.constexpr
+):
+    """The program's first group and image, and of its tile the places of statistics and which of them there are.
+
+    A group alone has one statistic for an image; of several, each channel has that of its group.
+    """
+    client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % (GROUPS // AT_ONCE) * AT_ONCE
+    first = tl.program_id(0) // (GROUPS // AT_ONCE) * IMAGES
+    statistic, known = (client * images + first + image) * GROUPS + group, first + image < images
+    if AT_ONCE > 1:
+        statistic += lane // (CHANNELS // GROUPS)
+        known &= lane < CHANNELS // GROUPS * AT_ONCE
+    return client, group, first, statistic, known
 
 
 @jit
@@ -59,23 +93,24 @@ def _column_of(
 @jit(do_not_specialize=["images"])
 def _group_norm(
     x, gamma, beta, residual, out, cols, mean, rstd, images, stride, eps, H: tl.constexpr, W: tl.constexpr,
-    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, IMAGES: tl.constexpr, ROWS: tl.constexpr,
-    LANES: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, TAPS_H: tl.constexpr, TAPS_W: tl.constexpr,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, AT_ONCE: tl.constexpr, ACTIVATION: tl.constexpr,
+    IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+    TAPS_H: tl.constexpr, TAPS_W: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
-    client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
-    first = tl.program_id(0) // GROUPS * IMAGES
     SIZE: tl.constexpr = H * W
-    COUNT: tl.constexpr = SIZE * (CHANNELS // GROUPS)
+    WIDTH: tl.constexpr = CHANNELS // GROUPS
+    COUNT: tl.constexpr = SIZE * WIDTH
     image = tl.arange(0, IMAGES)[:, None, None]
     row = tl.arange(0, ROWS)[None, :, None]
     lane = tl.arange(0, LANES)[None, None, :]
-    known = (first + image < images) & (lane < CHANNELS // GROUPS)
-    start = (client * images + first) * (SIZE * CHANNELS) + group * (CHANNELS // GROUPS)
+    client, group, first, statistic, measured = _cut(image, lane, images, CHANNELS, GROUPS, AT_ONCE, IMAGES)
+    known = (first + image < images) & (lane < WIDTH * AT_ONCE)
+    start = (client * images + first) * (SIZE * CHANNELS) + group * WIDTH
     at = (image * SIZE + row) * CHANNELS + lane
-    channel = client * stride + group * (CHANNELS // GROUPS) + lane
-    scale = tl.load(gamma + channel, mask=lane < CHANNELS // GROUPS, other=0.0).to(tl.float32)
-    shift = tl.load(beta + channel, mask=lane < CHANNELS // GROUPS, other=0.0).to(tl.float32)
+    channel = client * stride + group * WIDTH + lane
+    scale = tl.load(gamma + channel, mask=lane < WIDTH * AT_ONCE, other=0.0).to(tl.float32)
+    shift = tl.load(beta + channel, mask=lane < WIDTH * AT_ONCE, other=0.0).to(tl.float32)
     x += start
     out += start
     if residual is not None:
@@ -83,37 +118,50 @@ def _group_norm(
     if ROWS >= SIZE:
         mask = known & (row < SIZE)
         value = tl.load(x + at, mask=mask, other=0.0).to(tl.float32)
-        average = _group_sum(value) / COUNT
+        average = _group_sum(value, WIDTH, AT_ONCE) / COUNT
         centred = tl.where(mask, value - average, 0.0)
-        inverse = tl.rsqrt(_group_sum(centred * centred) / COUNT + eps)
+        inverse = tl.rsqrt(_group_sum(centred * centred, WIDTH, AT_ONCE) / COUNT + eps)
         value = _normalise(value, average, inverse, scale, shift, residual, out, at, mask, ACTIVATION)
         if cols is not None:
-            cols += (client * images + first) * (SIZE * TAPS_H * TAPS_W * CHANNELS) + group * (CHANNELS // GROUPS)
+            cols += (client * images + first) * (SIZE * TAPS_H * TAPS_W * CHANNELS) + group * WIDTH
             for tap in tl.static_range(TAPS_H * TAPS_W):
                 to, inside = _column_of(image, row, lane, tap, H, W, CHANNELS, TOP, LEFT, TAPS_H, TAPS_W)
                 tl.store(cols + to, tl.where(inside, value, 0.0).to(value.dtype), mask=mask)
     else:
+        tl.static_assert(AT_ONCE == 1)
         average = tl.zeros([IMAGES, 1, 1], tl.float32)
         squares = tl.zeros([IMAGES, 1, 1], tl.float32)
         for begin in range(0, SIZE, ROWS):
             mask = known & (row < SIZE - begin)
             value = tl.load(x + at + begin * CHANNELS, mask=mask, other=0.0).to(tl.float32)
-            seen = begin * (CHANNELS // GROUPS)
-            size = tl.minimum(ROWS, SIZE - begin) * (CHANNELS // GROUPS)
-            local = _group_sum(value) / size
+            seen = begin * WIDTH
+            size = tl.minimum(ROWS, SIZE - begin) * WIDTH
+            local = _group_sum(value, WIDTH, AT_ONCE) / size
             centred = tl.where(mask, value - local, 0.0)
             ahead = local - average
             share = size.to(tl.float32) / (seen + size)
-            squares += _group_sum(centred * centred) + ahead * ahead * (seen * share)
+            squares += _group_sum(centred * centred, WIDTH, AT_ONCE) + ahead * ahead * (seen * share)
             average += ahead * share
         inverse = tl.rsqrt(squares / COUNT + eps)
         for begin in range(0, SIZE, ROWS):
             mask = known & (row < SIZE - begin)
             value = tl.load(x + at + begin * CHANNELS, mask=mask, other=0.0).to(tl.float32)
             _normalise(value, average, inverse, scale, shift, residual, out, at + begin * CHANNELS, mask, ACTIVATION)
-    statistic = (client * images + first + image) * GROUPS + group
-    tl.store(mean + statistic, average, mask=first + image < images)
-    tl.store(rstd + statistic, inverse, mask=first + image < images)
+    if AT_ONCE > 1:
+        measured &= lane % WIDTH == 0
+    tl.store(mean + statistic, average, mask=measured)
+    tl.store(rstd + statistic, inverse, mask=measured)
+
+
+def _groups_at_once(size: int, width: int, groups: int, element_bytes: int) -> int:
+    """Groups of a program: more than one where a pixel's channels of one are parts of sectors of memory, which several
+    programs would have to read."""
+    at_once = 1
+    while size >= LARGE and width * element_bytes % SECTOR and width * element_bytes < SHARED:
+        width, at_once = 2 * width, 2 * at_once
+        if groups % at_once or power(size) * power(width) > TOGETHER:
+            return at_once // 2
+    return at_once
 
 
 def _group_tile(size: int, lanes: int, elements: int) -> tuple[int, int, int]:
@@ -125,10 +173,11 @@ def _group_tile(size: int, lanes: int, elements: int) -> tuple[int, int, int]:
     return images, rows, lanes
 
 
-def _warps(tile: int, of_a_warp: int, programs: int, element_bytes: int) -> int:
-    """Of a program with a tile of so many elements: one for ``of_a_warp`` of them, more where programs are few."""
-    more = min(tile * element_bytes // SMALLEST, 1 << (BUSY // programs).bit_length() >> 1)
-    return min(max(tile // of_a_warp, more, 1), 16)
+def _warps(elements: int, of_a_warp: int, programs: int, element_bytes: int) -> int:
+    """Of a program with so many elements: one for ``of_a_warp`` of them, more where programs are few."""
+    more = min(elements * element_bytes // SMALLEST, 1 << (BUSY // programs).bit_length() >> 1)
+    wanted = min(max(elements // of_a_warp, more, 1), 16)
+    return 1 << wanted.bit_length() >> 1
 
 
 def makes_columns(x: Tensor, groups: int, window: Window, width: int) -> bool:
@@ -170,12 +219,15 @@ def norm_columns(
     taps = (0, 0, 0, 0) if window is None else live_taps(window)
     cols = None if window is None else x.new_empty(count, n * prod(size), taps[2] * taps[3] * channels)
     check("group norm", *(t for t in (x, cols) if t is not None))
-    images, rows, lanes = _group_tile(prod(size), channels // groups, TILE)
-    programs = (triton.cdiv(n, images) * groups, count)
+    at_once = _groups_at_once(prod(size), channels // groups, groups, x.element_size())
+    width = channels // groups * at_once
+    images, rows, lanes = _group_tile(prod(size), width, TILE)
+    programs = (triton.cdiv(n, images) * (groups // at_once), count)
     _group_norm[programs](
         x, gamma, beta, None if residual is None else residual.contiguous(), out, cols, mean, rstd, n,
-        gamma.stride(0), eps, *_rows_and_columns(size), channels, groups, activation, images, rows, lanes, *taps,
-        num_warps=_warps(images * rows * lanes, 1024, prod(programs), x.element_size()),
+        gamma.stride(0), eps, *_rows_and_columns(size), channels, groups, at_once, activation, images, rows, lanes,
+        *taps,
+        num_warps=_warps(images * rows * width, 1024 if at_once == 1 else 2048, prod(programs), x.element_size()),
     )  # fmt: skip
     return out, cols, mean, rstd
 
@@ -215,27 +267,25 @@ def _gradient(dy, normal, scale, rstd, a, b, dx, dresidual, at, mask):
 @jit(do_not_specialize=["images"])
 def _group_norm_backward(
     dout, dmore, dcols, x, gamma, mean, rstd, out, dx, dresidual, partial, images, stride, H: tl.constexpr,
-    W: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr, ACTIVATION: tl.constexpr, IMAGES: tl.constexpr,
-    ROWS: tl.constexpr, LANES: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr, TAPS_H: tl.constexpr,
-    TAPS_W: tl.constexpr,
+    W: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr, AT_ONCE: tl.constexpr, ACTIVATION: tl.constexpr,
+    IMAGES: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, TOP: tl.constexpr, LEFT: tl.constexpr,
+    TAPS_H: tl.constexpr, TAPS_W: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
-    client, group = tl.program_id(1).to(tl.int64), tl.program_id(0) % GROUPS
-    block = tl.program_id(0) // GROUPS
-    first = block * IMAGES
     SIZE: tl.constexpr = H * W
-    COUNT: tl.constexpr = SIZE * (CHANNELS // GROUPS)
+    WIDTH: tl.constexpr = CHANNELS // GROUPS
+    COUNT: tl.constexpr = SIZE * WIDTH
     image = tl.arange(0, IMAGES)[:, None, None]
     row = tl.arange(0, ROWS)[None, :, None]
     lane = tl.arange(0, LANES)[None, None, :]
-    known = (first + image < images) & (lane < CHANNELS // GROUPS)
-    start = (client * images + first) * (SIZE * CHANNELS) + group * (CHANNELS // GROUPS)
+    client, group, first, statistic, measured = _cut(image, lane, images, CHANNELS, GROUPS, AT_ONCE, IMAGES)
+    known = (first + image < images) & (lane < WIDTH * AT_ONCE)
+    start = (client * images + first) * (SIZE * CHANNELS) + group * WIDTH
     at = (image * SIZE + row) * CHANNELS + lane
-    channel = client * stride + group * (CHANNELS // GROUPS) + lane
-    scale = tl.load(gamma + channel, mask=lane < CHANNELS // GROUPS, other=0.0).to(tl.float32)
-    statistic = (client * images + first + image) * GROUPS + group
-    average = tl.load(mean + statistic, mask=first + image < images, other=0.0)
-    inverse = tl.load(rstd + statistic, mask=first + image < images, other=0.0)
+    channel = client * stride + group * WIDTH + lane
+    scale = tl.load(gamma + channel, mask=lane < WIDTH * AT_ONCE, other=0.0).to(tl.float32)
+    average = tl.load(mean + statistic, mask=measured, other=0.0)
+    inverse = tl.load(rstd + statistic, mask=measured, other=0.0)
     if dout is not None:
         dout += start
     if dmore is not None:
@@ -252,17 +302,24 @@ def _group_norm_backward(
         if dout is not None:
             dy = _given(dout, dmore, at, mask)
         if dcols is not None:
-            dcols += (client * images + first) * (SIZE * TAPS_H * TAPS_W * CHANNELS) + group * (CHANNELS // GROUPS)
+            dcols += (client * images + first) * (SIZE * TAPS_H * TAPS_W * CHANNELS) + group * WIDTH
             for tap in tl.static_range(TAPS_H * TAPS_W):
                 source, inside = _column_of(image, row, lane, tap, H, W, CHANNELS, TOP, LEFT, TAPS_H, TAPS_W)
                 dy += tl.load(dcols + source, mask=mask & inside, other=0.0).to(tl.float32)
         dy, normal = _cotangent(dy, x, out, average, inverse, at, mask, ACTIVATION)
-        a = _group_sum(dy * scale) / COUNT
-        b = _group_sum(dy * scale * normal) / COUNT
+        if AT_ONCE == 1:
+            a = _group_sum(dy * scale, WIDTH, AT_ONCE) / COUNT
+            b = _group_sum(dy * scale * normal, WIDTH, AT_ONCE) / COUNT
+            dgamma = tl.sum(tl.sum(dy * normal, 1, keep_dims=True), 0, keep_dims=True)
+            dbeta = tl.sum(tl.sum(dy, 1, keep_dims=True), 0, keep_dims=True)
+        else:  # the sums of channels serve both
+            dgamma, dbeta = tl.sum(dy * normal, 1, keep_dims=True), tl.sum(dy, 1, keep_dims=True)
+            a = _group_sum(dbeta * scale, WIDTH, AT_ONCE) / COUNT
+            b = _group_sum(dgamma * scale, WIDTH, AT_ONCE) / COUNT
+            dgamma, dbeta = tl.sum(dgamma, 0, keep_dims=True), tl.sum(dbeta, 0, keep_dims=True)
         _gradient(dy, normal, scale, inverse, a, b, dx, dresidual, at, mask)
-        dgamma = tl.sum(tl.sum(dy * normal, 1, keep_dims=True), 0, keep_dims=True)
-        dbeta = tl.sum(tl.sum(dy, 1, keep_dims=True), 0, keep_dims=True)
     else:
+        tl.static_assert(AT_ONCE == 1)
         dgamma = tl.zeros([1, 1, LANES], tl.float32)
         dbeta = tl.zeros([1, 1, LANES], tl.float32)
         for begin in range(0, SIZE, ROWS):
@@ -271,17 +328,17 @@ def _group_norm_backward(
             dy, normal = _cotangent(dy, x, out, average, inverse, at + begin * CHANNELS, mask, ACTIVATION)
             dgamma += tl.sum(dy * normal, 1, keep_dims=True)
             dbeta += tl.sum(dy, 1, keep_dims=True)
-        a = tl.sum(dbeta * scale, 2, keep_dims=True) / COUNT
-        b = tl.sum(dgamma * scale, 2, keep_dims=True) / COUNT
+        a = _group_sum(dbeta * scale, WIDTH, AT_ONCE) / COUNT
+        b = _group_sum(dgamma * scale, WIDTH, AT_ONCE) / COUNT
         for begin in range(0, SIZE, ROWS):
             mask = known & (row < SIZE - begin)
             dy = _given(dout, dmore, at + begin * CHANNELS, mask)
             dy, normal = _cotangent(dy, x, out, average, inverse, at + begin * CHANNELS, mask, ACTIVATION)
             _gradient(dy, normal, scale, inverse, a, b, dx, dresidual, at + begin * CHANNELS, mask)
     blocks = (images + IMAGES - 1) // IMAGES
-    partial += (client * blocks + block) * (2 * CHANNELS) + group * (CHANNELS // GROUPS)
-    tl.store(partial + lane, dgamma, mask=lane < CHANNELS // GROUPS)
-    tl.store(partial + CHANNELS + lane, dbeta, mask=lane < CHANNELS // GROUPS)
+    partial += (client * blocks + first // IMAGES) * (2 * CHANNELS) + group * WIDTH
+    tl.store(partial + lane, dgamma, mask=lane < WIDTH * AT_ONCE)
+    tl.store(partial + CHANNELS + lane, dbeta, mask=lane < WIDTH * AT_ONCE)
 
 
 @jit(do_not_specialize=["images"])
@@ -331,16 +388,17 @@ def group_norm_backward(
     """Where the result was used twice, the gradients are ``dout`` and ``dmore``."""
     _, _, *size, channels = x.shape
     x = x.contiguous()
-    if dmore is not None and ((out is None and has_residual) or groups == prod(size) == 1):
+    if dmore is not None and groups == prod(size) == 1:
         dout, dmore = dout + dmore, None
     if groups == prod(size) == 1 and not activation and power(channels) <= IN_REGISTERS // 4:
         dx = row_norm_backward(dout, None, x, gamma, mean, rstd, gamma_grad, beta_grad, side_stream)
         return dx, dout if has_residual else None
-    # Without an activation the residual's gradient is the output's.
-    dresidual = torch.empty_like(x) if has_residual and out is not None else None
+    # Without an activation the residual's gradient is the output's, where that is there as one.
+    given = out is None and dmore is None
+    dresidual = torch.empty_like(x) if has_residual and not given else None
     dx, partial = _gradients(dout, dmore, None, None, x, gamma, mean, rstd, out, groups, activation, dresidual)
     submit_sums(partial, gamma_grad, beta_grad, side_stream)
-    return dx, (dout if has_residual and out is None else dresidual)
+    return dx, (dout if has_residual and given else dresidual)
 
 
 def norm_columns_backward(
@@ -363,14 +421,16 @@ def _gradients(
     """The gradient of x, and partial sums of those of the parameters."""
     count, n, *size, channels = x.shape
     dx = torch.empty_like(x)
-    images, rows, lanes = _group_tile(prod(size), channels // groups, TILE // 2)
-    blocks = triton.cdiv(n, images)
+    at_once = _groups_at_once(prod(size), channels // groups, groups, x.element_size())
+    width = channels // groups * at_once
+    images, rows, lanes = _group_tile(prod(size), width, TILE // 2)
+    blocks, parts = triton.cdiv(n, images), groups // at_once
     # Its many sums are within a warp where possible: twice as fast as across warps.
-    warps = _warps(images * rows * lanes, 2048, count * blocks * groups, x.element_size())
+    warps = _warps(images * rows * width, 2048, count * blocks * parts, x.element_size())
     partial = torch.empty(count, blocks, 2, channels, dtype=torch.float32, device=x.device)
-    _group_norm_backward[(blocks * groups, count)](
+    _group_norm_backward[(blocks * parts, count)](
         dout, dmore, dcols, x, gamma, mean, rstd, out, dx, dresidual, partial, n, gamma.stride(0),
-        *_rows_and_columns(size), channels, groups, activation, images, rows, lanes,
+        *_rows_and_columns(size), channels, groups, at_once, activation, images, rows, lanes,
         *((0, 0, 0, 0) if window is None else live_taps(window)), num_warps=warps,
     )  # fmt: skip
     return dx, partial

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from .limits import MOST_ELEMENTS, TooManyElements
+
 # A product and a sum rounded once, as in torch's own kernels; without a choice Triton 3.9 warns on every rank.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
@@ -42,20 +44,26 @@ def jit(fn: Any = None, **options: Any) -> Any:
 
 
 def _launch(kernel: Any, *arguments: Any, **options: Any) -> Any:
-    overlapped = {"launch_pdl": True} if _overlaps_launches() else {}
-    return type(kernel).run(kernel, *arguments, **overlapped, **options)
+    return type(kernel).run(kernel, *arguments, **_launch_options(), **options)
 
 
 @cache
-def _overlaps_launches() -> bool:
-    """Whether the GPU can; False where there is none."""
+def _launch_options() -> dict[str, bool]:
+    """Of all our kernels; none where there is no GPU."""
     try:
         from triton.backends.nvidia.compiler import CUDAOptions
 
         target = triton.runtime.driver.active.get_current_target()
     except (ImportError, RuntimeError):
-        return False
-    return target.backend == "cuda" and target.arch >= 90 and hasattr(CUDAOptions, "launch_pdl")
+        return {}
+    options = {}
+    if target.backend == "cuda" and target.arch >= 90 and hasattr(CUDAOptions, "launch_pdl"):
+        options["launch_pdl"] = True
+    # Only debugging keeps Triton's checks of integers, but they are always made: a fifth of the time for which
+    # compiling holds Python's global lock.
+    if target.backend == "cuda" and hasattr(CUDAOptions, "sanitize_overflow"):
+        options["sanitize_overflow"] = False
+    return options
 
 
 if CAN_AWAIT:
@@ -176,5 +184,5 @@ def check(what: str, *tensors: torch.Tensor) -> None:
     for tensor in tensors:
         if tensor.dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise TypeError(f"{what}: got {tensor.dtype}, the kernels take float32, bfloat16 and float16")
-        if tensor[0].numel() >= 2**31:
-            raise ValueError(f"{what}: got {tensor[0].numel()} elements per client, expected fewer than {2**31}")
+        if (found := tensor[0].numel()) >= MOST_ELEMENTS:
+            raise TooManyElements(f"{what}: got {found:,} numbers of a client, expected fewer than {MOST_ELEMENTS:,}")

@@ -313,10 +313,10 @@ def conv(
     parameters = (p.value[weight], p.grad[weight], p.value.get(bias or ""), p.grad.get(bias or ""))
     anchor, after = p.anchor_of(weight, bias), ACTIVATIONS[activation]
     depthwise = groups == x.shape[-1] > 1 and parameters[0].dim() == 3
-    if use_library(x, window, groups) or (depthwise and p.kernels is None):
-        return after(LibraryConvolution.apply(x, anchor, *parameters, window, groups))
-    if depthwise:
+    if depthwise and p.kernels is not None and window.even:
         return after(_Depthwise.apply(x, anchor, *parameters, window, p.kernels, p.side_stream))
+    if depthwise or use_library(x, window, groups):
+        return after(LibraryConvolution.apply(x, anchor, *parameters, window, groups))
     if p.rectifies(activation) or (p.kernels is not None and bias is not None and groups == 1):
         return _Convolution.apply(x, anchor, *parameters, window, groups, activation, p)
     return after(_Convolution.apply(x, anchor, *parameters, window, groups, "", p))

@@ -75,16 +75,17 @@ class _Layer:
 
     def inner_gradient(self, p: Stack, dout: Tensor, x: Tensor, inner: Tensor) -> Tensor:
         """That of ``inner``, times the scale; those of the adapter go where they belong."""
-        dinner = _scaled_product(dout, self.b, self.scale)
-
-        def of_parameters() -> None:
-            if self.a_grad is not None:
-                product_into(self.a_grad, dinner, x)
-            if self.b_grad is not None:
-                product_into(self.b_grad, dout, inner)
-
-        if self.a_grad is not None or self.b_grad is not None:
-            p.side_stream.submit(of_parameters, x, inner, dinner, dout)
+        a_grad, b_grad = self.a_grad, self.b_grad
+        kernels = None if inner.shape[2] > LARGEST_RANK else p.kernels
+        if kernels is not None and b_grad is not None and kernels.takes_gradients(dout):
+            dinner, parts = kernels.low_rank_gradients(dout, inner, self.b, self.scale)
+            p.side_stream.submit(lambda: kernels.column_sums(b_grad.flatten(1), parts.flatten(2)), parts)
+        else:
+            dinner = _scaled_product(dout, self.b, self.scale)
+            if b_grad is not None:
+                p.side_stream.submit(lambda: product_into(b_grad, dout, inner), dout, inner)
+        if a_grad is not None:
+            p.side_stream.submit(lambda: product_into(a_grad, dinner, x), dinner, x)
         return dinner
 
     def input_gradient(self, dout: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from .gradients import Engine
 # Large enough to fill a GPU; small enough that a CPU's caches still help.
 BATCH = {"cuda": 5000, "cpu": 250}
 MIN_BATCH = 100  # examples: on a full GPU, a batch of fewer is not halved again
+Result = TypeVar("Result")
 GATHERED = 64 * 2**20  # bytes of outputs of a part of the data, up to which metrics of all of them are computed
 
 
@@ -71,13 +72,13 @@ class Evaluation:
         self.outputs = torch.zeros(count, *scores.output_shape, dtype=kind, device=device) if outputs else None
         self.batch = batch_size(scores, device)
         capture = evaluator.capture if examples.resident else None
-        self.replay = self._captured(capture) if capture else None
+        self.replay = self._fitting(lambda: capture(self._run).replay) if capture else None
 
-    def _captured(self, capture: Capture) -> Callable[[], None]:
+    def _fitting(self, action: Callable[[], Result]) -> Result:
         """With batches that fit next to what is already on the GPU."""
         while True:
             try:
-                return capture(self._run).replay
+                return action()
             except torch.cuda.OutOfMemoryError:
                 if self.batch < MIN_BATCH or self.evaluator.scores.of_batches:
                     raise
@@ -85,7 +86,10 @@ class Evaluation:
 
     def __call__(self) -> list[float]:
         """The sums of the scores' columns, and the number of examples."""
-        (self.replay or self._run)()
+        if self.replay is None:
+            self._fitting(self._run)
+        else:
+            self.replay()
         return [*self.totals.tolist(), len(self.examples)]
 
     def by_group(self, groups: np.ndarray, least: int = 0) -> np.ndarray:

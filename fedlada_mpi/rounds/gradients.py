@@ -108,6 +108,17 @@ def full_float32() -> Iterator[None]:
             switch.allow_tf32 = allowed
 
 
+@contextmanager
+def without_cudnn() -> Iterator[None]:
+    """Convolutions by torch's own code: cuDNN prepares every new one for longer than a few images take."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
+
+
 def _tried(engine: StackedEngine, reference: StackedEngine, dtype: torch.dtype | None) -> str:
     """``different_gradient``, first in the ``dtype`` of the run, for which kernels are compiled anyway.
 
@@ -136,7 +147,8 @@ def different_gradient(engine: StackedEngine, reference: StackedEngine, dtype: t
     noise = torch.zeros_like(expected)
     if dtype != torch.float32:
         plain = StackedEngine(network, None, engine.side_stream.device, engine.loss)
-        noise = _trial_gradients(plain, dtype, dtype) - expected
+        with without_cudnn():
+            noise = _trial_gradients(plain, dtype, dtype) - expected
     live = [[entry.live(of).norm() for of in (ours - expected, expected, noise)] for entry in network.layout.entries]
     error, size, rounding = torch.tensor(live).T
     negligible = NEGLIGIBLE * expected.norm()

@@ -21,6 +21,7 @@ from ..algorithms.base import rows
 from ..algorithms.hook_draws import client_draws, client_keys
 from ..algorithms.step import local_step
 from ..gpu.graphs import Capture
+from ..gpu.limits import TooManyElements
 from ..gpu.side_stream import SideStream
 from ..models.form import Stored, each
 from ..settings import Config
@@ -84,6 +85,8 @@ class Trainer:
         for chunk in self._chunks(participants):
             try:
                 nonfinite += self._train(s, r, chunk, collector)
+            except TooManyElements as error:
+                raise UserError(f"--batch-size is too large for a GPU: {error}") from None
             except torch.cuda.OutOfMemoryError as error:
                 raise UserError(_out_of_memory(len(chunk), str(error))) from None
         return nonfinite

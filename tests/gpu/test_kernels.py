@@ -25,7 +25,8 @@ from torch import nn
 
 from fedlada_mpi import models
 from fedlada_mpi.doctor import machine
-from fedlada_mpi.gpu import layer_kernels, norm_kernels, norm_sum_kernels
+from fedlada_mpi.gpu import layer_kernels, norm_kernels, norm_sum_kernels, triton_support
+from fedlada_mpi.gpu.limits import TooManyElements
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
 from fedlada_mpi.models import columns, layer_steps, layers
@@ -153,32 +154,37 @@ def test_columns(shape, kernel, stride, padding, dtype):
 
 @kernels_run
 @pytest.mark.parametrize(
-    ("shape", "n", "activation", "with_residual", "dtype"),
+    ("shape", "groups", "n", "activation", "with_residual", "dtype"),
     [
-        ((16, 16, 16), 2, "relu", False, torch.float32),
-        ((4, 4, 32), 9, "relu", True, torch.float32),
-        ((4, 4, 32), 9, "relu", True, torch.bfloat16),
-        ((4, 4, 32), 9, "relu6", True, torch.float32),
-        ((4, 4, 32), 9, "relu6", False, torch.bfloat16),
-        ((2, 2, 128), 9, "", False, torch.float32),
-        ((1, 1, 64), 66, "", True, torch.float32),
-        ((3, 5, 24), 17, "relu", True, torch.bfloat16),
-        (PIECES, 2, "relu", True, torch.float32),
-        *([(PIECES, 2, "relu6", True, torch.float32)] if CUDA else []),
-        (PIECES, 2, "", False, torch.bfloat16),
+        ((16, 16, 16), 2, 2, "relu", False, torch.float32),
+        ((4, 4, 32), 2, 9, "relu", True, torch.float32),
+        ((4, 4, 32), 2, 9, "relu", True, torch.bfloat16),
+        ((4, 4, 32), 2, 9, "relu6", True, torch.float32),
+        ((4, 4, 32), 2, 9, "relu6", False, torch.bfloat16),
+        ((2, 2, 128), 2, 9, "", False, torch.float32),
+        ((1, 1, 64), 2, 66, "", True, torch.float32),
+        ((3, 5, 24), 2, 17, "relu", True, torch.bfloat16),
+        ((4, 5, 96), 8, 3, "relu6", True, torch.bfloat16),  # programs of four groups, of two, and of all
+        ((4, 4, 72), 4, 3, "", True, torch.float32),
+        ((4, 4, 24), 8, 9, "relu", False, torch.bfloat16),
+        ((4, 4, 8), 8, 3, "relu", True, torch.float32),  # channels by themselves
+        (PIECES, 2, 2, "relu", True, torch.float32),
+        *([(PIECES, 2, 2, "relu6", True, torch.float32)] if CUDA else []),
+        (PIECES, 2, 2, "", False, torch.bfloat16),
     ],
 )
-def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
+def test_group_norm(shape, groups, n, activation, with_residual, dtype, monkeypatch):
     count = 2
     monkeypatch.setattr("fedlada_mpi.gpu.norm_sum_kernels.SUMMANDS", 2)
     if shape == PIECES:
         monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.IN_REGISTERS", 512)
+        monkeypatch.setattr("fedlada_mpi.gpu.norm_kernels.TOGETHER", 512)
     x = 3 + 2 * random(count, n, *shape, dtype=dtype)
     residual = 4 * random(*x.shape, dtype=dtype) if with_residual else None
     gamma, beta = flat_views(count, shape[2], dtype=dtype)
-    out, mean, rstd = layer_kernels.group_norm(x, gamma, beta, 2, residual, activation)
+    out, mean, rstd = layer_kernels.group_norm(x, gamma, beta, groups, residual, activation)
     wide = [None if t is None else t.double() for t in (x, gamma, beta, residual)]
-    exact = layer_steps.group_norm(*wide[:3], 2, wide[3], activation)
+    exact = layer_steps.group_norm(*wide[:3], groups, wide[3], activation)
     agree(out, exact[0], dtype)
     agree(mean, exact[1], torch.float32)
     agree(rstd, exact[2], torch.float32)
@@ -189,10 +195,19 @@ def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
     mask = out if activation else None
     side_stream = SideStream(x.device)
     dx, dresidual = layer_kernels.group_norm_backward(
-        dout, x, gamma, mean, rstd, mask, 2, activation, with_residual, *grads, side_stream
+        dout, x, gamma, mean, rstd, mask, groups, activation, with_residual, *grads, side_stream
     )
     expected = layer_steps.group_norm_backward(
-        dout.double(), *wide[:2], exact[1], exact[2], mask, 2, activation, with_residual, *expected_grads, side_stream
+        dout.double(),
+        *wide[:2],
+        exact[1],
+        exact[2],
+        mask,
+        groups,
+        activation,
+        with_residual,
+        *expected_grads,
+        side_stream,
     )
     side_stream.join()
     agree(dx, expected[0], dtype)
@@ -208,7 +223,7 @@ def test_group_norm(shape, n, activation, with_residual, dtype, monkeypatch):
     if shape != PIECES:
         half = (dout / 2, dout / 2)  # of a result that two layers used; exact in any type
         again, more = layer_kernels.group_norm_backward(
-            half[0], x, gamma, mean, rstd, mask, 2, activation, with_residual, *grads, side_stream, half[1]
+            half[0], x, gamma, mean, rstd, mask, groups, activation, with_residual, *grads, side_stream, half[1]
         )
         side_stream.join()
         agree(again, dx, dtype)
@@ -570,6 +585,13 @@ def test_gather(dtype, channels):
 def test_double_precision_is_refused():
     with pytest.raises(TypeError, match="float64"):
         layer_kernels.im2col(random(1, 1, 4, 4, 16, dtype=torch.float64), Window(4, 4, (3, 3), (1, 1), (1, 1)), 144)
+
+
+def test_more_numbers_than_indices_reach_are_refused():
+    many = torch.empty(1).expand(2, 2**31)
+    triton_support.check("pooling", many[:, 1:])
+    with pytest.raises(TooManyElements, match="pooling: got 2,147,483,648 numbers of a client"):
+        triton_support.check("pooling", many)
 
 
 @kernels_run

@@ -146,9 +146,23 @@ def test_product_of_low_rank(width, rank, biased, dtype):
 
 
 @kernels_run
+@pytest.mark.parametrize("dtype", TYPES if CUDA else TYPES[:1])
+@pytest.mark.parametrize(("length", "width", "rank"), [(300, 200, 8), (70, 24, 17)])
+def test_gradients_of_low_rank(length, width, rank, dtype):
+    dout, inner = (random(2, length, n, dtype=dtype) for n in (width, rank))
+    b = random(2, width * rank + 7, dtype=dtype)[:, : width * rank].view(2, width, rank)  # as in a layout
+    found = layer_kernels.low_rank_gradients(dout, inner, b, 0.5)
+    agree(found[0], 0.5 * (dout.double() @ b.double()), dtype)
+    agree(found[1].sum(1), dout.double().mT @ inner.double(), torch.float32)
+    again = layer_kernels.low_rank_gradients(dout, inner, b, 0.5)
+    assert all(torch.equal(mine, other) for mine, other in zip(found, again, strict=True))
+
+
+@kernels_run
 @pytest.mark.parametrize("lora", [Lora(2), Lora(2, fixed_a=True), None])
-def test_a_transformer_and_its_adapters(lora):
+def test_a_transformer_and_its_adapters(lora, monkeypatch):
     """Gradients of all of it, or of adapters on a frozen base, as its layers call the kernels."""
+    monkeypatch.setattr(layer_kernels, "takes_gradients", lambda dout: True)
     torch.manual_seed(0)
     network = models.build(Given(GPT(depth=1)), (LENGTH, TOKENS), TEXT, lora=lora)
     values = (network.initial() + 0.1 * torch.randn(2, network.layout.size)).to(DEVICE)

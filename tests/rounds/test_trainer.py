@@ -16,12 +16,14 @@ from training_runs import SHAPE, make_data, run_here
 from fedlada_mpi import models
 from fedlada_mpi.algorithms import Round, Vectors, create, resolve
 from fedlada_mpi.bench import Bench, Workload
+from fedlada_mpi.gpu.limits import TooManyElements
 from fedlada_mpi.rounds.aggregate import RankSums
 from fedlada_mpi.rounds.batches import LocalData, Normaliser
 from fedlada_mpi.rounds.examples import Resident
 from fedlada_mpi.rounds.gradients import GenericEngine, StackedEngine
 from fedlada_mpi.rounds.trainer import Trainer
 from fedlada_mpi.settings import Config
+from fedlada_mpi.support.errors import UserError
 
 SIZES = [3, 9, 5, 1, 7]
 SETTINGS = dict(
@@ -242,6 +244,33 @@ def test_evaluation_takes_smaller_batches_on_a_full_gpu():
     room = 0
     with pytest.raises(torch.cuda.OutOfMemoryError):
         bench.evaluation()
+
+
+@pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError, TooManyElements])
+def test_streamed_examples_are_evaluated_in_smaller_batches_where_they_must(error, monkeypatch):
+    bench = Bench(Workload.of_images(resolve({"dataset": "digits"}).config), 20, torch.device("cpu"))
+    (loss, correct, count), outputs, tried = bench.evaluation()(), bench.trainer.engine.outputs, []
+
+    def limited(x, inputs, dtype):
+        tried.append(len(inputs))
+        if tried[-1] > 100:
+            raise error("too much")
+        return outputs(x, inputs, dtype)
+
+    monkeypatch.setattr(bench.trainer.engine, "outputs", limited)
+    assert bench.evaluation()() == [pytest.approx(loss, rel=1e-6), correct, count]
+    assert (tried[:2], sum(tried[2:])) == ([250, 125], 600)
+
+
+def test_a_batch_with_too_many_numbers_for_a_kernel(monkeypatch):
+    bench = Bench(Workload.of_images(resolve({"dataset": "digits"}).config), 2, torch.device("cpu"))
+
+    def refuse(*arguments):
+        raise TooManyElements("max pooling: got 3,000,000,000 numbers of a client")
+
+    monkeypatch.setattr(bench.trainer.engine, "gradients", refuse)
+    with pytest.raises(UserError, match="--batch-size is too large for a GPU: max pooling: got 3,000,000,000 numbers"):
+        bench.round()
 
 
 def test_a_trainer_is_freed_at_once():
