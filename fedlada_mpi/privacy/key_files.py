@@ -102,6 +102,9 @@ def names(directory: Path) -> list[str]:
 def _read(path: Path, expected: str) -> bytes:
     try:
         require_regular(path)
+        for each in (path.parent, path):
+            if each.stat().st_mode & stat.S_IWOTH:
+                raise PublicError(f"--silo-keys: anyone may write to {each}, and exchange keys: chmod o-w {each}")
         with open(path, "rb") as file:
             return file.read(LONGEST)
     except OSError as error:

@@ -48,6 +48,16 @@ def test_no_key_is_overwritten(tmp_path):
     assert (tmp_path / "a.key").read_bytes() == before
 
 
+def test_keys_that_anyone_could_exchange(tmp_path):
+    key_files.new(tmp_path / "keys", "a")
+    key_files.public_key(tmp_path / "keys", "a")
+    for path in (tmp_path / "keys", tmp_path / "keys" / "a.pub"):
+        path.chmod(path.stat().st_mode | stat.S_IWOTH)
+        with pytest.raises(UserError, match=f"anyone may write to {path}, and exchange keys: chmod o-w {path}"):
+            key_files.public_key(tmp_path / "keys", "a")
+        path.chmod(path.stat().st_mode & ~stat.S_IWOTH)
+
+
 def test_a_pipe_is_not_waited_for(tmp_path):
     for name, read in (("a.key", key_files.private_key), ("a.pub", key_files.public_key)):
         os.mkfifo(tmp_path / name)
