@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..gpu import mps, sharing
+from ..support.processes import core_limit
 from .check import FAIL, OK, SKIP, WARN, Here, Result, check
 
 if TYPE_CHECKING:
@@ -100,6 +101,9 @@ def cores(here: Here) -> Result:
     if usable < min(ranks, os.cpu_count() or 1):
         do = "export PRTE_MCA_hwloc_default_binding_policy=none, or srun --cpu-bind=none, or ask for more cores"
         return WARN, f"{found}: the launcher bound the ranks to few cores", do
+    if (limit := core_limit()) < usable:
+        usable = max(1, int(limit))
+        found += f"; the container may use {limit:g}"
     if usable < ranks:
         return WARN, f"{found}: ranks take turns", "fewer ranks give the same result: they share the clients"
     if threads.isdigit() and int(threads) * ranks > usable:

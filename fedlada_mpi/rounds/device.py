@@ -13,7 +13,7 @@ import torch
 from ..mpi import World
 from ..settings import Config
 from ..support.errors import UserError
-from ..support.processes import usable_cores
+from ..support.processes import bound_cores, core_limit
 
 
 def uses_gpu(config: Config) -> bool:
@@ -44,10 +44,10 @@ def asked_threads(world: World) -> int:
 
 
 def share_of_cores(world: World) -> int:
-    """Ranks that a launcher bound see their own cores; unbound ones share the node's."""
-    cores = usable_cores()
+    """Ranks that a launcher bound see their own cores; unbound ones share the node's, and all a container's limit."""
+    cores = bound_cores()
     sharing = world.node.size if cores >= (os.cpu_count() or 1) else 1
-    return max(1, cores // sharing)
+    return max(1, int(min(cores / sharing, core_limit() / world.node.size)))
 
 
 # Multiply-adds of a step that keep one thread busy; below, waking and joining a second one takes longer than it saves.

@@ -30,9 +30,45 @@ def reader_may_leave() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def usable_cores() -> int:
-    """The cores this process may use, which a batch system or a launcher can limit."""
+def bound_cores() -> int:
+    """The cores this process may run on, which a batch system or a launcher can limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def usable_cores() -> int:
+    """As many as this process can keep busy."""
+    return max(1, int(min(bound_cores(), core_limit())))
+
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def core_limit() -> float:
+    """How many cores' time the processes of a container, or of another control group, may use together; infinite
+    without such a limit. Of the cores that they see, the others would only make them wait."""
+    with suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        return min((limit for line in lines for limit in _core_limits(line)), default=math.inf)
+    return math.inf
+
+
+def _core_limits(line: str) -> Iterator[float]:
+    """Those of a group, by its line in /proc/PID/cgroup, and of the groups that it is in."""
+    _, controllers, place = line.split(":", 2)
+    if controllers and "cpu" not in controllers.split(","):
+        return
+    # Of a container, only what is below its own group may be there.
+    folder = CGROUPS / controllers / place.lstrip("/")
+    for group in (folder, *folder.parents):
+        with suppress(OSError, ValueError):
+            if controllers:
+                allowed, period = (int((group / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+            else:  # the second version of control groups, in which "max" is no limit
+                allowed, period = map(int, (group / "cpu.max").read_text().split())
+            if allowed > 0 < period:
+                yield allowed / period
+        if group == CGROUPS / controllers:
+            return
 
 
 def machine_memory() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -179,11 +180,15 @@ def test_what_other_ranks_found_is_reported_once():
 
 def test_cores_threads_and_bindings(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(machine, "core_limit", lambda: math.inf)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert machine.cores(node([0, 1], [2, 3]))[0] == OK
     assert machine.cores(node([0, 1, 2], [0, 1, 2]))[2] == "export OMP_NUM_THREADS=1"
     assert "--cpu-bind=none" in machine.cores(node([0], [0], [0]))[2]
     assert "take turns" in machine.cores(node(*[list(range(8))] * 9))[1]
+    monkeypatch.setattr(machine, "core_limit", lambda: 3.5)
+    found = "4 of 8 for 2 ranks, OMP_NUM_THREADS=2; the container may use 3.5: more threads than cores"
+    assert machine.cores(node([0, 1], [2, 3])) == (WARN, found, "export OMP_NUM_THREADS=1")
 
 
 def test_spinning_is_found_under_srun_only(monkeypatch):

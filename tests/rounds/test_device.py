@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from types import SimpleNamespace
 
@@ -17,7 +18,8 @@ from fedlada_mpi.session.process_state import torch_state_restored
 @pytest.fixture
 def threads(monkeypatch):
     """The number of threads for so much work, on eight cores that two ranks share."""
-    monkeypatch.setattr(device, "usable_cores", lambda: 8)
+    monkeypatch.setattr(device, "bound_cores", lambda: 8)
+    monkeypatch.setattr(device, "core_limit", lambda: math.inf)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()
@@ -33,6 +35,12 @@ def threads(monkeypatch):
 @pytest.mark.parametrize(("work", "expected"), [(0, 1), (199_999_999, 1), (300_000_000, 3), (10**12, 4)])
 def test_threads_follow_the_work_up_to_the_ranks_share(work, expected, threads):
     assert threads(work) == expected
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(7.9, 3), (1.5, 1), (64, 4)])
+def test_ranks_share_what_a_container_may_use(limit, expected, threads, monkeypatch):
+    monkeypatch.setattr(device, "core_limit", lambda: limit)
+    assert threads(10**12) == expected
 
 
 def test_omp_num_threads_wins(threads, monkeypatch):

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 from limits import LIMIT
 from ranks import python
 from repository import ROOT
 
+from fedlada_mpi.support import processes
 from fedlada_mpi.support.processes import is_alive, process_map, start_time, this_process, usable_cores
+
+QUOTA = {"quota": "150000", "period": "100000"}
 
 # The first item is the last to finish. There is no `if __name__ == "__main__"`.
 SCRIPT = """
@@ -68,6 +73,37 @@ def test_this_process_takes_over_from_workers_that_were_ended():
 
 def test_usable_cores():
     assert 1 <= usable_cores() <= os.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("line", "files", "limit"),
+    [
+        ("0::/", {"cpu.max": "250000 100000"}, 2.5),
+        ("0::/", {"cpu.max": "max 100000"}, math.inf),
+        (
+            "0::/job/step",
+            {"cpu.max": "max 100000", "job/cpu.max": "300000 100000", "job/step/cpu.max": "max 100000"},
+            3,
+        ),
+        ("0::/of/the/host", {"cpu.max": "400000 100000"}, 4),  # in a container, which has its own group alone
+        ("4:cpu,cpuacct:/a", {f"cpu,cpuacct/a/cpu.cfs_{k}_us": v for k, v in QUOTA.items()}, 1.5),
+        ("4:cpu:/a", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf),
+        ("4:cpuset:/a", {"cpuset/a/cpu.max": "100000 100000"}, math.inf),
+        ("0::/", {"cpu.max": "no numbers"}, math.inf),
+        ("0::/", {}, math.inf),
+    ],
+)
+def test_what_a_container_may_use(line, files, limit, tmp_path, monkeypatch):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    (tmp_path.parent / "cpu.max").write_text("100000 100000\n")  # above all groups: never read
+    monkeypatch.setattr(processes, "CGROUPS", tmp_path)
+    read = Path.read_text
+    own = lambda path: line + "\n" if str(path) == "/proc/self/cgroup" else read(path)  # noqa: E731
+    monkeypatch.setattr(Path, "read_text", own)
+    assert processes.core_limit() == limit
+    assert usable_cores() == max(1, min(processes.bound_cores(), int(min(limit, 99))))
 
 
 def test_which_processes_are_alive():
