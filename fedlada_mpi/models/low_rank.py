@@ -75,17 +75,23 @@ class _Layer:
 
     def inner_gradient(self, p: Stack, dout: Tensor, x: Tensor, inner: Tensor) -> Tensor:
         """That of ``inner``, times the scale; those of the adapter go where they belong."""
-        a_grad, b_grad = self.a_grad, self.b_grad
-        kernels = None if inner.shape[2] > LARGEST_RANK else p.kernels
-        if kernels is not None and b_grad is not None and kernels.takes_gradients(dout):
+        a_grad, b_grad, parts = self.a_grad, self.b_grad, None
+        kernels = None if b_grad is None or inner.shape[2] > LARGEST_RANK else p.kernels
+        if kernels is not None and kernels.takes_gradients(dout):
             dinner, parts = kernels.low_rank_gradients(dout, inner, self.b, self.scale)
-            p.side_stream.submit(lambda: kernels.column_sums(b_grad.flatten(1), parts.flatten(2)), parts)
         else:
             dinner = _scaled_product(dout, self.b, self.scale)
-            if b_grad is not None:
-                p.side_stream.submit(lambda: product_into(b_grad, dout, inner), dout, inner)
-        if a_grad is not None:
-            p.side_stream.submit(lambda: product_into(a_grad, dinner, x), dinner, x)
+
+        def of_parameters() -> None:
+            if a_grad is not None:
+                product_into(a_grad, dinner, x)
+            if b_grad is not None and parts is not None:
+                p.steps.column_sums(b_grad.flatten(1), parts.flatten(2))
+            elif b_grad is not None:
+                product_into(b_grad, dout, inner)
+
+        if a_grad is not None or b_grad is not None:
+            p.side_stream.submit(of_parameters, x, inner, dinner, dout if parts is None else parts)
         return dinner
 
     def input_gradient(self, dout: Tensor) -> Tensor:
