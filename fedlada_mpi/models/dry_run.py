@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -79,6 +80,12 @@ class _Trial:
         found = self.forward(training, self.first(count) if images is None else images, draws)
         self.check(found, count)
         return found
+
+    @cached_property
+    def trained_on(self) -> tuple[Tensor, bool]:
+        """The outputs of all examples in training, and whether the pass draws random numbers."""
+        draws = _draws()
+        return self.outputs(training=True, draws=draws), bool(draws.count)
 
     def first(self, count: int) -> Stored:
         return each(self.images, lambda value: value[:count])
@@ -182,7 +189,7 @@ class _Trial:
                 )
 
     def refuse_mixed_images(self) -> None:
-        first = self.outputs(training=True)
+        first, _ = self.trained_on
         for own in (slice(0, 1), slice(1, None)):
             mixed = self.mixed(own)
             # Batches are padded, so that those of all clients have one size.
@@ -204,8 +211,10 @@ class _Trial:
 
     def refuse_sizes_that_matter(self) -> None:
         for training in (False, True):
-            draws = SameDraws() if training else None
-            whole = self.outputs(training, draws=draws)
+            whole, random = self.trained_on
+            draws = SameDraws() if training and random else None
+            if random or not training:
+                whole = self.outputs(training, draws=draws)
             for count in BATCHES[:-1]:
                 if not _close(self.outputs(training, count, draws), whole[:count]):
                     raise UserError(
@@ -216,10 +225,9 @@ class _Trial:
 
     def _refuse_draws_by_size(self) -> None:
         """With numbers of their own for all elements of a batch, whose places may depend on its size."""
-        for key in range(DRAWS):
-            whole = self.outputs(training=True, draws=(draws := _draws(key)))
-            if not draws.count:
-                return
+        _, random = self.trained_on
+        for key in range(DRAWS if random else 0):
+            whole = self.outputs(training=True, draws=_draws(key))
             if not all(_close(self.outputs(True, count, _draws(key)), whole[:count]) for count in BATCHES[:-1]):
                 raise UserError(
                     f"--model {self.model}: the random numbers of an example depend on the number of examples in its "
