@@ -86,7 +86,7 @@ class Trainer:
             try:
                 nonfinite += self._train(s, r, chunk, collector)
             except TooManyElements as error:
-                raise UserError(f"--batch-size is too large for a GPU: {error}") from None
+                raise UserError(_too_many_elements(len(chunk), str(error))) from None
             except torch.cuda.OutOfMemoryError as error:
                 raise UserError(_out_of_memory(len(chunk), str(error))) from None
         return nonfinite
@@ -410,6 +410,14 @@ class CapturedSteps:
 
     def clear(self) -> None:
         self.graphs.clear()
+
+
+def _too_many_elements(count: int, message: str) -> str:
+    """What is too large where ``count`` clients have more numbers than kernels reach."""
+    what = "--batch-size is"
+    if count > 1:  # frozen layers take the examples of all as one client's
+        what = f"--batch-size or, for frozen layers, --max-clients-at-once (here {count}) is"
+    return f"{what} too large for a GPU: {message}"
 
 
 def _out_of_memory(count: int, message: str) -> str:

@@ -262,14 +262,19 @@ def test_streamed_examples_are_evaluated_in_smaller_batches_where_they_must(erro
     assert (tried[:2], sum(tried[2:])) == ([250, 125], 600)
 
 
-def test_a_batch_with_too_many_numbers_for_a_kernel(monkeypatch):
-    bench = Bench(Workload.of_images(resolve({"dataset": "digits"}).config), 2, torch.device("cpu"))
+@pytest.mark.parametrize(
+    ("at_once", "what"),
+    [(1, "--batch-size is"), (2, r"--batch-size or, for frozen layers, --max-clients-at-once \(here 2\) is")],
+)
+def test_a_batch_with_too_many_numbers_for_a_kernel(at_once, what, monkeypatch):
+    config = resolve({"dataset": "digits", "max_clients_at_once": at_once}).config
+    bench = Bench(Workload.of_images(config), 2, torch.device("cpu"))
 
     def refuse(*arguments):
         raise TooManyElements("max pooling: got 3,000,000,000 numbers of a client")
 
     monkeypatch.setattr(bench.trainer.engine, "gradients", refuse)
-    with pytest.raises(UserError, match="--batch-size is too large for a GPU: max pooling: got 3,000,000,000 numbers"):
+    with pytest.raises(UserError, match=f"^{what} too large for a GPU: max pooling: got 3,000,000,000 numbers"):
         bench.round()
 
 
