@@ -49,6 +49,16 @@ def _scores(q, k, scale, row, column, keys, CAUSAL: tl.constexpr, PRECISION: tl.
     return tl.where(_seen(row, column, keys, CAUSAL), scores, float("-inf"))
 
 
+@jit
+def _part(blocks, HEADS: tl.constexpr):
+    """The program's block of tokens, which sequence and head it is of, and these two.
+
+    All programs along one axis, as a GPU takes at most 65,535 along the others: not 16 heads of 5,000 sequences.
+    """
+    which = tl.program_id(0) // blocks
+    return tl.program_id(0) % blocks, which, (which // HEADS).to(tl.int64), which % HEADS
+
+
 @jit(do_not_specialize=["queries", "keys"])
 def _attention(
     q, k, v, out, logs, q_batch, q_head, q_row, k_batch, k_head, k_row, v_batch, v_head, v_row, o_batch, o_head, o_row,
@@ -56,8 +66,8 @@ def _attention(
     COLUMNS: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
-    batch, head = (tl.program_id(1) // HEADS).to(tl.int64), tl.program_id(1) % HEADS
-    row, lane = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, LANES)
+    block, which, batch, head = _part((queries + ROWS - 1) // ROWS, HEADS)
+    row, lane = block * ROWS + tl.arange(0, ROWS), tl.arange(0, LANES)
     k += batch * k_batch + head * k_head
     v += batch * v_batch + head * v_head
     query = _load(q + batch * q_batch + head * q_head, row, lane, q_row, queries, WIDTH)
@@ -66,7 +76,7 @@ def _attention(
     sums = tl.zeros([ROWS, LANES], tl.float32)
     end = keys
     if CAUSAL:
-        end = tl.minimum(keys, (tl.program_id(0) + 1) * ROWS)
+        end = tl.minimum(keys, (block + 1) * ROWS)
     for begin in range(0, end, COLUMNS):
         column = begin + tl.arange(0, COLUMNS)
         scores = _scores(
@@ -80,7 +90,7 @@ def _attention(
         sums = sums * smaller[:, None] + tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
         largest = now
     _store(out + batch * o_batch + head * o_head, sums / total[:, None], row, lane, o_row, queries, WIDTH)
-    tl.store(logs + tl.program_id(1).to(tl.int64) * queries + row, largest + tl.log2(total), mask=row < queries)
+    tl.store(logs + which.to(tl.int64) * queries + row, largest + tl.log2(total), mask=row < queries)
 
 
 @jit
@@ -108,16 +118,15 @@ def _attention_backward(
     BLOCK: tl.constexpr, STEP: tl.constexpr, LANES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
-    batch, head = (tl.program_id(1) // HEADS).to(tl.int64), tl.program_id(1) % HEADS
+    blocks = (keys + BLOCK - 1) // BLOCK
+    block, which, batch, head = _part(blocks + (queries + BLOCK - 1) // BLOCK, HEADS)
     lane = tl.arange(0, LANES)
     q += batch * q_batch + head * q_head
     k += batch * k_batch + head * k_head
     v += batch * v_batch + head * v_head
     out += batch * o_batch + head * o_head
     dout += batch * d_batch + head * d_head
-    logs += tl.program_id(1).to(tl.int64) * queries
-    blocks = (keys + BLOCK - 1) // BLOCK
-    block = tl.program_id(0)
+    logs += which.to(tl.int64) * queries
     if block < blocks:
         column = block * BLOCK + tl.arange(0, BLOCK)
         key = _load(k, column, lane, k_row, keys, WIDTH)
@@ -192,7 +201,7 @@ class _Attention(torch.autograd.Function):
         out = q.new_empty(batch, queries, heads, v.shape[3]).transpose(1, 2)
         logs = torch.empty(batch * heads, queries, dtype=torch.float32, device=q.device)
         rows, columns = _blocks(q, k, *FORWARD[:2])
-        _attention[(triton.cdiv(queries, rows), batch * heads)](
+        _attention[(triton.cdiv(queries, rows) * batch * heads,)](
             q, k, v, out, logs, *_strides(q, k, v, out), queries, k.shape[2], scale, ROWS=rows, COLUMNS=columns,
             num_warps=FORWARD[2], num_stages=FORWARD[3], **_known(q, causal),
         )  # fmt: skip
@@ -208,7 +217,7 @@ class _Attention(torch.autograd.Function):
         dout, (batch, heads, queries, _), keys = _in_rows(dout), q.shape, k.shape[2]
         dq, dk, dv = _like_pieces(q, k, v)
         block, step = _blocks(q, k, *BACKWARD[:2])
-        _attention_backward[(triton.cdiv(keys, block) + triton.cdiv(queries, block), batch * heads)](
+        _attention_backward[((triton.cdiv(keys, block) + triton.cdiv(queries, block)) * batch * heads,)](
             dout, q, k, v, out, logs, dq, dk, dv, *_strides(q, k, v, out, dout, dq, dk, dv), queries, keys, scale,
             BLOCK=block, STEP=step, num_warps=BACKWARD[2], num_stages=BACKWARD[3],
             maxnreg=REGISTERS if q.shape[3] * q.element_size() <= NARROW else None, **_known(q, causal),

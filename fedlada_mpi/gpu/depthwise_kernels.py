@@ -19,6 +19,14 @@ def _tile(channels, PIXELS: tl.constexpr, LANES: tl.constexpr):
     return pixel, tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)[None, :]
 
 
+@jit
+def _chunk(CHANNELS: tl.constexpr, LANES: tl.constexpr):
+    """The program's client, its number among those over the same channels, and these channels [1, LANES]."""
+    blocks: tl.constexpr = (CHANNELS + LANES - 1) // LANES
+    channel = tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)[None, :]
+    return tl.program_id(1).to(tl.int64), tl.program_id(0) // blocks, channel
+
+
 @jit(do_not_specialize=["pixels", "weight_stride", "bias_stride"])
 def _forward(
     x, weight, bias, out, pixels, weight_stride, bias_stride, H: tl.constexpr, W: tl.constexpr, CHANNELS: tl.constexpr,
@@ -93,8 +101,7 @@ def _weight_gradient(
 ):  # fmt: skip
     """The sums over PIXELS output pixels of a client."""
     await_inputs()
-    client, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1)
-    channel = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
+    client, chunk, channel = _chunk(CHANNELS, LANES)
     tap = tl.arange(0, TAPS)[:, None]
     known = (tap < KERNEL_H * KERNEL_W) & (channel < CHANNELS)
     x += client * (pixels // (OUT_H * OUT_W)) * (H * W * CHANNELS)
@@ -122,8 +129,7 @@ def _few_taps_gradient(
 ):  # fmt: skip
     """As ``_weight_gradient`` for small kernels: all pixels at once, one tap after another."""
     await_inputs()
-    client, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1)
-    channel = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
+    client, chunk, channel = _chunk(CHANNELS, LANES)
     pixel = chunk * PIXELS + tl.arange(0, PIXELS)[:, None]
     inside = (pixel < pixels) & (channel < CHANNELS)
     image, place = pixel // (OUT_H * OUT_W), pixel % (OUT_H * OUT_W)
@@ -208,7 +214,7 @@ def depthwise_weight_gradient(grad: Tensor, x: Tensor, dout: Tensor, window: Win
         at_once = PIXELS
     chunks = triton.cdiv(pixels, at_once)
     partial = torch.empty(count, chunks, taps, channels, dtype=torch.float32, device=x.device)
-    grid = (triton.cdiv(channels, lanes), chunks, count)
+    grid = (chunks * triton.cdiv(channels, lanes), count)
     arguments = (x, dout, partial, pixels, chunks, *_geometry(x.shape, window), at_once)
     if few:
         # A warp's sums need not wait for another's.

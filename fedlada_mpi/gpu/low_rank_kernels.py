@@ -14,6 +14,7 @@ FORWARD, BACKWARD, PRODUCT = (64, 64, 4, 1, 1), (64, 64, 8, 4, 3), (64, 128, 8, 
 # Rows and channels of a tile of gradients, its warps, and how many are loaded ahead.
 GRADIENTS = (128, 64, 8, 3)
 PROGRAMS = 256  # that fill a GPU
+MOST_RANK = 16  # up to which a product on tensor cores has it in one piece
 
 
 @jit
@@ -197,10 +198,12 @@ def low_rank_activation_backward(
     return dbase
 
 
-def takes_gradients(dout: Tensor) -> bool:
-    """Whether ``low_rank_gradients`` gains: in float32, or where a GPU is not full, two products are faster."""
+def takes_gradients(dout: Tensor, rank: int) -> bool:
+    """Whether ``low_rank_gradients`` gains: in float32, or where a GPU is not full, two products are faster, and its
+    parts grow with the rank."""
     count, length, _ = dout.shape
-    return dout.element_size() == 2 and count * triton.cdiv(length, GRADIENTS[0]) >= PROGRAMS
+    full = count * triton.cdiv(length, GRADIENTS[0]) >= PROGRAMS
+    return full and dout.element_size() == 2 and rank <= MOST_RANK
 
 
 def low_rank_gradients(dout: Tensor, inner: Tensor, b: Tensor, scale: float) -> tuple[Tensor, Tensor]:

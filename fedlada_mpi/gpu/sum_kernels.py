@@ -14,8 +14,9 @@ def _column_sums(
     LANES: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
-    client, chunk = tl.program_id(2).to(tl.int64), tl.program_id(1)
-    lane = tl.program_id(0) * LANES + tl.arange(0, LANES)[None, :]
+    blocks: tl.constexpr = (WIDTH + LANES - 1) // LANES
+    client, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0) // blocks
+    lane = tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)[None, :]
     rows += client * length * WIDTH
     if times is not None:
         times += client * length * WIDTH
@@ -44,7 +45,7 @@ def column_sums(target: Tensor, rows: Tensor, times: Tensor | None = None) -> No
     partial = target
     if chunks > 1:
         partial = torch.empty(count, chunks, width, dtype=torch.float32, device=rows.device)
-    grid = (triton.cdiv(width, lanes), chunks, count)
+    grid = (chunks * triton.cdiv(width, lanes), count)
     tile = (chunk, min(chunk, TILE // lanes), lanes)
     _column_sums[grid](rows, times, partial, length, chunks, partial.stride(0), width, *tile)
     if chunks > 1:

@@ -76,8 +76,8 @@ class _Layer:
     def inner_gradient(self, p: Stack, dout: Tensor, x: Tensor, inner: Tensor) -> Tensor:
         """That of ``inner``, times the scale; those of the adapter go where they belong."""
         a_grad, b_grad, parts = self.a_grad, self.b_grad, None
-        kernels = None if b_grad is None or inner.shape[2] > LARGEST_RANK else p.kernels
-        if kernels is not None and kernels.takes_gradients(dout):
+        kernels = None if b_grad is None else p.kernels
+        if kernels is not None and kernels.takes_gradients(dout, inner.shape[2]):
             dinner, parts = kernels.low_rank_gradients(dout, inner, self.b, self.scale)
         else:
             dinner = _scaled_product(dout, self.b, self.scale)

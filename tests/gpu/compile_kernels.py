@@ -134,7 +134,7 @@ def adapted_language_model() -> None:
     text = About(Array("int64", (length,), words), Array("int64", (length,)), classes=words)
     network = models.build(Given(GPT(words, length, 64, 1, 4)), (length, words), text, lora=Lora(8))
     engine = StackedEngine(network, layer_kernels, loss=ClientLoss(NextToken(text)))
-    layer_kernels.takes_gradients = lambda dout: dout.dtype == torch.bfloat16
+    layer_kernels.takes_gradients = lambda dout, rank: dout.dtype == torch.bfloat16
     for dtype in (torch.bfloat16, torch.float32):
         values, tokens = network.initial(dtype).expand(2, -1).contiguous(), torch.zeros(2, 2, length, dtype=torch.int64)
         weight, keys = torch.full((2, 2), 0.5), torch.arange(2)

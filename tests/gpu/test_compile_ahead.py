@@ -12,6 +12,7 @@ import torch
 from fedlada_mpi.gpu import channel_kernels, compile_ahead, layer_kernels
 from fedlada_mpi.gpu.side_stream import SideStream
 from fedlada_mpi.gpu.triton_support import triton
+from fedlada_mpi.models.columns import Window
 
 pytestmark = pytest.mark.skipif(
     triton is None or os.environ.get("TRITON_INTERPRET") == "1", reason="has no compiler to stand in for"
@@ -118,3 +119,20 @@ def test_a_run_after_it_compiles_nothing(monkeypatch, tmp_path):
     assert sorted(compiled) == ["_group_norm", "_group_norm_backward"]
     assert work().isfinite().all()
     assert len(compiled) == 2
+
+
+def test_grids_of_many_examples_are_along_the_axis_that_is_long_enough(monkeypatch):
+    grids = {}
+
+    def run(kernel, *arguments, grid, **options):
+        grids[kernel.fn.__name__] = grid
+
+    monkeypatch.setattr(triton.JITFunction, "run", run)
+    q = torch.zeros(1, 1, 1, 16).expand(5000, 16, 2, 16).requires_grad_()  # sequences and heads of a large evaluation
+    layer_kernels.attention(q, q, q, True, 0.25).sum().backward()
+    layer_kernels.column_sums(torch.zeros(1, 1), torch.zeros(1, 17_000_000, 1))
+    x, window = torch.zeros(1, 1, 3000, 3000, 1), Window(3000, 3000, (3, 3), (1, 1), (1, 1))
+    layer_kernels.depthwise_weight_gradient(torch.zeros(1, 9, 1), x, x, window)
+    assert grids.keys() == {"_attention", "_attention_backward", "_column_sums", "_few_taps_gradient"}
+    assert grids["_attention"][0] == 80_000
+    assert all(max((*grid, 0)[1:]) < 65_536 for grid in grids.values())

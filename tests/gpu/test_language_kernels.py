@@ -162,7 +162,7 @@ def test_gradients_of_low_rank(length, width, rank, dtype):
 @pytest.mark.parametrize("lora", [Lora(2), Lora(2, fixed_a=True), None])
 def test_a_transformer_and_its_adapters(lora, monkeypatch):
     """Gradients of all of it, or of adapters on a frozen base, as its layers call the kernels."""
-    monkeypatch.setattr(layer_kernels, "takes_gradients", lambda dout: True)
+    monkeypatch.setattr(layer_kernels, "takes_gradients", lambda dout, rank: True)
     torch.manual_seed(0)
     network = models.build(Given(GPT(depth=1)), (LENGTH, TOKENS), TEXT, lora=lora)
     values = (network.initial() + 0.1 * torch.randn(2, network.layout.size)).to(DEVICE)
