@@ -50,7 +50,7 @@ def _group_sum(value, WIDTH: tl.constexpr, AT_ONCE: tl.constexpr):
 def _cut(
     image, lane, images, CHANNELS: tl.constexpr, GROUPS: tl.constexpr, AT_ONCE: tl.constexpr, IMAGES: tl.constexpr
 ):
-    """The program's first group and image, and of its tile the places of statistics and which of them there are.
+    """The program's client, first group and image; of its tile the places of statistics, and which of them there are.
 
     A group alone has one statistic for an image; of several, each channel has that of its group.
     """
