@@ -46,7 +46,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 def core_limit() -> float:
     """How many cores' time the processes of a container, or of another control group, may use together; infinite
     without such a limit. Of the cores that they see, the others would only make them wait."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         lines = Path("/proc/self/cgroup").read_text().splitlines()
         return min((limit for line in lines for limit in _core_limits(line)), default=math.inf)
     return math.inf

@@ -91,6 +91,7 @@ def test_usable_cores():
         ("4:cpuset:/a", {"cpuset/a/cpu.max": "100000 100000"}, math.inf),
         ("0::/", {"cpu.max": "no numbers"}, math.inf),
         ("0::/", {}, math.inf),
+        ("no group", {"cpu.max": "100000 100000"}, math.inf),
     ],
 )
 def test_what_a_container_may_use(line, files, limit, tmp_path, monkeypatch):
