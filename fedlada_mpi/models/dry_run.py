@@ -212,7 +212,7 @@ class _Trial:
     def refuse_sizes_that_matter(self) -> None:
         for training in (False, True):
             whole, random = self.trained_on
-            draws = SameDraws() if training and random else None
+            draws = SameDraws() if training else None  # also of a model that draws for small batches alone
             if random or not training:
                 whole = self.outputs(training, draws=draws)
             for count in BATCHES[:-1]:

@@ -190,6 +190,8 @@ expanded = with_parameter(lambda self, net, x: net(x) + self.extra,
 double = lambda classes, image_shape: Wrapped(classes, image_shape, lambda self, net, x: net(x.double())).double()
 by_size = wrapped(lambda self, net, x: net(x) * len(x))
 by_two = wrapped(lambda self, net, x: net(x) if len(x) <= 2 else net(x - x.mean(0)))
+seldom = wrapped(
+    lambda self, net, x: 2 * net(x) if self.training and len(x) < 4 and torch.rand(()) < 0.2 else net(x))
 squeezed = wrapped(lambda self, net, x: net(x).squeeze())
 transposed = wrapped(lambda self, net, x: F.dropout(net(x).t(), 0.5, self.training).t())
 transposed_by_chance = wrapped(lambda self, net, x: F.dropout(net(x).t(), 0.1, self.training).t())
@@ -434,6 +436,7 @@ REFUSED = {
     "expanded": "elements of extra share their memory: make it a copy (.clone())",
     "double": "a run has all parameters and inputs in one type, that of --precision: leave out .double()",
     "by_size": "the outputs of an example depend on the number of examples in its batch (1 or 7)",
+    "seldom": "the outputs of an example depend on the number of examples in its batch (1 or 7)",
     "by_two": "the outputs of an example depend on the other examples of its batch",
     "squeezed": "got outputs of shape [3] for 1 image, expected [1, 3]",
     "transposed": "the random numbers of an example depend on the number of examples in its batch: draw",
