@@ -102,10 +102,18 @@ def names(directory: Path) -> list[str]:
 def _read(path: Path, expected: str) -> bytes:
     try:
         require_regular(path)
-        for each in (path.parent, path):
-            if each.stat().st_mode & stat.S_IWOTH:
-                raise PublicError(f"--silo-keys: anyone may write to {each}, and exchange keys: chmod o-w {each}")
+        _refuse_exchangeable(path)
         with open(path, "rb") as file:
             return file.read(LONGEST)
     except OSError as error:
         raise PublicError(f"--silo-keys: cannot read {path} ({reason(error)}), expected {expected}") from None
+
+
+def _refuse_exchangeable(path: Path) -> None:
+    """Also in a directory above, of a link or of what it leads to: whoever may write there can move what is in it."""
+    for place in (path, path.absolute(), path.resolve()):
+        for above, each in enumerate((place, *place.parents)):
+            mode = each.stat().st_mode
+            # In a directory like /tmp only owners move what is theirs, but anyone may add a key that is not there yet.
+            if mode & stat.S_IWOTH and not (above > 1 and mode & stat.S_ISVTX):
+                raise PublicError(f"--silo-keys: anyone may write to {each}, and exchange keys: chmod o-w {each}")

@@ -58,6 +58,28 @@ def test_keys_that_anyone_could_exchange(tmp_path):
         path.chmod(path.stat().st_mode & ~stat.S_IWOTH)
 
 
+@pytest.mark.parametrize("linked", ["", "a.pub", "keys"])
+def test_keys_that_anyone_could_move_away(linked, tmp_path):
+    """With a directory above them, or behind a link."""
+    above, at = tmp_path / "above", tmp_path / "above" / "keys"
+    key_files.new(at, "a")
+    directory = tmp_path / "linked" if linked else at
+    if linked == "a.pub":
+        directory.mkdir()
+        (directory / "a.pub").symlink_to(at / "a.pub")
+    elif linked:
+        directory.symlink_to(at)
+    key_files.public_key(directory, "a")
+    above.chmod(0o777)
+    with pytest.raises(UserError, match=f"anyone may write to {above}, and exchange keys: chmod o-w {above}"):
+        key_files.public_key(directory, "a")
+    above.chmod(0o1777)  # as /tmp, where only owners move what is theirs
+    key_files.public_key(directory, "a")
+    at.chmod(0o1777)
+    with pytest.raises(UserError, match="anyone may write to"):
+        key_files.public_key(directory, "a")
+
+
 def test_a_pipe_is_not_waited_for(tmp_path):
     for name, read in (("a.key", key_files.private_key), ("a.pub", key_files.public_key)):
         os.mkfifo(tmp_path / name)
