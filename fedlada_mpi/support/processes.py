@@ -57,8 +57,11 @@ def _core_limits(line: str) -> Iterator[float]:
     _, controllers, place = line.split(":", 2)
     if controllers and "cpu" not in controllers.split(","):
         return
+    root = CGROUPS / controllers
+    if not root.exists():  # Red Hat 7 names them in another order here, but each has a link of its own
+        root = CGROUPS / "cpu"
     # Of a container, only what is below its own group may be there.
-    folder = CGROUPS / controllers / place.lstrip("/")
+    folder = root / place.lstrip("/")
     for group in (folder, *folder.parents):
         with suppress(OSError, ValueError):
             if controllers:
@@ -67,7 +70,7 @@ def _core_limits(line: str) -> Iterator[float]:
                 allowed, period = map(int, (group / "cpu.max").read_text().split())
             if allowed > 0 < period:
                 yield allowed / period
-        if group == CGROUPS / controllers:
+        if group == root:
             return
 
 

@@ -87,6 +87,7 @@ def test_usable_cores():
         ),
         ("0::/of/the/host", {"cpu.max": "400000 100000"}, 4),  # in a container, which has its own group alone
         ("4:cpu,cpuacct:/a", {f"cpu,cpuacct/a/cpu.cfs_{k}_us": v for k, v in QUOTA.items()}, 1.5),
+        ("4:cpuacct,cpu:/a", {f"cpu/a/cpu.cfs_{k}_us": v for k, v in QUOTA.items()}, 1.5),
         ("4:cpu:/a", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, math.inf),
         ("4:cpuset:/a", {"cpuset/a/cpu.max": "100000 100000"}, math.inf),
         ("0::/", {"cpu.max": "no numbers"}, math.inf),
