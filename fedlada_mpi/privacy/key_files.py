@@ -115,5 +115,7 @@ def _refuse_exchangeable(path: Path) -> None:
         for above, each in enumerate((place, *place.parents)):
             mode = each.stat().st_mode
             # In a directory like /tmp only owners move what is theirs, but anyone may add a key that is not there yet.
-            if mode & stat.S_IWOTH and not (above > 1 and mode & stat.S_ISVTX):
+            open_to_all = mode & stat.S_IWOTH and not (above > 1 and mode & stat.S_ISVTX)
+            # Nobody writes to a volume that is mounted read-only, as Kubernetes' secrets are.
+            if open_to_all and not os.statvfs(each).f_flag & os.ST_RDONLY:
                 raise PublicError(f"--silo-keys: anyone may write to {each}, and exchange keys: chmod o-w {each}")

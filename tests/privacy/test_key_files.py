@@ -6,6 +6,7 @@ import hashlib
 import os
 import stat
 from base64 import b64encode
+from types import SimpleNamespace
 
 import pytest
 
@@ -78,6 +79,15 @@ def test_keys_that_anyone_could_move_away(linked, tmp_path):
     at.chmod(0o1777)
     with pytest.raises(UserError, match="anyone may write to"):
         key_files.public_key(directory, "a")
+
+
+def test_keys_on_a_volume_that_is_read_only(tmp_path, monkeypatch):
+    key_files.new(tmp_path / "keys", "a")
+    (tmp_path / "keys").chmod(0o1777)
+    with pytest.raises(UserError, match="anyone may write"):
+        key_files.public_key(tmp_path / "keys", "a")
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_flag=os.ST_RDONLY))
+    key_files.public_key(tmp_path / "keys", "a")
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
