@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .triton_support import LOG2_E, TILE, await_inputs, check, exp2, inverse, jit, power, tl, triton
+from .triton_support import LOG2_E, TILE, await_inputs, check, exp2, inverse, jit, own_channels, power, tl, triton
 
 DENSITY = tl.constexpr(0.3989422804014327) if tl else None  # of a standard normal at 0
 CUBIC: Any = tl.constexpr(0.044715) if tl else None
@@ -74,13 +74,6 @@ def slope_of(value, NAME: tl.constexpr):
 
 
 @jit
-def _program(WIDTH: tl.constexpr, LANES: tl.constexpr):
-    """The program's number among those over the same channels, and these channels."""
-    blocks: tl.constexpr = (WIDTH + LANES - 1) // LANES
-    return tl.program_id(0) // blocks, tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)[None, :]
-
-
-@jit
 def _places(tile, channel, length, WIDTH: tl.constexpr, ROWS: tl.constexpr):
     """The elements in a tile of the program's client, and which of them there are."""
     row = tile * ROWS + tl.arange(0, ROWS)[:, None]
@@ -94,7 +87,7 @@ def _bias_activation(
 ):
     await_inputs()
     client = tl.program_id(1).to(tl.int64)
-    tile, channel = _program(WIDTH, LANES)
+    tile, channel = own_channels(WIDTH, LANES)
     at, inside = _places(tile, channel, length, WIDTH, ROWS)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value += tl.load(bias + client * stride + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
@@ -120,7 +113,7 @@ def _bias_activation_backward(
     ROWS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
-    part, channel = _program(WIDTH, LANES)
+    part, channel = own_channels(WIDTH, LANES)
     if TILES == 1:
         total = _tile_backward(dout, x, bias, dx, length, stride, part, channel, NAME, WIDTH, ROWS)
     else:
@@ -136,7 +129,7 @@ def _bias_activation_backward(
 def _spread(bias, out, length, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
     await_inputs()
     client = tl.program_id(1).to(tl.int64)
-    tile, channel = _program(WIDTH, LANES)
+    tile, channel = own_channels(WIDTH, LANES)
     at, inside = _places(tile, channel, length, WIDTH, ROWS)
     value = tl.load(bias + client * stride + channel, mask=channel < WIDTH, other=0.0)
     tl.store(out + at, tl.broadcast_to(value, [ROWS, LANES]), mask=inside)
@@ -146,7 +139,7 @@ def _spread(bias, out, length, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, 
 def _scale(x, factor, out, length, stride, WIDTH: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr):
     await_inputs()
     client = tl.program_id(1).to(tl.int64)
-    tile, channel = _program(WIDTH, LANES)
+    tile, channel = own_channels(WIDTH, LANES)
     at, inside = _places(tile, channel, length, WIDTH, ROWS)
     value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
     value *= tl.load(factor + client * stride + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)

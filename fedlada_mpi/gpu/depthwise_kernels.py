@@ -8,23 +8,14 @@ import torch
 from torch import Tensor
 
 from .sum_kernels import column_sums
-from .triton_support import TILE, Window, await_inputs, check, jit, power, tl, triton
+from .triton_support import TILE, Window, await_inputs, check, jit, own_channels, power, tl, triton
 
 
 @jit
-def _tile(channels, PIXELS: tl.constexpr, LANES: tl.constexpr):
+def _tile(CHANNELS: tl.constexpr, PIXELS: tl.constexpr, LANES: tl.constexpr):
     """The program's pixels [PIXELS, 1] and channels [1, LANES]."""
-    blocks = (channels + LANES - 1) // LANES
-    pixel = tl.program_id(0) // blocks * PIXELS + tl.arange(0, PIXELS)[:, None]
-    return pixel, tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)[None, :]
-
-
-@jit
-def _chunk(CHANNELS: tl.constexpr, LANES: tl.constexpr):
-    """The program's client, its number among those over the same channels, and these channels [1, LANES]."""
-    blocks: tl.constexpr = (CHANNELS + LANES - 1) // LANES
-    channel = tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)[None, :]
-    return tl.program_id(1).to(tl.int64), tl.program_id(0) // blocks, channel
+    part, channel = own_channels(CHANNELS, LANES)
+    return part * PIXELS + tl.arange(0, PIXELS)[:, None], channel
 
 
 @jit(do_not_specialize=["pixels", "weight_stride", "bias_stride"])
@@ -101,7 +92,8 @@ def _weight_gradient(
 ):  # fmt: skip
     """The sums over PIXELS output pixels of a client."""
     await_inputs()
-    client, chunk, channel = _chunk(CHANNELS, LANES)
+    client = tl.program_id(1).to(tl.int64)
+    chunk, channel = own_channels(CHANNELS, LANES)
     tap = tl.arange(0, TAPS)[:, None]
     known = (tap < KERNEL_H * KERNEL_W) & (channel < CHANNELS)
     x += client * (pixels // (OUT_H * OUT_W)) * (H * W * CHANNELS)
@@ -129,7 +121,8 @@ def _few_taps_gradient(
 ):  # fmt: skip
     """As ``_weight_gradient`` for small kernels: all pixels at once, one tap after another."""
     await_inputs()
-    client, chunk, channel = _chunk(CHANNELS, LANES)
+    client = tl.program_id(1).to(tl.int64)
+    chunk, channel = own_channels(CHANNELS, LANES)
     pixel = chunk * PIXELS + tl.arange(0, PIXELS)[:, None]
     inside = (pixel < pixels) & (channel < CHANNELS)
     image, place = pixel // (OUT_H * OUT_W), pixel % (OUT_H * OUT_W)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .triton_support import TILE, await_inputs, check, jit, power, tl, triton
+from .triton_support import TILE, await_inputs, check, jit, own_channels, power, tl, triton
 
 
 @jit(do_not_specialize=["length", "chunks"])
@@ -14,9 +14,8 @@ def _column_sums(
     LANES: tl.constexpr,
 ):  # fmt: skip
     await_inputs()
-    blocks: tl.constexpr = (WIDTH + LANES - 1) // LANES
-    client, chunk = tl.program_id(1).to(tl.int64), tl.program_id(0) // blocks
-    lane = tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)[None, :]
+    client = tl.program_id(1).to(tl.int64)
+    chunk, lane = own_channels(WIDTH, LANES)
     rows += client * length * WIDTH
     if times is not None:
         times += client * length * WIDTH

@@ -113,6 +113,16 @@ else:
         return 1 / value
 
 
+@jit
+def own_channels(WIDTH: tl.constexpr, LANES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The program's number among those over the same channels, and these channels [1, LANES].
+
+    Both along the first axis of the grid, as a GPU takes at most 65,535 programs along the others.
+    """
+    blocks: tl.constexpr = (WIDTH + LANES - 1) // LANES
+    return tl.program_id(0) // blocks, tl.program_id(0) % blocks * LANES + tl.arange(0, LANES)[None, :]
+
+
 __all__ = [
     "LOG2_E",
     "TILE",
@@ -124,6 +134,7 @@ __all__ = [
     "inverse",
     "jit",
     "live_taps",
+    "own_channels",
     "power",
     "tl",
     "triton",

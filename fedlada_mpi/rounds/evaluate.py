@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,21 @@ BATCH = {"cuda": 5000, "cpu": 250}
 MIN_BATCH = 100  # examples: on a full GPU, a batch of fewer is not halved again
 Result = TypeVar("Result")
 GATHERED = 64 * 2**20  # bytes of outputs of a part of the data, up to which metrics of all of them are computed
+
+
+class InBatches(Protocol):
+    batch: int  # examples at once
+
+
+def fitting(work: InBatches, action: Callable[[], Result]) -> Result:
+    """What ``action`` gives, with batches that fit next to what is already on the GPU."""
+    while True:
+        try:
+            return action()
+        except torch.cuda.OutOfMemoryError:
+            if work.batch < MIN_BATCH:
+                raise
+            work.batch //= 2
 
 
 @dataclass
@@ -75,14 +90,7 @@ class Evaluation:
         self.replay = self._fitting(lambda: capture(self._run).replay) if capture else None
 
     def _fitting(self, action: Callable[[], Result]) -> Result:
-        """With batches that fit next to what is already on the GPU."""
-        while True:
-            try:
-                return action()
-            except torch.cuda.OutOfMemoryError:
-                if self.batch < MIN_BATCH or self.evaluator.scores.of_batches:
-                    raise
-                self.batch //= 2
+        return action() if self.evaluator.scores.of_batches else fitting(self, action)
 
     def __call__(self) -> list[float]:
         """The sums of the scores' columns, and the number of examples."""

@@ -35,7 +35,7 @@ from ...settings import Config
 from ...support import rng
 from ..batches import LocalData
 from ..device import synchronize
-from ..evaluate import MIN_BATCH
+from ..evaluate import fitting
 from ..gradients import Engine
 from ..silo import Silo
 from ..watcher import Finished, Order, Watcher
@@ -86,14 +86,8 @@ class Objective:
         return np.concatenate(index), torch.from_numpy(np.concatenate(weights)).to(self.like)
 
     def compute(self) -> None:
-        """This rank's part of the gradient at ``x``, in batches that fit next to what is already on the GPU."""
-        while True:
-            try:
-                return self._compute()
-            except torch.cuda.OutOfMemoryError:
-                if self.batch < MIN_BATCH:
-                    raise
-                self.batch //= 2
+        """This rank's part of the gradient at ``x``."""
+        fitting(self, self._compute)
 
     @torch.no_grad()
     def _compute(self) -> None:
