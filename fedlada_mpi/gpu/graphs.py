@@ -20,6 +20,18 @@ class Capture:
 
         What it leaves behind may be meaningless: its first run is without kernels.
         """
+        self._prepare(work)
+        return self.repeated(work, 1)
+
+    def repeated(self, work: Callable[[], object], times: int) -> torch.cuda.CUDAGraph:
+        """Work that has been captured, several times in one graph: between two graphs a GPU waits some microseconds."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            for _ in range(times):
+                work()
+        return graph
+
+    def _prepare(self, work: Callable[[], object]) -> None:
         # Here, as importing Triton takes time that no other run need spend.
         from .compile_ahead import compile_ahead
 
@@ -30,10 +42,6 @@ class Capture:
             work()
         torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.empty_cache()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
-            work()
-        return graph
 
 
 def capture_on(device: torch.device) -> Capture | None:

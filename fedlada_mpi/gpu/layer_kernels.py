@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from .attention_kernels import attention, takes_attention
 from .channel_kernels import bias_activation, bias_activation_backward, scale, spread
+from .convolution_kernels import convolution, convolution_input_gradient, convolves
 from .depthwise_kernels import depthwise, depthwise_input_gradient, depthwise_weight_gradient
 from .dropout_kernels import dropout
 from .embedding_kernels import embedding_gradient
@@ -34,6 +35,7 @@ from .norm_kernels import (
     norm_columns_backward,
     row_norm_backward,
 )
+from .product_kernels import product
 from .recurrent_kernels import gru, gru_backward, lstm, lstm_backward
 from .row_norm_kernels import added_norm, added_norm_backward
 from .sum_kernels import column_sums
@@ -49,6 +51,9 @@ __all__ = [
     "bias_activation_backward",
     "col2im",
     "column_sums",
+    "convolution",
+    "convolution_input_gradient",
+    "convolves",
     "cross_entropy",
     "depthwise",
     "depthwise_input_gradient",
@@ -71,6 +76,7 @@ __all__ = [
     "max_pool",
     "norm_columns",
     "norm_columns_backward",
+    "product",
     "row_norm_backward",
     "scale",
     "spread",

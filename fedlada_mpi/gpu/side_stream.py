@@ -41,20 +41,17 @@ class SideStream:
         parts = self.waiting.setdefault(work, [])
         parts.append(part)
         if len(parts) >= most:
-            self._submit_waiting(work)
-
-    def _submit_waiting(self, work: Callable[[list[Any]], object]) -> None:
-        parts = self.waiting.pop(work)
-        self.submit(lambda: work(parts), *(tensor for part in parts for tensor in part if tensor is not None))
+            del self.waiting[work]
+            self.submit(lambda: work(parts), *(tensor for part in parts for tensor in part if tensor is not None))
 
     def forget(self) -> None:
         """Drop what still waits for others: what a step that failed has left would be written into the next one's."""
         self.waiting.clear()
 
     def join(self) -> None:
-        """Let the current stream wait for everything submitted so far."""
+        """Let the current stream wait for everything submitted so far; what still waits for others runs on it."""
         for work in tuple(self.waiting):
-            self._submit_waiting(work)
+            work(self.waiting.pop(work))
         self._wait(0)
 
     def _wait(self, left: int) -> None:

@@ -47,6 +47,11 @@ def _launch(kernel: Any, *arguments: Any, **options: Any) -> Any:
     return type(kernel).run(kernel, *arguments, **_launch_options(), **options)
 
 
+def launches_overlap() -> bool:
+    """Whether our kernels are launched while the one before them runs."""
+    return CAN_AWAIT and _launch_options().get("launch_pdl", False)
+
+
 @cache
 def _launch_options() -> dict[str, bool]:
     """Of all our kernels; none where there is no GPU."""
@@ -74,6 +79,13 @@ if CAN_AWAIT:
         if cuda_capability_geq(9, 0):
             gdc_wait()
             gdc_launch_dependents()
+
+    @jit
+    def fetch(addresses):  # type: ignore[no-untyped-def]
+        """Have the GPU's cache get what is there: no result, so also before ``await_inputs``."""
+        if cuda_capability_geq(9, 0):
+            command: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+            tl.inline_asm_elementwise(command, "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1)
 
     @jit
     def _instruction(NAME: tl.constexpr, value):  # type: ignore[no-untyped-def]
@@ -105,6 +117,10 @@ else:
         pass
 
     @jit
+    def fetch(addresses) -> None:  # type: ignore[no-untyped-def]
+        pass
+
+    @jit
     def exp2(value):  # type: ignore[no-untyped-def]
         return tl.exp2(value)
 
@@ -131,8 +147,10 @@ __all__ = [
     "await_inputs",
     "check",
     "exp2",
+    "fetch",
     "inverse",
     "jit",
+    "launches_overlap",
     "live_taps",
     "own_channels",
     "power",
@@ -165,6 +183,9 @@ class Window(Protocol):
 
     @property
     def pointwise(self) -> bool: ...
+
+    @property
+    def keeps_size(self) -> bool: ...
 
 
 def available() -> bool:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..gpu.products import library_product
 from ..gpu.side_stream import SideStream
 from .columns import ColumnBuffers, Window, col2im, im2col
 
@@ -19,6 +20,8 @@ BUFFERED = 1 << 20
 
 class LayerSteps(Protocol):
     """``gpu/layer_kernels.py`` is one of these, ``PlainSteps`` another."""
+
+    def product(self, a: Tensor, b: Tensor, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor: ...
 
     def im2col(self, x: Tensor, window: Window, width: int) -> Tensor: ...
 
@@ -96,6 +99,7 @@ def group_norm_backward(
 class PlainSteps:
     """The steps in plain torch."""
 
+    product = staticmethod(library_product)
     im2col = staticmethod(im2col)
     col2im = staticmethod(col2im)
     column_sums = staticmethod(column_sums)

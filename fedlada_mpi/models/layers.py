@@ -29,24 +29,6 @@ from .library_convolution import (
 )
 from .stack import Kernels, Stack
 
-# A weight gradient sums over all pixels of all images: a long product with few rows and columns. Cut into this
-# many products of the same batch, it fills a GPU.
-PIECES = 8
-
-
-def product_into(target: Tensor, a: Tensor, b: Tensor) -> None:
-    """target [C, m, n] = a^T @ b with a [C, length, m], b [C, length, n]."""
-    count, length, m = a.shape
-    n = b.shape[-1]
-    tiles = count * -(-m // 64) * -(-n // 64)
-    pieces = PIECES if a.is_cuda and tiles < 200 and length % PIECES == 0 and length >= 128 * PIECES else 1
-    if pieces > 1:
-        a, b = (v.view(count * pieces, length // pieces, v.shape[-1]) for v in (a, b))
-        parts = torch.bmm(a.mT, b).view(count, pieces, m, n)
-        torch.sum(parts, 1, dtype=target.dtype, out=target)
-    else:
-        torch.bmm(a.mT, b, out=target)
-
 
 def _groups_as_models(x: Tensor, groups: int) -> Tensor:
     """[C, ..., channels] -> [C * groups, ..., channels / groups]: every group as a model of its own."""
@@ -85,16 +67,12 @@ class _Convolution(torch.autograd.Function):
         fused = p.kernels if activation else None
         ctx.window, ctx.shape, ctx.groups, ctx.p, ctx.grads = window, x.shape, groups, p, (grad, bias_grad)
         if groups > 1:
-            out = _models_as_groups(torch.bmm(cols, weight), groups)
+            out = _models_as_groups(p.steps.product(cols, weight), groups)
             out = out if bias is None else out + bias.unsqueeze(1)
-        elif bias is None:
-            out = torch.bmm(cols, weight)
-        elif fused is None:
-            # baddbmm would copy the bias into every row by itself, and slowly on a GPU.
-            rows = p.kernels.spread(bias, cols.shape[1]) if p.kernels else None
-            out = torch.baddbmm(bias.unsqueeze(1), cols, weight) if rows is None else rows.baddbmm_(cols, weight)
+        elif bias is None or fused is None:
+            out = p.steps.product(cols, weight, bias=bias)
         else:
-            before = torch.bmm(cols, weight)
+            before = p.steps.product(cols, weight)
             out = fused.bias_activation(before, bias, activation)
         # Kernels have the other activations; here there is ReLU alone, whose gradient follows from its output.
         rectified = out.relu_() if activation and fused is None else None
@@ -120,7 +98,7 @@ class _Convolution(torch.autograd.Function):
         def of_parameters() -> None:
             if grad is not None:
                 target = grad if groups == 1 else torch.empty_like(grad).flatten(0, 1)
-                product_into(target, cols, each)
+                ctx.p.steps.product(cols.mT, each, target)
                 if groups > 1:
                     grad.copy_(target.view(grad.shape))
             if bias_grad is not None:
@@ -130,11 +108,37 @@ class _Convolution(torch.autograd.Function):
             ctx.p.side_stream.submit(of_parameters, cols, each, rows)
         dx = None
         if ctx.needs_input_grad[0]:
-            dcols, window = torch.bmm(each, weight.mT), ctx.window
+            dcols, window = ctx.p.steps.product(each, weight.mT), ctx.window
             dx = _of_rows(dcols, ctx.shape) if window is None else ctx.p.steps.col2im(dcols, window, ctx.shape)
             if groups > 1:
                 dx = _models_as_groups(dx, groups)
         return dx, None, None, None, None, None, None, None, None, None
+
+
+class _MapConvolution(torch.autograd.Function):
+    """By kernels that read the map: only the weights' gradient needs columns, which the side stream makes by then."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, anchor: Tensor, weight: Tensor, grad: Tensor | None, window: Window, p: Stack
+    ) -> Tensor:
+        assert p.kernels is not None
+        x, columns = x.contiguous(), list[Tensor]()
+        if grad is not None:
+            p.side_stream.submit(lambda: columns.append(p.steps.im2col(x, window, weight.shape[1])), x)
+        ctx.save_for_backward(weight)
+        ctx.columns, ctx.grad, ctx.window, ctx.p = columns, grad, window, p
+        return p.kernels.convolution(x, weight, window)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        (weight,), grad, kernels, dout = ctx.saved_tensors, ctx.grad, ctx.p.kernels, dout.contiguous()
+        if grad is not None:
+            cols, rows = ctx.columns.pop(), dout.flatten(1, -2)
+            ctx.p.side_stream.submit(lambda: kernels.product(cols.mT, rows, grad), rows)
+        dx = kernels.convolution_input_gradient(dout, weight, ctx.window) if ctx.needs_input_grad[0] else None
+        return dx, None, None, None, None, None
 
 
 class _Depthwise(torch.autograd.Function):
@@ -317,6 +321,8 @@ def conv(
         return after(_Depthwise.apply(x, anchor, *parameters, window, p.kernels, p.side_stream))
     if depthwise or use_library(x, window, groups):
         return after(LibraryConvolution.apply(x, anchor, *parameters, window, groups))
+    if bias is None and _reads_map(p, x, weight, window, groups):
+        return after(_MapConvolution.apply(x, anchor, *parameters[:2], window, p))
     if p.rectifies(activation) or (p.kernels is not None and bias is not None and groups == 1):
         return _Convolution.apply(x, anchor, *parameters, window, groups, activation, p)
     return after(_Convolution.apply(x, anchor, *parameters, window, groups, "", p))
@@ -380,9 +386,14 @@ def norm(
 
 def _takes_columns(p: Stack, x: Tensor, groups: int, weight: str, window: Window) -> bool:
     """Whether a norm of x gives the convolution behind it columns."""
-    if p.kernels is None or weight in p.frozen or use_library(x, window):
+    if p.kernels is None or weight in p.frozen or use_library(x, window) or _reads_map(p, x, weight, window):
         return False
     return p.kernels.makes_columns(x, groups, window, p.value[weight].shape[1])
+
+
+def _reads_map(p: Stack, x: Tensor, weight: str, window: Window, groups: int = 1) -> bool:
+    """Whether a convolution of x without a bias is by kernels that need no columns."""
+    return p.kernels is not None and groups == 1 and p.kernels.convolves(x, window, p.value[weight])
 
 
 def layer_norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: float) -> Tensor:

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 
-from .layers import ACTIVATIONS, product_into
+from ..gpu.products import library_product
+from .layers import ACTIVATIONS
 from .stack import Stack
 
 LARGEST_RANK = 64  # up to which a kernel has a tile's part of an adapter at once
@@ -84,11 +85,11 @@ class _Layer:
 
         def of_parameters() -> None:
             if a_grad is not None:
-                product_into(a_grad, dinner, x)
+                library_product(dinner.mT, x, a_grad)
             if b_grad is not None and parts is not None:
                 p.steps.column_sums(b_grad.flatten(1), parts.flatten(2))
             elif b_grad is not None:
-                product_into(b_grad, dout, inner)
+                library_product(dout.mT, inner, b_grad)
 
         if a_grad is not None or b_grad is not None:
             p.side_stream.submit(of_parameters, x, inner, dinner, dout if parts is None else parts)

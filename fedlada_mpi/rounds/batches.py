@@ -101,6 +101,8 @@ class PlanBuffer:
             self.fields[name] = (kind, elements, first, words)
             first += words
         self.words = torch.zeros(steps, first, dtype=torch.int64, device=device)
+        # From where a GPU gets a plan in one piece, and has it before the results of its steps are known.
+        self.host = torch.zeros(steps, first, dtype=torch.int64, pin_memory=True) if self.words.is_cuda else self.words
         self.whole: dict[int, Batch] = {}  # by number of clients, the fields of all steps
 
     def load(self, plan: Plan, labels: Tensor | None, index: Tensor | None = None) -> None:
@@ -109,9 +111,11 @@ class PlanBuffer:
         ``index``: where steps find the examples, if not where they are among all of the rank.
         """
         steps, count = plan.keys.shape
-        buffer = self._of(self.words[:steps], count)
-        for name, host in vars(plan).items():
-            getattr(buffer, name).copy_(host)
+        host, buffer = (self._of(words[:steps], count) for words in (self.host, self.words))
+        for name, values in vars(plan).items():
+            getattr(host, name).copy_(values)
+        if self.host is not self.words:
+            self.words[:steps].copy_(self.host[:steps], non_blocking=True)
         if labels is not None:
             buffer.labels.copy_(labels[buffer.index])
         if index is not None:

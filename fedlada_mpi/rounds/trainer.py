@@ -60,8 +60,8 @@ class Trainer:
         self.memory = MemoryEstimate(self.buffers, engine, data)
         self.width = stack_width(config)
         self.side_stream = SideStream(device)
-        self.steps = _steps(self.buffers, "plan", capture)
-        self.full_pass = _steps(self.buffers, "all_batches", capture)
+        self.steps = _steps(self.buffers, "plan", capture, self.side_stream)
+        self.full_pass = _steps(self.buffers, "all_batches", capture, self.side_stream)
         self.plans_ahead = capture is not None and config.dp == "none"  # whose participants nobody knows yet
         self.ahead: tuple[int, list[int], Any] = (-1, [], None)  # round, rows of its first chunk, their plan
         self.blocked = device.type == "cpu" and blocked_step.is_elementwise(algorithm)
@@ -94,7 +94,8 @@ class Trainer:
     def _chunks(self, participants: np.ndarray) -> Iterator[np.ndarray]:
         """Rows of the rank's participants that train together."""
         rows = np.flatnonzero(np.isin(self.data.client_ids, participants))
-        limit = self.config.max_clients_at_once or self.memory.clients_that_fit
+        fit = len(rows) <= self.buffers.capacity  # known without asking the GPU, which takes a while
+        limit = self.config.max_clients_at_once or (0 if fit else self.memory.clients_that_fit)
         return chunks(rows, local_steps(self.config, self.data.sizes[rows]), limit, alike=self.width > 0)
 
     def _train(self, s: Vectors, r: Round, chunk: np.ndarray, collector: Collector) -> list[int]:
@@ -127,12 +128,10 @@ class Trainer:
             for first, last in buffers.window.blocks(planned.index, done, length):
                 self.steps.run(self._step, s, running, first, last)
             done = length
-        if self.plans_ahead:  # while the GPU computes
-            self.plan_ahead(r.t + 1)
+        self.side_stream.join()
         clients, sizes, steps = (each[: len(chunk)] for each in (clients, sizes, steps))
         weights = sizes.astype(float) if self.config.weighting == "size" else np.ones(len(chunk))
-        losses = buffers.loss[: len(chunk)].double().cpu().numpy() / steps
-        finite = self._finish(parts, r, clients, weights, losses, collector)
+        finite = self._finish(parts, r, clients, weights, steps, collector)
         return clients[~finite].tolist()
 
     def _load(self, buffer: PlanBuffer, batches: Plan) -> None:
@@ -232,7 +231,8 @@ class Trainer:
             if point is not None:
                 values = self.buffers.point[: len(c.x)].copy_(point)
         last = self.engine.gradients(values, c.g, *drawn)
-        self.buffers.loss[: len(c.x)].add_(last if losses is None else losses)
+        losses = last if losses is None else losses
+        self.side_stream.submit(partial(self.buffers.loss[: len(c.x)].add_, losses), losses)
         with self._draws("step", keys, batch.keys):
             self.local_step(self.algorithm, c, s, lr, False, self.buffers.preserve_g)
         self.side_stream.join()
@@ -241,16 +241,20 @@ class Trainer:
                 each.k.add_(1)
 
     def _step_at_once(self, gradient_free: Parts) -> bool:
-        """Whether these take all their steps before the others, in one kernel; no step reads them."""
+        """Whether these take all their steps in one kernel, next to those of the others, which read none of it."""
         return self.fused is not None and all(self.fused.repeats(self.algorithm, *tail) for tail in gradient_free)
 
     def _step_gradient_free(self, gradient_free: Parts, steps: int) -> None:
         if self.fused is None or not self._step_at_once(gradient_free):
             return
-        for c, s in gradient_free:
-            self.fused.repeat(self.algorithm, c, s, self.buffers.lr, steps)
-            if self.algorithm.step_index:
-                c.k.add_(steps)
+        for part in gradient_free:
+            self.side_stream.submit(partial(self._repeat, self.fused, part, steps))
+
+    def _repeat(self, fused: Fused, part: tuple[ClientVectors, Vectors], steps: int) -> None:
+        c, s = part
+        fused.repeat(self.algorithm, c, s, self.buffers.lr, steps)
+        if self.algorithm.step_index:
+            c.k.add_(steps)
 
     def gather(self, b: Batch) -> Stored:
         """The batch of a step, augmented and normalised, in the type that products are computed in."""
@@ -267,12 +271,13 @@ class Trainer:
         r: Round,
         clients: np.ndarray,
         weights: np.ndarray,
-        losses: np.ndarray,
+        taken: np.ndarray,
         collector: Collector,
     ) -> np.ndarray:
         """Add what the clients send, and store their state; returns which have a finite loss and finite vectors.
 
-        The first rows of ``parts`` are theirs, further ones were added to the stack.
+        The first rows of ``parts`` are theirs, further ones were added to the stack. They took ``taken`` steps. A GPU
+        is told all that it has to do before the host waits for any of it.
         """
         own = slice(0, len(clients))
         with self._draws("finish", self.buffers.keys[: len(parts[0][0].x)]):
@@ -290,7 +295,12 @@ class Trainer:
                 total += norms
             for values in scalars.values():
                 total += values
-        squares, checked, *numbers = torch.stack((norms2, total, *scalars.values())).cpu().numpy()
+        losses, steps = self.buffers.loss[own].double(), parts[0][0].steps[:, 0].double()
+        found = torch.stack((norms2, total, losses, steps, *scalars.values()))
+        if self.plans_ahead:  # while the GPU computes
+            self.plan_ahead(r.t + 1)
+        squares, checked, losses, steps, *numbers = found.cpu().numpy()
+        losses = losses / taken
         finite = np.isfinite(checked) & np.isfinite(losses)
         good = np.flatnonzero(finite)
         if len(good):
@@ -299,7 +309,7 @@ class Trainer:
                 Part(where, vectors, good if len(c.x) == len(clients) else np.zeros_like(good), len(c.x) < len(clients))
                 for (c, _), vectors, where in zip(parts, sent, self.buffers.slices, strict=False)
             ]
-            steps = parts[0][0].steps[:, 0].cpu().numpy()[good].astype(np.int64)
+            steps = steps[good].astype(np.int64)
             collector.add(Sent(clients[good], weights[good], losses[good], squares[good], named, contributions, steps))
             for c, _ in parts:
                 self.client_state.store(c, clients.tolist(), finite)
@@ -359,9 +369,9 @@ class Steps(Protocol):
         """Forget what refers to the present buffers."""
 
 
-def _steps(buffers: ClientBuffers, plan: str, capture: Capture | None) -> Steps:
+def _steps(buffers: ClientBuffers, plan: str, capture: Capture | None, side_stream: SideStream) -> Steps:
     """Steps on the batches of a plan, which is an attribute of the buffers."""
-    return EagerSteps(buffers, plan) if capture is None else CapturedSteps(buffers, plan, capture)
+    return EagerSteps(buffers, plan) if capture is None else CapturedSteps(buffers, plan, capture, side_stream)
 
 
 class EagerSteps:
@@ -382,12 +392,15 @@ class EagerSteps:
         pass
 
 
-class CapturedSteps:
-    """Steps replayed from one CUDA graph per number of clients; a graph counts its own steps."""
+AT_ONCE = 5  # steps in a graph
 
-    def __init__(self, buffers: ClientBuffers, plan: str, capture: Capture):
-        self.buffers, self.plan, self.capture = buffers, plan, capture
-        self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
+
+class CapturedSteps:
+    """Steps replayed from CUDA graphs, of one step and of several, per number of clients; steps are counted there."""
+
+    def __init__(self, buffers: ClientBuffers, plan: str, capture: Capture, side_stream: SideStream):
+        self.buffers, self.plan, self.capture, self.side_stream = buffers, plan, capture, side_stream
+        self.graphs: dict[tuple[int, int], dict[int, torch.cuda.CUDAGraph]] = {}
 
     def prepare(self, step: Step, s: Vectors, counts: Sequence[int]) -> bool:
         missing = [count for count in counts if (count, s.x.data_ptr()) not in self.graphs]
@@ -399,14 +412,19 @@ class CapturedSteps:
         parts, k, plan = self.buffers.parts(s, count), self.buffers.k, getattr(self.buffers, self.plan)
 
         def counted_step() -> None:
-            step(parts, plan.at(k, count))
-            k.add_(1).remainder_(plan.steps)
+            batch = plan.at(k, count)
+            self.side_stream.submit(lambda: k.add_(1).remainder_(plan.steps))
+            step(parts, batch)
+            self.side_stream.join()
 
-        self.graphs[count, s.x.data_ptr()] = self.capture(counted_step)
+        one = self.capture(counted_step)
+        self.graphs[count, s.x.data_ptr()] = {AT_ONCE: self.capture.repeated(counted_step, AT_ONCE), 1: one}
 
     def run(self, step: Step, s: Vectors, count: int, first: int, last: int) -> None:
-        for _ in range(first, last):
-            self.graphs[count, s.x.data_ptr()].replay()
+        for steps, graph in self.graphs[count, s.x.data_ptr()].items():
+            while first + steps <= last:
+                graph.replay()
+                first += steps
 
     def clear(self) -> None:
         self.graphs.clear()

@@ -21,8 +21,16 @@ from triton.runtime.jit import JITFunction
 
 from fedlada_mpi import algorithms, bench, models
 from fedlada_mpi.algorithms import resolve
-from fedlada_mpi.gpu import chacha_kernels, digest_kernels, dropout_kernels, layer_kernels, triton_support
+from fedlada_mpi.gpu import (
+    chacha_kernels,
+    digest_kernels,
+    dropout_kernels,
+    layer_kernels,
+    product_kernels,
+    triton_support,
+)
 from fedlada_mpi.models import Lora, by_autograd, layers
+from fedlada_mpi.models.columns import Window
 from fedlada_mpi.models.recurrent import recurrent
 from fedlada_mpi.models.sequences import GPT
 from fedlada_mpi.rounds.gradients import StackedEngine
@@ -123,9 +131,24 @@ def main() -> None:
         sequences(dtype)
         dropout_kernels.dropout(torch.zeros(2, 9, dtype=dtype), torch.arange(2), 1 << 40, 0.1)
     adapted_language_model()
+    products_in_tf32()
     chacha_kernels.add_streams(torch.zeros(9, dtype=torch.int64), [bytes(32)], [1])
     digest_kernels.leaf_digests(torch.zeros(512), 2048)
     print(*met)
+
+
+def products_in_tf32() -> None:
+    """By both kinds of tiles, of whole sums and of shares, and a convolution each way."""
+    torch.backends.cuda.matmul.allow_tf32 = True
+    for m, length, n in ((800, 64, 128), (50, 1024, 512)):
+        for a in (torch.zeros(1, m, length), torch.zeros(1, length, m).mT):
+            for b in (torch.zeros(1, length, n), torch.zeros(1, n, length).mT):
+                assert product_kernels.tiling_of(m, n, length, 1, 4, not a.is_contiguous(), not b.is_contiguous())
+                layer_kernels.product(a, b)
+    x, weight, window = torch.zeros(2, 2, 4, 4, 32), torch.zeros(2, 288, 32), Window(4, 4, (3, 3), (1, 1), (1, 1))
+    assert layer_kernels.convolves(x, window, weight)
+    layer_kernels.convolution(x, weight, window)
+    layer_kernels.convolution_input_gradient(x, weight, window)
 
 
 def adapted_language_model() -> None:

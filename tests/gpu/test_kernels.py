@@ -43,7 +43,7 @@ KERNELS = [
     import_module(f"fedlada_mpi.gpu.{file.stem}") for file in Path(machine.__file__).parents[1].glob("gpu/*_kernels.py")
 ]
 IN_THE_INTERPRETER = (  # by processes, each of which takes seconds to start
-    ("test_kernels.py",),
+    ("test_kernels.py", "test_product_kernels.py"),
     ("test_sequence_kernels.py", "test_attention_kernels.py", "test_language_kernels.py", "test_fuse.py"),
     ("test_chacha.py", "test_digests.py", "test_private_rounds.py"),
 )

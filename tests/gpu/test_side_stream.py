@@ -83,14 +83,24 @@ def test_small_pieces_are_submitted_together():
 def test_what_small_pieces_read_is_held_until_it_was_waited_for(main):
     side, read = SideStream("cuda"), torch.zeros(1)
     held = weakref.ref(read)
-    side.submit_together(lambda parts: Stream.current.ran.append(len(parts)), (read, None), 2)
+    side.submit_together(lambda parts: Stream.current.ran.append(len(parts)), (read, None), 1)
     del read
-    assert held() is not None
-    assert not side.stream.ran
-    side.join()
     assert side.stream.ran == [1]
+    assert held() is not None
+    side.join()
     assert main.waited == [(side.stream, 1)]
     assert held() is None
+
+
+def test_who_waits_for_small_pieces_runs_what_is_left_of_them(main):
+    side, read = SideStream("cuda"), torch.zeros(1)
+    side.submit(lambda: Stream.current.ran.append("large"))
+    side.submit_together(lambda parts: Stream.current.ran.append(len(parts)), (read, None), 2)
+    assert side.stream.ran == ["large"]
+    side.join()
+    assert side.stream.ran == ["large"]
+    assert main.ran == [1]  # while the side stream still has the large one
+    assert main.waited == [(side.stream, 1)]
 
 
 def test_what_a_step_that_failed_has_left_is_dropped():
