@@ -9,16 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MAX_PENDING = 4  # pieces of work under way at a time, where they hold many bytes
-HELD = 64 * 2**20  # bytes up to which nothing waits, as a kernel behind a wait is not launched ahead
+MAX_PENDING = 4  # pieces of work under way at a time
 
 
 class SideStream:
     """Runs pieces of work, none of which needs another, concurrently with the current stream.
 
     The allocator hands freed memory to the next user on the same stream, unaware of the others. So what a piece of work
-    reads is held here until the current stream has waited for it: once more than MAX_PENDING pieces hold more than HELD
-    bytes, or at ``join``.
+    reads is held here until the current stream has waited for it: once MAX_PENDING later pieces have been submitted,
+    or at ``join``.
     """
 
     def __init__(self, device: torch.device | str):
@@ -35,8 +34,7 @@ class SideStream:
         with torch.cuda.stream(self.stream):
             work()
             self.pending.append((self.stream.record_event(), reads))
-        while len(self.pending) > MAX_PENDING and self._held() > HELD:
-            self._wait(len(self.pending) - 1)
+        self._wait(MAX_PENDING)
 
     def submit_together(self, work: Callable[[list[Any]], object], part: tuple[Tensor | None, ...], most: int) -> None:
         """As ``submit``, for small pieces: ``work`` is given the parts, which it reads, of up to so many at once."""
@@ -55,9 +53,6 @@ class SideStream:
         for work in tuple(self.waiting):
             work(self.waiting.pop(work))
         self._wait(0)
-
-    def _held(self) -> int:
-        return sum(read.nbytes for _, reads in self.pending for read in reads)
 
     def _wait(self, left: int) -> None:
         while len(self.pending) > left:

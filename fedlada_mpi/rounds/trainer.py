@@ -392,7 +392,7 @@ class EagerSteps:
         pass
 
 
-AT_ONCE = 10  # steps in a graph
+AT_ONCE = 5  # steps in a graph
 
 
 class CapturedSteps:

@@ -49,7 +49,6 @@ def main(monkeypatch):
 
 def test_what_a_piece_of_work_reads_is_held_until_it_was_waited_for(main, monkeypatch):
     monkeypatch.setattr(side_stream, "MAX_PENDING", 2)
-    monkeypatch.setattr(side_stream, "HELD", 0)
     side = SideStream("cuda")
     held = []
     for piece in range(5):
@@ -63,16 +62,6 @@ def test_what_a_piece_of_work_reads_is_held_until_it_was_waited_for(main, monkey
     side.join()
     assert main.waited == [(side.stream, i + 1) for i in range(5)]
     assert not side.pending
-
-
-def test_small_reads_are_held_until_all_is_waited_for(main, monkeypatch):
-    side, reads = SideStream("cuda"), [torch.zeros(2) for _ in range(9)]
-    monkeypatch.setattr(side_stream, "HELD", sum(read.nbytes for read in reads))
-    for read in reads:
-        side.submit(lambda: None, read)
-    assert not main.waited
-    side.submit(lambda: None, torch.zeros(1))
-    assert main.waited == [(side.stream, 0)]
 
 
 def test_without_a_gpu_work_is_done_at_once():
