@@ -196,7 +196,7 @@ def tiled_product(a: Tensor, b: Tensor, out: Tensor, tiling: Tiling, bias: Tenso
     if shares > 1:
         partial = torch.empty(count * number * shares * tiling.rows * tiling.columns, device=a.device)
         arrived = arrivals_on(a.device)
-    units = [gcd(8, size) for size in (m, n, length)]
+    units = [gcd(8, size) for size in (m if _turned(a) else 1, n, length)]  # what a row in memory is a multiple of
     _product[(number * shares, count)](
         a, b, bias, out, partial, arrived, m // units[0], n // units[1], length // units[2], a.stride(0), b.stride(0),
         0 if bias is None else bias.stride(0), out.stride(0), *units, _turned(a), _turned(b), *tiling, STAGES,

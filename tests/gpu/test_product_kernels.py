@@ -126,7 +126,7 @@ class Residual(torch.nn.Module):
 
 @kernels_run
 def test_layers_by_tiles(monkeypatch):
-    """A step's gradients are those of plain torch."""
+    """A step's gradients are those of plain torch in float64."""
     convolved, tiled = convolution_kernels._convolved, product_kernels.tiled_product
     calls = []
     for module in (convolution_kernels, product_kernels):
@@ -135,13 +135,16 @@ def test_layers_by_tiles(monkeypatch):
     monkeypatch.setattr(convolution_kernels, "_convolved", lambda *a: calls.append("map") or convolved(*a))
     monkeypatch.setattr(product_kernels, "tiled_product", lambda *a: calls.append("tiles") or tiled(*a))
     network = models.build(Given(Residual), 10, (3, 4, 3))
-    values = (network.initial() + 0.1 * torch.randn(2, network.layout.size)).to(DEVICE)
-    images, labels = random(2, 3, 3, 4, 3), torch.randint(0, 10, (2, 3), device=DEVICE)
-    weight, keys, found = torch.full((2, 3), 1 / 3, device=DEVICE), torch.arange(2, device=DEVICE), []
-    for kernels in (layer_kernels, None):
-        grads = torch.zeros_like(values)
-        StackedEngine(network, kernels, DEVICE).gradients(values, grads, images, labels, weight, keys)
-        found.append(grads)
+    values = network.initial() + 0.1 * torch.randn(2, network.layout.size)
+    images, labels = torch.randn(2, 3, 3, 4, 3), torch.randint(0, 10, (2, 3))
+    found = []
+    for kernels, device, dtype in ((layer_kernels, DEVICE, torch.float32), (None, "cpu", torch.float64)):
+        batch = (images.to(device, dtype), labels.to(device), torch.full((2, 3), 1 / 3, device=device))
+        mine = values.to(device, dtype)
+        grads = torch.zeros_like(mine)
+        StackedEngine(network, kernels, device).gradients(mine, grads, *batch, torch.arange(2, device=device))
+        found.append(grads.double().cpu())
     assert calls.count("map") == 2  # forward and backward
     assert calls.count("tiles") >= 4
-    close(*found)
+    error = (found[0] - found[1]).norm() / found[1].norm()
+    assert error < (3e-2 if CUDA else 1e-5)  # of TF32 in several layers, and of float32
