@@ -6,11 +6,12 @@ at one distance. The columns of a 3x3 kernel are nine times the map; written and
 
 from __future__ import annotations
 
-from math import gcd
+from math import gcd, prod
 from typing import NamedTuple
 
 from torch import Tensor
 
+from .limits import MOST_ELEMENTS
 from .product_kernels import AT_ONCE, STAGES, computes
 from .triton_support import Window, await_inputs, jit, launches_overlap, live_taps, tl, triton
 
@@ -61,10 +62,11 @@ def _convolution(
 
 def convolves(x: Tensor, window: Window, weight: Tensor) -> bool:
     """Whether ``convolution`` is faster than columns of x [C, N, rows, columns, channels], by their shapes alone."""
-    (*_, channels), (terms, out) = x.shape, weight.shape[1:]
+    (_, *pixels, channels), (terms, out) = x.shape, weight.shape[1:]
     _, _, height, width = live_taps(window)
     whole = window.keeps_size and terms == height * width * channels and gcd(channels, out) % 32 == 0
-    return launches_overlap() and whole and computes(x, weight) and terms <= TERMS[x.element_size()]
+    within = prod(pixels) * max(channels, out) < MOST_ELEMENTS and weight[0].is_contiguous()
+    return launches_overlap() and whole and within and computes(x, weight) and terms <= TERMS[x.element_size()]
 
 
 def tiling_of(pixels: int, out: int, channels: int, count: int, size: int, backward: bool) -> Tiling:

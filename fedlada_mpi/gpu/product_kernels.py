@@ -158,7 +158,7 @@ def tiling_of(m: int, n: int, length: int, count: int, size: int, a_turned: bool
         if tiles(64, 32) >= 48 or (length >= 1024 and m > 64):
             sizes = [(r, c) for r, c in SIZES if (r == 64 or m > 64) and (c == 32 or n > 32)]
             rows, columns = next((each for each in sizes if tiles(*each) <= AT_ONCE), (128, 32))
-            depth = (256 if a_turned and length > LONG and columns == 32 else 128) // size
+            depth = (256 if a_turned and length > LONG and (rows, columns) == (64, 32) else 128) // size
             most = 2 * AT_ONCE if rows > n else AT_ONCE
     elif a_turned and length > LONG and tiles(32, 32) > 16:
         return None
@@ -177,12 +177,12 @@ def tiling_of(m: int, n: int, length: int, count: int, size: int, a_turned: bool
     return Tiling(rows, columns, depth, shares)
 
 
-_arrivals: dict[tuple[int, int], Tensor] = {}
+_arrivals: dict[tuple[int, torch.device, int], Tensor] = {}
 
 
 def arrivals_on(device: torch.device) -> Tensor:
     """Zeros for kernels on the current stream, which leave them so; a kernel of another stream may run at once."""
-    key = get_ident(), torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    key = get_ident(), device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     if key not in _arrivals:
         _arrivals[key] = torch.zeros(2 * AT_ONCE, dtype=torch.int32, device=device)
     return _arrivals[key]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -291,6 +291,14 @@ class _Scale(torch.autograd.Function):
         return dx, None, None, None, None
 
 
+class Reader(NamedTuple):
+    """A convolution in one group that reads a map: the names of its parameters, and how it moves over the map."""
+
+    weight: str
+    bias: str | None
+    window: Window
+
+
 # Those that kernels compute together with the bias before them.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "": lambda x: x,
@@ -321,7 +329,7 @@ def conv(
         return after(_Depthwise.apply(x, anchor, *parameters, window, p.kernels, p.side_stream))
     if depthwise or use_library(x, window, groups):
         return after(LibraryConvolution.apply(x, anchor, *parameters, window, groups))
-    if bias is None and _reads_map(p, x, weight, window, groups):
+    if groups == 1 and _reads_map(p, x, Reader(weight, bias, window)):
         return after(_MapConvolution.apply(x, anchor, *parameters[:2], window, p))
     if p.rectifies(activation) or (p.kernels is not None and bias is not None and groups == 1):
         return _Convolution.apply(x, anchor, *parameters, window, groups, activation, p)
@@ -365,35 +373,37 @@ def _of_pixels(count: int) -> Window:
 def norm(
     p: Stack, x: Tensor, weight: str | None, bias: str | None, groups: int, eps: float = 1e-5,
     residual: Tensor | None = None, activation: str = "", twice: bool = False,
-    reader: tuple[str, Window] | None = None,
+    reader: Reader | None = None,
 ) -> Any:  # fmt: skip
     """Of each image and group of channels in x [C, N, rows, columns, channels]; ``twice``: a pair of it.
 
-    ``reader``: the weight and window of a convolution that reads it, or reads the second of the pair; it may be given
+    ``reader``: a convolution that reads it, or reads the second of the pair; it may be given
     ``Columns``.
     """
     channels = x.shape[-1]
     gamma, beta = p.affine(weight, channels, 1.0), p.affine(bias, channels, 0.0)
     by_kernels = twice and p.kernels is not None
     arguments = (x, p.anchor_of(weight, bias), *gamma, *beta, groups, eps, residual, activation, p)
-    if reader is not None and _takes_columns(p, x, groups, *reader):
-        out, cols = _NormColumns.apply(*arguments, reader[1])
+    if reader is not None and _takes_columns(p, x, groups, reader):
+        out, cols = _NormColumns.apply(*arguments, reader.window)
         columns = Columns(cols)
         return (out, columns) if twice else columns
     out = _GroupNorm.apply(*arguments, by_kernels)
     return (out, out) if twice and not by_kernels else out
 
 
-def _takes_columns(p: Stack, x: Tensor, groups: int, weight: str, window: Window) -> bool:
+def _takes_columns(p: Stack, x: Tensor, groups: int, reader: Reader) -> bool:
     """Whether a norm of x gives the convolution behind it columns."""
-    if p.kernels is None or weight in p.frozen or use_library(x, window) or _reads_map(p, x, weight, window):
+    if p.kernels is None or reader.weight in p.frozen or use_library(x, reader.window) or _reads_map(p, x, reader):
         return False
-    return p.kernels.makes_columns(x, groups, window, p.value[weight].shape[1])
+    return p.kernels.makes_columns(x, groups, reader.window, p.value[reader.weight].shape[1])
 
 
-def _reads_map(p: Stack, x: Tensor, weight: str, window: Window, groups: int = 1) -> bool:
-    """Whether a convolution of x without a bias is by kernels that need no columns."""
-    return p.kernels is not None and groups == 1 and p.kernels.convolves(x, window, p.value[weight])
+def _reads_map(p: Stack, x: Tensor, reader: Reader) -> bool:
+    """Whether a convolution of x, in one group, is by kernels that need no columns."""
+    if p.kernels is None or reader.bias is not None:
+        return False
+    return p.kernels.convolves(x, reader.window, p.value[reader.weight])
 
 
 def layer_norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: float) -> Tensor:

@@ -284,7 +284,7 @@ class Operations(General):
         def emit(residual: Value | None, activation: str) -> Value:
             value = self.emit(lambda p, v: run(p, v, w, b, activation), [x], axes)
             if window is not None:
-                self.convolutions[value.slot] = (weight.name, window)
+                self.convolutions[value.slot] = layers.Reader(weight.name, b, window)
             if pooled is not None and activation in ("", "relu"):
                 self.poolable[value.slot] = (self.steps[-1], x, lambda p, v, pool: pooled(p, v, w, b, activation, pool))
             return value if shape is None else self.regrouped(value, shape)
@@ -580,6 +580,6 @@ POOLING: dict[Any, Callable[..., Value | None]] = {
 
 def _group_norm(
     p: Stack, x: Tensor, residual: Tensor | None = None, *, weight: str | None, bias: str | None, groups: int,
-    eps: float, activation: str, twice: bool = False, reader: tuple[str, Window] | None = None,
+    eps: float, activation: str, twice: bool = False, reader: layers.Reader | None = None,
 ) -> Any:  # fmt: skip
     return layers.norm(p, x, weight, bias, groups, eps, residual, activation, twice, reader)

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 from torch import Tensor
 
 from .axes import Axes
-from .columns import Window
 from .form import Stored
+from .layers import Reader
 from .stack import Stack
 
 
@@ -91,7 +91,7 @@ class Builder:
         self.inputs, self.vmapped = list(inputs), list[str]()
         self.heads: dict[int, list[int]] = {}  # what a last layer over a large vocabulary reads, by its slot
         self.norms: dict[int, Run] = {}  # steps that can give their result in the forms in which others read it
-        self.convolutions: dict[int, tuple[str, Window]] = {}  # that read maps as columns: their weights and windows
+        self.convolutions: dict[int, Reader] = {}  # that may be given columns
         self.steps: list[Step] = []
         self.slots = len(inputs)  # the first hold the inputs
         self.used: set[str] = set()  # parameters

@@ -74,14 +74,16 @@ def test_only_some_products_are_by_tiles(monkeypatch):
 def test_tiles_fit_on_a_gpu_at_once(a_turned, b_turned, size):
     """One model's layers are by tiles, ten larger ones' are not."""
     taken = 0
-    for m in (1, 10, 50, 200, 800, 3200):
-        for n in (10, 64, 256, 512):
-            for length in (1, 50, 512, 2304, 12800):
-                for count in (1, 3, 10):
+    for m in (1, 10, 50, 200, 288, 800, 3200):
+        for n in (10, 32, 64, 256, 512):
+            for length in (1, 50, 512, 2304, 3200, 12800):
+                for count in (1, 3, 10, 30):
                     tiling = tiling_of(m, n, length, count, size, a_turned, b_turned)
                     if tiling is not None:
                         tiles = -(-m // tiling.rows) * -(-n // tiling.columns) * count
                         assert tiles * tiling.shares <= 2 * AT_ONCE
+                        operands = (tiling.rows + tiling.columns) * tiling.depth * size * product_kernels.STAGES
+                        assert operands <= 128 * 2**10  # of shared memory, in which a Hopper GPU has 227 kB
                         taken += 1
     assert taken
     assert tiling_of(50, 512, 512, 1, size, a_turned, b_turned) is not None
@@ -148,3 +150,41 @@ def test_layers_by_tiles(monkeypatch):
     assert calls.count("tiles") >= 4
     error = (found[0] - found[1]).norm() / found[1].norm()
     assert error < (3e-2 if CUDA else 1e-5)  # of TF32 in several layers, and of float32
+
+
+@kernels_run
+def test_maps_beyond_the_indices_of_kernels_have_columns(monkeypatch):
+    """As whose check refuses them in one line; also where only the result has so many numbers."""
+    monkeypatch.setattr(convolution_kernels, "launches_overlap", lambda: True)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    window = Window(224, 224, (3, 3), (1, 1), (1, 1))
+    weight = torch.zeros(1, 9 * 32, 64, device=DEVICE)
+    for images, taken in ((650, True), (700, False)):
+        x = torch.zeros(1, 1, 1, 1, 1, device=DEVICE).expand(1, images, 224, 224, 32)
+        monkeypatch.setattr(convolution_kernels, "computes", lambda *tensors: True)
+        assert layer_kernels.convolves(x, window, weight) == taken
+
+
+@kernels_run
+def test_a_norm_gives_columns_to_a_convolution_with_a_bias(monkeypatch):
+    """Which does not read the map, unlike one without."""
+    for module in (convolution_kernels, product_kernels):
+        monkeypatch.setattr(module, "launches_overlap", lambda: True)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    calls = []
+    for name in ("norm_columns", "convolution"):
+        function = getattr(layer_kernels, name)
+        monkeypatch.setattr(layer_kernels, name, lambda *a, n=name, f=function: calls.append(n) or f(*a))
+    for bias, expected in ((True, "norm_columns"), (False, "convolution")):
+        module = torch.nn.Sequential(
+            torch.nn.Conv2d(3, 32, 1), torch.nn.GroupNorm(2, 32), torch.nn.ReLU(),
+            torch.nn.Conv2d(32, 32, 3, padding=1, bias=bias), torch.nn.Flatten(), torch.nn.Linear(32 * 12, 10),
+        )  # fmt: skip
+        network = models.build(Given(lambda *shape, module=module: module), 10, (3, 4, 3))
+        values = network.initial().expand(2, -1).contiguous().to(DEVICE)
+        batch = (random(2, 3, 3, 4, 3), torch.zeros(2, 3, dtype=torch.int64, device=DEVICE))
+        weight, keys = torch.full((2, 3), 1 / 3, device=DEVICE), torch.arange(2, device=DEVICE)
+        engine = StackedEngine(network, layer_kernels, DEVICE)
+        engine.gradients(values, torch.zeros_like(values), *batch, weight, keys)
+        assert calls == [expected]
+        calls.clear()
