@@ -20,7 +20,7 @@ from ..support.processes import machine_memory
 from .batches import LocalData, PlanBuffer, local_steps
 from .gradients import Engine
 
-# Of one image in a round's plan: 8 + 8 + 1 + 4 + 4 (see ``Plan``); with its label on the device, and as much on its way.
+# Of one image in a plan: 8 + 8 + 1 + 4 + 4 (see ``Plan``); on the device with its label, and once more on its way.
 PLAN_BYTES = 25 + 2 * 33
 
 # Clients' vectors with the server's: of the live parameters, and of the gradient-free ones where clients share them.
