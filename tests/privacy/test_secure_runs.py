@@ -94,7 +94,7 @@ def test_large_losses_are_not_cut_off(data, out, alone, monkeypatch):
     from fedlada_mpi.rounds.trainer import Trainer
 
     finish, expected = Trainer._finish, [record["local_loss"] for record in alone("fedavg").metrics]
-    scaled = lambda *args: finish(*args[:5], args[5] * 1e30, args[6])  # noqa: E731  (the losses)
+    scaled = lambda *args: finish(*args[:5], args[5] / 1e30, args[6])  # noqa: E731  (the steps that losses are means of)
     monkeypatch.setattr(Trainer, "_finish", scaled)
     records = run_here(data, out / "scaled", **CASES["fedavg"], **UNMASKED).metrics
     assert [record["local_loss"] for record in records] == pytest.approx([1e30 * loss for loss in expected])
