@@ -7,24 +7,15 @@ at one distance. The columns of a 3x3 kernel are nine times the map; written and
 from __future__ import annotations
 
 from math import gcd, prod
-from typing import NamedTuple
 
 from torch import Tensor
 
 from .limits import MOST_ELEMENTS
-from .product_kernels import AT_ONCE, STAGES, computes
+from .product_kernels import AT_ONCE, STAGES, Tiling, computes
 from .triton_support import Window, await_inputs, jit, launches_overlap, live_taps, tl, triton
 
 # Terms of a pixel's sum up to which this is faster than columns: a program of few rows reads all weights once.
 TERMS = {2: 1152, 4: 576}  # by bytes of a number
-
-
-class Tiling(NamedTuple):
-    """A tile's rows and columns, and how much of a sum it takes at once."""
-
-    rows: int
-    columns: int
-    depth: int
 
 
 @jit(do_not_specialize=["pixels"])
@@ -69,7 +60,7 @@ def convolves(x: Tensor, window: Window, weight: Tensor) -> bool:
     return launches_overlap() and whole and within and computes(x, weight) and terms <= TERMS[x.element_size()]
 
 
-def tiling_of(pixels: int, out: int, channels: int, count: int, size: int, backward: bool) -> Tiling:
+def _tiling_of(pixels: int, out: int, channels: int, count: int, size: int, backward: bool) -> Tiling:
     """As small as leaves no more programs than a GPU takes at once, or large: measured on an H200."""
 
     def tiles(rows: int, columns: int) -> int:
@@ -97,10 +88,9 @@ def convolution_input_gradient(dout: Tensor, weight: Tensor, window: Window) -> 
 def _convolved(x: Tensor, weight: Tensor, window: Window, width: int, backward: bool) -> Tensor:
     count, n, rows, columns, channels = x.shape
     out, pixels = x.new_empty(*x.shape[:-1], width), n * rows * columns
-    tiling = tiling_of(pixels, width, channels, count, x.element_size(), backward)
-    programs = triton.cdiv(pixels, tiling.rows) * triton.cdiv(width, tiling.columns)
-    _convolution[(programs, count)](
+    tiling = _tiling_of(pixels, width, channels, count, x.element_size(), backward)
+    _convolution[(tiling.tiles(pixels, width), count)](
         x, weight, out, pixels, weight.stride(0), rows, columns, channels, width, *live_taps(window), backward,
-        *tiling, STAGES, num_warps=4,
+        tiling.rows, tiling.columns, tiling.depth, STAGES, num_warps=4,
     )  # fmt: skip
     return out

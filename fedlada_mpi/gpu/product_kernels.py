@@ -35,6 +35,11 @@ class Tiling(NamedTuple):
     depth: int
     shares: int = 1
 
+    def tiles(self, m: int, n: int) -> int:
+        """Of a result [m, n]."""
+        cover: int = triton.cdiv(m, self.rows) * triton.cdiv(n, self.columns)
+        return cover
+
 
 @jit
 def _part(matrix, row, column, rows, columns, TURNED: tl.constexpr):
@@ -130,10 +135,10 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, bias: Tensor | None
 def computes(a: Tensor, b: Tensor, out: Tensor | None = None) -> bool:
     """Whether the kernel can compute it, and as precisely as is asked."""
     stored = [x.mT if _turned(x) else x for x in (a, b)] + ([] if out is None else [out])
-    precise = torch.float32 if torch.backends.cuda.matmul.allow_tf32 else torch.bfloat16
-    return all(
-        x.dtype == a.dtype and x[0].is_contiguous() and x[0].numel() < MOST_ELEMENTS for x in stored
-    ) and a.dtype in (torch.bfloat16, torch.float16, precise)
+    in_tf32 = a.dtype == torch.float32 and torch.backends.cuda.matmul.allow_tf32
+    if not (in_tf32 or a.dtype in (torch.bfloat16, torch.float16)):
+        return False
+    return all(x.dtype == a.dtype and x[0].is_contiguous() and x[0].numel() < MOST_ELEMENTS for x in stored)
 
 
 def _turned(x: Tensor) -> bool:
@@ -180,7 +185,7 @@ def tiling_of(m: int, n: int, length: int, count: int, size: int, a_turned: bool
 _arrivals: dict[tuple[int, torch.device, int], Tensor] = {}
 
 
-def arrivals_on(device: torch.device) -> Tensor:
+def _arrivals_on(device: torch.device) -> Tensor:
     """Zeros for kernels on the current stream, which leave them so; a kernel of another stream may run at once."""
     key = get_ident(), device, torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     if key not in _arrivals:
@@ -191,11 +196,11 @@ def arrivals_on(device: torch.device) -> Tensor:
 def tiled_product(a: Tensor, b: Tensor, out: Tensor, tiling: Tiling, bias: Tensor | None = None) -> None:
     """As ``product``, by tiles of this size."""
     (count, m, length), n, shares = a.shape, b.shape[-1], tiling.shares
-    number = triton.cdiv(m, tiling.rows) * triton.cdiv(n, tiling.columns)
+    number = tiling.tiles(m, n)
     partial = arrived = None
     if shares > 1:
         partial = torch.empty(count * number * shares * tiling.rows * tiling.columns, device=a.device)
-        arrived = arrivals_on(a.device)
+        arrived = _arrivals_on(a.device)
     units = [gcd(8, size) for size in (m if _turned(a) else 1, n, length)]  # what a row in memory is a multiple of
     _product[(number * shares, count)](
         a, b, bias, out, partial, arrived, m // units[0], n // units[1], length // units[2], a.stride(0), b.stride(0),

@@ -17,7 +17,7 @@ def library_product(a: Tensor, b: Tensor, out: Tensor | None = None, bias: Tenso
     (count, m, length), n = a.shape, b.shape[-1]
     few = a.is_cuda and count * -(-m // 64) * -(-n // 64) < 200
     if out is None or not few or length % PIECES or length < 128 * PIECES:
-        return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
+        return torch.bmm(a, b, out=out)
     left = a.mT.reshape(count * PIECES, length // PIECES, m)
     parts = torch.bmm(left.mT, b.reshape(count * PIECES, length // PIECES, n))
     return torch.sum(parts.view(count, PIECES, m, n), 1, dtype=out.dtype, out=out)

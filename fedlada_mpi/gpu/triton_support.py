@@ -32,7 +32,8 @@ CAN_AWAIT = gdc_wait is not None and os.environ.get("TRITON_INTERPRET") != "1"
 
 
 def jit(fn: Any = None, **options: Any) -> Any:
-    """``triton.jit``; a kernel begins with ``await_inputs()``, which the way of its launch relies on."""
+    """``triton.jit``; a kernel begins with ``await_inputs()``, which the way of its launch relies on,
+    or with what it only fetches."""
     if fn is None:
         return partial(jit, **options)
     if triton is None:

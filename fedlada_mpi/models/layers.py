@@ -329,7 +329,7 @@ def conv(
         return after(_Depthwise.apply(x, anchor, *parameters, window, p.kernels, p.side_stream))
     if depthwise or use_library(x, window, groups):
         return after(LibraryConvolution.apply(x, anchor, *parameters, window, groups))
-    if groups == 1 and _reads_map(p, x, Reader(weight, bias, window)):
+    if p.kernels is not None and groups == 1 and bias is None and p.kernels.convolves(x, window, parameters[0]):
         return after(_MapConvolution.apply(x, anchor, *parameters[:2], window, p))
     if p.rectifies(activation) or (p.kernels is not None and bias is not None and groups == 1):
         return _Convolution.apply(x, anchor, *parameters, window, groups, activation, p)
@@ -394,16 +394,12 @@ def norm(
 
 def _takes_columns(p: Stack, x: Tensor, groups: int, reader: Reader) -> bool:
     """Whether a norm of x gives the convolution behind it columns."""
-    if p.kernels is None or reader.weight in p.frozen or use_library(x, reader.window) or _reads_map(p, x, reader):
+    if p.kernels is None or reader.weight in p.frozen or use_library(x, reader.window):
         return False
-    return p.kernels.makes_columns(x, groups, reader.window, p.value[reader.weight].shape[1])
-
-
-def _reads_map(p: Stack, x: Tensor, reader: Reader) -> bool:
-    """Whether a convolution of x, in one group, is by kernels that need no columns."""
-    if p.kernels is None or reader.bias is not None:
+    weight = p.value[reader.weight]
+    if reader.bias is None and p.kernels.convolves(x, reader.window, weight):  # as ``conv`` decides
         return False
-    return p.kernels.convolves(x, reader.window, p.value[reader.weight])
+    return p.kernels.makes_columns(x, groups, reader.window, weight.shape[1])
 
 
 def layer_norm(p: Stack, x: Tensor, weight: str | None, bias: str | None, eps: float) -> Tensor:

@@ -159,9 +159,9 @@ def test_maps_beyond_the_indices_of_kernels_have_columns(monkeypatch):
     torch.backends.cuda.matmul.allow_tf32 = True
     window = Window(224, 224, (3, 3), (1, 1), (1, 1))
     weight = torch.zeros(1, 9 * 32, 64, device=DEVICE)
+    monkeypatch.setattr(convolution_kernels, "computes", lambda *tensors: True)
     for images, taken in ((650, True), (700, False)):
         x = torch.zeros(1, 1, 1, 1, 1, device=DEVICE).expand(1, images, 224, 224, 32)
-        monkeypatch.setattr(convolution_kernels, "computes", lambda *tensors: True)
         assert layer_kernels.convolves(x, window, weight) == taken
 
 
